@@ -67,7 +67,7 @@ class SlowerHome(HomeSegments):
 class GivenPlan:
     """A `PlacementChoice` that follows the plan it is given."""
 
-    reason = "it was given"
+    reason, coding = "it was given", None
 
     def __init__(self, plan: PlacedSegments) -> None:
         self.plan = plan
@@ -79,7 +79,7 @@ class GivenPlan:
     def ran_at_home(self, first: int, took_ms: object, handed_ms: float = 0.0) -> None:
         """The plan does not follow times."""
 
-    def ran_elsewhere(self, handed_ms: float) -> None:
+    def ran_elsewhere(self, handed_ms: float, coding: str) -> None:
         """Nor these."""
 
 

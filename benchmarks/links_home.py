@@ -36,6 +36,7 @@ class OnePlan(HomeCosts):
     def __init__(self, plan: PlacedSegments, home_ms: Sequence[float]) -> None:
         super().__init__(home_ms)
         self.plan = plan
+        self.coding: ActivationCoding = "fp32"
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan that is set."""
@@ -44,7 +45,8 @@ class OnePlan(HomeCosts):
     @property
     def known(self) -> dict[str, float]:
         """How much slower home is now, and what a run at home and one elsewhere take beyond their segments."""
-        return {"slow_down": self.slow_down or 1.0, "handed_ms": self.handed_ms, "elsewhere_ms": self.elsewhere_ms}
+        elsewhere_ms = self.elsewhere_ms(self.coding)
+        return {"slow_down": self.slow_down or 1.0, "handed_ms": self.handed_ms, "elsewhere_ms": elsewhere_ms}
 
     @property
     def reason(self) -> str:
@@ -71,7 +73,7 @@ def device_times_ms(split: SplitSubNet, url: str, for_s: float) -> list[float]:
     every = [tuple(DEVICE if at % 2 == first else HOME for at in range(count)) for first in range(min(2, count))]
     (x,) = inputs(split, 1)
     took_ms: list[list[float]] = [[] for _ in range(count)]
-    with connected(split, url, "fp32", [1.0] * count) as (network, choice):
+    with connected(split, url, [1.0] * count) as (network, choice):
         for devices in every:
             choice.plan = PlacedSegments(devices=devices)
             end_s, found = time.monotonic() + for_s / len(every), list[SplitAnswer]()
@@ -84,13 +86,11 @@ def device_times_ms(split: SplitSubNet, url: str, for_s: float) -> list[float]:
 
 
 @contextmanager
-def connected(
-    split: SplitSubNet, url: str, coding: ActivationCoding, home_ms: Sequence[float]
-) -> Iterator[tuple[SplitNetwork, OnePlan]]:
+def connected(split: SplitSubNet, url: str, home_ms: Sequence[float]) -> Iterator[tuple[SplitNetwork, OnePlan]]:
     """A network with one device that is in, and its choice, which begins with all at home."""
     choice = OnePlan(PlacedSegments(devices=(HOME,) * len(split.subnet.segments)), home_ms)
     devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
-    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, coding=coding)) as network:
+    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0)) as network:
         if not network.wait_for(timeout_s=CONNECT_S):
             raise SystemExit(f"not connected: {network.states}")
         yield network, choice
@@ -99,30 +99,14 @@ def connected(
 def measured(
     split: SplitSubNet, url: str, plans: Sequence[tuple[ActivationCoding, Sequence[str]]], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """For each plan, in the order of `plans`: what `over` tells. Plans of one coding share a connection."""
-    found: dict[int, dict[str, Any]] = {}
-    codings: list[ActivationCoding] = [coding for coding, _ in plans] or ["fp32"]
-    for coding in dict.fromkeys(codings):
-        own = {at: PlacedSegments(devices=tuple(each)) for at, (one, each) in enumerate(plans) if one == coding}
-        rows = over(split, url, coding, list(own.values()), options)
-        found |= zip(own, rows, strict=True)
-    return [found[at] for at in range(len(plans))]
-
-
-def over(
-    split: SplitSubNet,
-    url: str,
-    coding: ActivationCoding,
-    plans: Sequence[PlacedSegments],
-    options: argparse.Namespace,
-) -> list[dict[str, Any]]:
     """For each plan: what is known of link and home before each request that counts, what one sends, all latencies."""
     (x,) = inputs(split, 1)
     home_ms = options.home_ms or [1.0] * len(split.subnet.segments)
-    with connected(split, url, coding, home_ms) as (network, choice):
+    with connected(split, url, home_ms) as (network, choice):
         rows = []
-        for plan in plans:
-            choice.plan = plan
+        for coding, devices in plans:
+            plan = PlacedSegments(devices=tuple(devices))
+            choice.plan, choice.coding = plan, coding
             begin_s = time.monotonic()
             for number in range(WARM_UPS):
                 if number < LEAST_WARM_UPS or time.monotonic() < begin_s + options.limit_s / 2:

@@ -85,7 +85,7 @@ def joined(dataflow: Dataflow, groups: Groups, share: float = 1.0) -> Dataflow:
 class NetworkPlans:
     """Placements of one network. groups: its segments; home_ms, device_ms: their times. links: all that are asked for.
 
-    coding: of what ours sends.
+    coding: of what ours sends, in one of its plans; the other one sends fp32.
     """
 
     def __init__(
@@ -97,11 +97,16 @@ class NetworkPlans:
         coding: ActivationCoding = FP32,
     ) -> None:
         flow = operators_of(net)
-        self.fine, self._coding = fine_groups(flow), coding
+        self.fine = fine_groups(flow)
         compute_ms = np.stack([home_ms, device_ms], axis=1)
-        own, all_fp32 = (joined(flow, self.fine, CODED_BYTES[one] / CODED_BYTES[FP32]) for one in (coding, FP32))
-        self._planner = PartitionPlanner(PartitionProblem(dataflow=own, compute_ms=compute_ms))
-        self._problem = PartitionProblem(dataflow=all_fp32, compute_ms=compute_ms)
+        problems = {
+            one: PartitionProblem(
+                dataflow=joined(flow, self.fine, CODED_BYTES[one] / CODED_BYTES[FP32]), compute_ms=compute_ms
+            )
+            for one in dict.fromkeys((coding, FP32))
+        }
+        self._planners = {one: PartitionPlanner(problem) for one, problem in problems.items()}
+        self._problem = problems[FP32]
         self._placed = {link: self._of(link) for link in links}
         cuts = {0, len(self.fine)}
         for placed in self._placed.values():
@@ -118,12 +123,16 @@ class NetworkPlans:
         }
 
     def _of(self, link: ShapedLink) -> dict[tuple[ActivationCoding, tuple[int, ...]], list[str]]:
-        """By coding and placement of `fine`. Where methods agree, single cuts are added, the fastest first."""
+        """By coding and placement of `fine`. Ours has the best plan in each coding, since the run time chooses among them.
+
+        Where methods agree, single cuts are added, the fastest first.
+        """
         conditions = PartitionConditions.of(2, link.mbps, link.delay_ms)
         problem = self._problem
-        own = self._planner.fastest(conditions)
         found: dict[tuple[ActivationCoding, tuple[int, ...]], list[str]] = {}
-        found[self._coding if own.sends else FP32, tuple(own.placement)] = [OURS]
+        for coding, planner in self._planners.items():
+            own = planner.fastest(conditions)
+            found[coding if own.sends else FP32, tuple(own.placement)] = [OURS]
         for name, method in OTHERS.items():
             found.setdefault((FP32, tuple(method(problem, conditions).placement)), []).append(name)
         steps = problem.dataflow.steps

@@ -11,6 +11,7 @@ from adaptive_runtime.exits import SampleDecision
 from adaptive_runtime.split.answers import LegTimes, SplitAnswer
 from adaptive_runtime.split.plans import HOME, Leg
 from adaptive_runtime.split.routes import Route
+from profiling_agents.messages import ActivationCoding
 
 Array = NDArray[np.float32]
 
@@ -22,6 +23,7 @@ class Flight:
     begun_s: in the thread that runs requests. legs: what is still to be run. ready: home is to run the next leg. remote: others
     have those of `route`, since `sent_s`.
     guaranteed: home can finish it in time, and all others that count so, if no other device answers any more.
+    coding: of what is sent.
     decision: whether it leaves at exits, as long as all of these are at home. left: the answer of the exit where it did.
     """
 
@@ -31,6 +33,7 @@ class Flight:
     future: "Future[SplitAnswer]"
     begun_s: float = 0.0
     legs: list[Leg] = field(default_factory=list)
+    coding: ActivationCoding = "fp32"
     ready: bool = False
     running: bool = False
     guaranteed: bool = False

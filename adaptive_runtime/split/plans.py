@@ -8,7 +8,7 @@ from pydantic import Field
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import MeasuredLink
-from profiling_agents.messages import Message
+from profiling_agents.messages import ActivationCoding, Message
 
 HOME = "home"
 DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
@@ -87,8 +87,13 @@ class PlacementChoice(Protocol):
         """
         ...
 
-    def ran_elsewhere(self, handed_ms: float) -> None:
+    def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
         """Another device has run segments. handed_ms: what they took beyond the way there and back, mostly to code values."""
+        ...
+
+    @property
+    def coding(self) -> ActivationCoding | None:
+        """In which the plan that was chosen last sends; None: as `SplitOptions` says."""
         ...
 
     @property
@@ -114,8 +119,13 @@ class PreferredPlacements:
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """The order of the list is independent of times."""
 
-    def ran_elsewhere(self, handed_ms: float) -> None:
+    def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
         """As for runs at home."""
+
+    @property
+    def coding(self) -> ActivationCoding | None:
+        """All plans send as the options say."""
+        return None
 
     @property
     def reason(self) -> str:

@@ -6,7 +6,7 @@ only so often in a minute.
 """
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
 from typing import Annotated, NamedTuple
@@ -24,6 +24,7 @@ from profiling_agents.messages import CODED_BYTES, ActivationCoding, Message
 MINUTE_S = 60.0
 LATEST_S, LEAST_RUNS = 1.0, 8
 MOST_CHANGES = 1000
+EXACT: ActivationCoding = "fp32"
 UNKNOWN_MS = 1e9
 """Of a round trip or a byte over a link of which nothing is known: a plan that needs it is slower than any other."""
 
@@ -91,7 +92,7 @@ class HomeCosts:
 
     def __init__(self, home_ms: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
         self._home_ms, self._clock = home_ms, clock
-        self._runs, self._elsewhere = LatestRuns(), WeightedMean()
+        self._runs, self._elsewhere = LatestRuns(), defaultdict[ActivationCoding, WeightedMean](WeightedMean)
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """Home has run segments from the first on. Segments for which no time is planned tell nothing."""
@@ -99,9 +100,9 @@ class HomeCosts:
         if planned_ms > 0:
             self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
 
-    def ran_elsewhere(self, handed_ms: float) -> None:
-        """Another device has run segments."""
-        self._elsewhere.add(handed_ms)
+    def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
+        """Another device has run segments, with values in a coding, which takes time itself."""
+        self._elsewhere[coding].add(handed_ms)
 
     @property
     def slow_down(self) -> float | None:
@@ -113,14 +114,17 @@ class HomeCosts:
         """What a run at home takes beyond its segments; 0 before home has run."""
         return self._runs.handed_ms
 
-    @property
-    def elsewhere_ms(self) -> float:
-        """What a run elsewhere takes at home beside the link; 0 before there was one."""
-        return self._elsewhere.mean if self._elsewhere.count else 0.0
+    def elsewhere_ms(self, coding: ActivationCoding) -> float:
+        """What a run elsewhere takes at home beside the link; 0 before there was one with values in this coding."""
+        known = self._elsewhere.get(coding)
+        return known.mean if known is not None and known.count else 0.0
 
 
 class PlanChange(NamedTuple):
-    """A change of plan. left_ms: predicted for the plan that was left; None: a device of it is out. time_s: of the clock."""
+    """A change of plan, or of its coding. left_ms: predicted for the plan that was left; None: a device of it is out.
+
+    coding: in which the plan that is taken sends. time_s: of the clock.
+    """
 
     time_s: float
     left: PlacedSegments
@@ -129,12 +133,20 @@ class PlanChange(NamedTuple):
     taken_ms: float
     slow_down: float
     reason: str
+    coding: ActivationCoding
+
+
+class _CodedPlan(NamedTuple):
+    """A plan by its position in the file, and in which coding it sends."""
+
+    position: int
+    coding: ActivationCoding
 
 
 class _Candidates(NamedTuple):
-    """Plans for a set of devices: positions in the file, ascending; the row of each; and their planes (P, factors)."""
+    """Coded plans for a set of devices: their numbers, ascending; the row of each; and their planes (P, factors)."""
 
-    positions: tuple[int, ...]
+    numbers: tuple[int, ...]
     rows: dict[int, int]
     planes: PlaneArray
 
@@ -142,7 +154,8 @@ class _Candidates(NamedTuple):
 class EnvelopePlacements:
     """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back. Of one thread.
 
-    coding: in which tensors cross, as in `SplitOptions`; plans count bytes of fp32.
+    coding: in which tensors may cross, as in `SplitOptions`; plans count bytes of fp32. A plan sends in it, or in fp32 where
+    this is faster, as over a fast link: each coding takes time at home, which is known once requests were sent in it.
     """
 
     def __init__(
@@ -158,13 +171,10 @@ class EnvelopePlacements:
         self.changed = 0
         """How many changes there were, so far."""
         self._clock = clock
-        share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
+        self._codings = tuple(dict.fromkeys((EXACT, coding)))
+        self._coded = _coded(plans, self._codings)
         self._ways = _ways(plans)
-        planes = [plane_of(plan, plans.peers, self._ways, share) for plan in plans.plans]
-        at_home = [[leg.device == HOME for leg in plan.legs] for plan in plans.plans]
-        self._planes = np.column_stack(
-            [planes, [sum(one) for one in at_home], [len(one) - sum(one) for one in at_home]]
-        )
+        self._planes = np.array([self._plane(one) for one in self._coded])
         self._candidates: dict[frozenset[str], _Candidates] = {}
         self._costs = HomeCosts(plans.home_ms, clock)
         self._now = 0
@@ -181,15 +191,20 @@ class EnvelopePlacements:
     @property
     def number(self) -> int:
         """The position of the plan in use, which is that of the latest request."""
-        return self._now
+        return self._coded[self._now].position
+
+    @property
+    def coding(self) -> ActivationCoding:
+        """In which the plan in use sends."""
+        return self._coded[self._now].coding
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """Home has run segments from the first on."""
         self._costs.ran_at_home(first, took_ms, handed_ms)
 
-    def ran_elsewhere(self, handed_ms: float) -> None:
+    def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
         """Another device has run segments."""
-        self._costs.ran_elsewhere(handed_ms)
+        self._costs.ran_elsewhere(handed_ms, coding)
 
     @property
     def reason(self) -> str:
@@ -197,20 +212,23 @@ class EnvelopePlacements:
         return self.changes[-1].reason if self.changes else "nothing has changed"
 
     def latencies_ms(self, links: Mapping[str, MeasuredLink]) -> dict[int, float]:
-        """Predicted for now of each plan all of whose devices are in, by its position in the file."""
-        found = self._among(links)
-        return dict(zip(found.positions, (found.planes @ self._factors(links)).tolist(), strict=True))
+        """Predicted for now of each plan all of whose devices are in, in its faster coding, by its position in the file."""
+        found, least = self._among(links), dict[int, float]()
+        for number, latency_ms in zip(found.numbers, (found.planes @ self._factors(links)).tolist(), strict=True):
+            position = self._coded[number].position
+            least[position] = min(latency_ms, least.get(position, latency_ms))
+        return least
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan for now."""
         found = self._among(links)
         latencies_ms = found.planes.dot(self._factors(links))
         at = int(latencies_ms.argmin())  # of equal ones the first: nothing is sent where that does not pay
-        best, best_ms, home_ms = found.positions[at], float(latencies_ms[at]), float(latencies_ms[0])
+        best, best_ms, home_ms = found.numbers[at], float(latencies_ms[at]), float(latencies_ms[0])
         if self._now != best:
             row = found.rows.get(self._now)
             if row is None:
-                missing = ", ".join(sorted(self.plans.plans[self._now].peers - links.keys()))
+                missing = ", ".join(sorted(self.plans.plans[self.number].peers - links.keys()))
                 self._away(best, best_ms, home_ms, None, f"{missing} is out")
             else:
                 now_ms = float(latencies_ms[row])
@@ -220,7 +238,15 @@ class EnvelopePlacements:
                     self._towards(best, best_ms, now_ms)
         else:
             self._better_since_s = None
-        return self.plans.plans[self._now]
+        return self.plans.plans[self.number]
+
+    def _plane(self, one: _CodedPlan) -> PlaneArray:
+        """Of a plan, then how many of its runs are at home, and elsewhere with values in each coding."""
+        plan = self.plans.plans[one.position]
+        share = CODED_BYTES[one.coding] / CODED_BYTES[EXACT]
+        at_home = sum(leg.device == HOME for leg in plan.legs)
+        elsewhere = [(len(plan.legs) - at_home) * (coding == one.coding) for coding in self._codings]
+        return np.array([*plane_of(plan, self.plans.peers, self._ways, share), at_home, *elsewhere])
 
     def _away(self, best: int, best_ms: float, home_ms: float, now_ms: float | None, why: str) -> None:
         """At once; to home alone where there were too many changes."""
@@ -248,8 +274,11 @@ class EnvelopePlacements:
         return len(self._sent_at_s) < self.rules.most_per_minute
 
     def _change(self, to: int, now_ms: float | None, to_ms: float, time_s: float, why: str) -> None:
-        plans = self.plans.plans
-        self.changes.append(PlanChange(time_s, plans[self._now], plans[to], now_ms, to_ms, self.slow_down, why))
+        plans, taken = self.plans.plans, self._coded[to]
+        if to and len(self._codings) > 1:
+            why = f"{why}; it sends {taken.coding}"
+        left, new = plans[self.number], plans[taken.position]
+        self.changes.append(PlanChange(time_s, left, new, now_ms, to_ms, self.slow_down, why, taken.coding))
         self.changed += 1
         self._now, self._better_since_s = to, None
         if to:
@@ -260,13 +289,14 @@ class EnvelopePlacements:
         names = frozenset(links)
         found = self._candidates.get(names)
         if found is None:
-            positions = tuple(at for at, plan in enumerate(self.plans.plans) if plan.peers <= names)
-            rows = {at: row for row, at in enumerate(positions)}
-            found = self._candidates[names] = _Candidates(positions, rows, self._planes[list(positions)])
+            plans = self.plans.plans
+            numbers = tuple(at for at, one in enumerate(self._coded) if plans[one.position].peers <= names)
+            rows = {at: row for row, at in enumerate(numbers)}
+            found = self._candidates[names] = _Candidates(numbers, rows, self._planes[list(numbers)])
         return found
 
     def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
-        """(4 + 3 · devices + 2 · ways,) what a plane, and its numbers of runs at home and elsewhere are multiplied by."""
+        """(3 + 3 · devices + 2 · ways + codings,) what a plane, and its numbers of runs at home and elsewhere are times."""
         values = [1.0, self.slow_down]
         for name in self.plans.peers:
             link = links.get(name)
@@ -277,7 +307,7 @@ class EnvelopePlacements:
                 values += (round_trip_ms, ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps))
         for name, (giver, taker) in self._ways.items():
             values += self._saved(links.get(name), self.plans.ways.get(name), links.get(giver), links.get(taker))
-        return np.array([*values, self._costs.handed_ms, self._costs.elsewhere_ms])
+        return np.array([*values, self._costs.handed_ms, *map(self._costs.elsewhere_ms, self._codings)])
 
     def _saved(
         self,
@@ -304,6 +334,12 @@ class EnvelopePlacements:
 def ms_per_byte(mbps: float | None) -> float:
     """Of a bandwidth; None: it is not known."""
     return 8e-3 / mbps if mbps else UNKNOWN_MS
+
+
+def _coded(plans: PlacementPlans, codings: Sequence[ActivationCoding]) -> tuple[_CodedPlan, ...]:
+    """Each plan that sends in each coding, in the order of the file."""
+    found = ((at, codings if plan.peers else (EXACT,)) for at, plan in enumerate(plans.plans))
+    return tuple(_CodedPlan(at, one) for at, own in found for one in own)
 
 
 def _ways(plans: PlacementPlans) -> dict[str, tuple[str, str]]:

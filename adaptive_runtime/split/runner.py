@@ -25,7 +25,7 @@ from adaptive_runtime.split.plans import HOME, Leg, PlacementChoice, all_at_home
 from adaptive_runtime.split.routes import Route, Routes
 from adaptive_runtime.split.schedule import latest_starts
 from adaptive_runtime.split.segments import SplitSubNet
-from profiling_agents.messages import MOST_WITHIN_MS
+from profiling_agents.messages import MOST_WITHIN_MS, ActivationCoding
 from profiling_agents.streams.activations import decoded, decoded_all, encoded
 
 MOST_EVENTS = 1000
@@ -59,9 +59,9 @@ class SplitRunner:
         self._thread = ThreadPoolExecutor(1, "home")
         choice.ran_at_home(0, home.times_ms)
         self._busy = False
-        self._plan = all_at_home(self._last + 1)
+        self._plan, self._coding = all_at_home(self._last + 1), options.coding
         self._timer: asyncio.TimerHandle | None = None
-        self._usual_ms: dict[Route, WeightedMean] = {}
+        self._usual_ms: dict[tuple[Route, ActivationCoding], WeightedMean] = {}
         self._suspects: set[str] = set()
         self._timer_late, self._thread_late = Lateness(), Lateness()
 
@@ -88,10 +88,11 @@ class SplitRunner:
         plan, why = self._choice.choose(links | self.routes.ways()), self._choice.reason
         if len(plan.devices) != self._last + 1 or not plan.peers <= links.keys():
             plan, why = all_at_home(self._last + 1), f"{plan} cannot be followed"
-        if plan.devices != self._plan.devices:
-            self._plan = plan
+        coding = self._choice.coding or self._options.coding
+        if plan.devices != self._plan.devices or (plan.peers and coding != self._coding):
+            self._plan, self._coding = plan, coding
             self._event(HOME, "plan", f"{plan}: {why}")
-        flight.legs, flight.decision = list(plan.legs), self._home.decision()
+        flight.legs, flight.coding, flight.decision = list(plan.legs), coding, self._home.decision()
         self._flights.add(flight)
         flight.guaranteed = True
         now_s = time.perf_counter()
@@ -137,7 +138,7 @@ class SplitRunner:
 
     async def _send(self, flight: Flight, route: Route) -> None:
         """Have other devices run legs behind each other."""
-        own, coding, first, last = flight.remote, self._options.coding, route[0].first, route[-1].last
+        own, coding, first, last = flight.remote, flight.coding, route[0].first, route[-1].last
         assert own is asyncio.current_task()
         start_s = time.perf_counter()
         sent = {name: encoded(flight.values[name], coding) for name in self._entering(first, last)}
@@ -165,9 +166,9 @@ class SplitRunner:
             self._dispatch()
             return
         took_ms = (time.perf_counter() - start_s) * 1e3
-        self._usual_ms.setdefault(route, WeightedMean()).add(took_ms)
+        self._usual_ms.setdefault((route, coding), WeightedMean()).add(took_ms)
         if len(route) == 1:
-            self._choice.ran_elsewhere(flight.came_s * 1e3 + took_ms - found.times.total_ms)
+            self._choice.ran_elsewhere(flight.came_s * 1e3 + took_ms - found.times.total_ms, coding)
         for leg, answer in zip(route, answers, strict=True):
             self.peers[leg.device].was_in_time()
             times = None if answer is None else answer.times
@@ -245,7 +246,7 @@ class SplitRunner:
             return
         route = flight.route
         flight.come_home(f"{'→'.join(leg.device for leg in route)}: was late")
-        usual = self._usual_ms.get(route)
+        usual = self._usual_ms.get((route, flight.coding))
         if usual is None or (now_s - flight.sent_s) * 1e3 > usual.mean + self._options.deviations * usual.deviation:
             if len(route) > 1:
                 self.routes.lose(route, "was late")

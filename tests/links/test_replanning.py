@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from adaptive_runtime.links.measures import LEAST_BYTES
 from adaptive_runtime.split import (
     HOME,
     EnvelopePlacements,
+    PlacedSegments,
     PlacementPlans,
+    PreferredPlacements,
     ReplanRules,
     SplitNetwork,
+    SplitOptions,
     SplitSubNet,
 )
 from adaptive_runtime.split.replanning import LatestRuns
+from profiling_agents.messages import ActivationCoding
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import Reference, ServingDevice, inputs, same, write_chain
 from tests.links.plans import HOME_MS, SEGMENTS, plans_of
@@ -142,6 +147,58 @@ def test_tensors_in_fewer_bits_take_less_time(split: SplitSubNet) -> None:
     assert half - computed_ms == pytest.approx((whole - computed_ms) / 2)
 
 
+def test_a_plan_sends_in_the_coding_that_is_faster_now(split: SplitSubNet) -> None:
+    """Coding in int8 takes 5 ms at home, which is known once a request was sent in it."""
+    plans = plans_of(split, "a")
+    use = plans.plans[2].links["a"]
+
+    def sends_in(fp32_ms: float) -> dict[str, MeasuredLink]:
+        return {"a": link(8e-3 * (use.up_bytes + use.down_bytes) / fp32_ms, 0.0)}
+
+    slow, fast = sends_in(16.0), sends_in(4.0)
+    choice = EnvelopePlacements(plans, ReplanRules(dwell_s=0.0, margin=0.0), Clock(), "int8")
+    assert choice.choose(fast).peers == {"a"}
+    assert choice.coding == "int8", "that coding takes time is not known yet"
+    choice.ran_elsewhere(5.0, "int8")
+    for links, coding, latency_ms in ((fast, "fp32", 4.0), (slow, "int8", 5.0 + 16.0 / 4), (fast, "fp32", 4.0)):
+        assert choice.choose(links).devices == ("a",) * SEGMENTS
+        assert choice.coding == coding
+        assert choice.latencies_ms(links)[choice.number] == pytest.approx(SEGMENTS + latency_ms)
+    assert [one.coding for one in choice.changes] == ["int8", "fp32", "int8", "fp32"]
+    assert all(one.reason.endswith(f"; it sends {one.coding}") for one in choice.changes)
+    assert choice.changes[1].left == choice.changes[1].taken
+
+
+class AlternatingCodings(PreferredPlacements):
+    """One plan, in another coding each time."""
+
+    def __init__(self, plan: PlacedSegments) -> None:
+        super().__init__([plan])
+        self._coding: ActivationCoding = "int8"
+
+    def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
+        self._coding = "fp32" if self._coding == "int8" else "int8"
+        return super().choose(links)
+
+    @property
+    def coding(self) -> ActivationCoding:
+        return self._coding
+
+
+def test_each_request_is_sent_in_the_coding_that_was_chosen_for_it(device: ServingDevice, split: SplitSubNet) -> None:
+    choice, reference = AlternatingCodings(PlacedSegments(devices=(HOME, "a", "a", "a"))), Reference(split)
+    options = SplitOptions(check_share=1.0)
+    with SplitNetwork(split, {"a": DeviceAddress(url=device.url, token=TOKEN)}, choice, options) as network:
+        assert network.wait_for("a")
+        for x in inputs(split, 20):
+            found, coding = network.infer(x, DEADLINE_MS), choice.coding
+            assert found.at_home is None
+            assert same(found.answer, reference(x), 1e-6) == (coding == "fp32")
+            assert same(found.answer, reference(x), 0.1)
+        assert network.counts.wrong == 0, "checks allow for the coding of each"
+        assert len([event for event in network.events if event.state == "plan"]) == 20
+
+
 def test_nothing_is_sent_over_a_link_of_which_nothing_is_known(split: SplitSubNet) -> None:
     choice = EnvelopePlacements(plans_of(split, "a"), ReplanRules(dwell_s=0.0), Clock())
     for unknown in (MeasuredLink(), MeasuredLink(round_trip_ms=1.0), MeasuredLink(up_mbps=9.0, down_mbps=9.0)):
@@ -171,7 +228,7 @@ def test_what_runs_take_beyond_their_segments_is_predicted_for_each_run(split: S
     for at, plan in enumerate(plans.plans):
         runs = sum(leg.device == HOME for leg in plan.legs)
         assert after[at] - before[at] == pytest.approx(3.0 * runs), "the mean of two runs"
-    choice.ran_elsewhere(2.0)
+    choice.ran_elsewhere(2.0, "fp32")
     for at, plan in enumerate(plans.plans):
         elsewhere = sum(leg.device != HOME for leg in plan.legs)
         assert choice.latencies_ms(links)[at] - after[at] == pytest.approx(2.0 * elsewhere)
