@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
@@ -142,6 +142,7 @@ def test_layer_times_come_out_of_rounded_means_of_runs_some_of_which_were_interr
     rng = np.random.default_rng(seed)
     undisturbed_us = usual_us * rng.normal(1.0, 0.03, size=runs).clip(0.8, 1.2)
     interruptions_us = np.where(rng.random(runs) < often, rng.uniform(4_000, 9_000, runs), 0.0)
+    assume(np.count_nonzero(interruptions_us) < 0.4 * runs)  # most runs tell what is usual
     sums_us = np.floor(undisturbed_us + interruptions_us).cumsum()
     counters_us = (sums_us // np.arange(1, runs + 1)).astype(np.int64)[:, np.newaxis]
     (found_us,) = mean_times_us(*times_of_runs_us(counters_us))
