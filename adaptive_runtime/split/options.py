@@ -10,9 +10,11 @@ from profiling_agents.messages import ActivationCoding, Message
 class SplitOptions(Message):
     """coding: of tensors that cross links; `EnvelopePlacements` sends in fp32 where this is faster.
 
-    check_share: of answers of other devices, so many are computed again at home. tolerance: the most that such an answer may differ, relative to the largest value of its tensor, besides what the coding
-    does. spare_ms: home begins so much earlier than its predicted time and its own lateness so far demand. deviations: of
-    home's measured times, so many standard deviations count as predicted. most_in_flight: requests that one device has at once.
+    check_share: of answers of other devices, so many are computed again at home. tolerance: the most that such an answer may
+    differ, relative to the largest value of its tensor, besides what the coding does.
+
+    spare_ms: home begins so much earlier than its predicted time and its own lateness so far demand. deviations: of home's
+    measured times, so many standard deviations count as predicted. most_in_flight: requests that one device has at once.
     direct: values go straight from one other device to the next where that is possible.
     """
 

@@ -16,6 +16,7 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
+from flows.machine.locks import in_turn
 from flows.tracking.addresses import CHOOSE, TrackingAddress, check, follow, page_of, path_of
 from flows.tracking.metrics import Series
 from flows.versions import library_versions
@@ -186,16 +187,18 @@ class Tracker:
 def start_tracking(address: TrackingAddress, experiment: str, key: str, name: str) -> Tracker:
     """Open (or go on with) the MLflow run of a pipeline. UserError in one line when the address cannot be used.
 
-    A new run is called by `name`, its time and its key.
+    A new run is called by `name`, its time and its key. Commands that start together make database and experiment one after
+    the other: they share both.
     """
-    check(address)
-    follow(address)
     called = f"{name} {datetime.now():%Y-%m-%d %H:%M:%S} {key[:KEY_SHOWN]}"
     try:
-        client = MlflowClient(address.uri, address.uri)
-        found = client.get_experiment_by_name(experiment)
-        location = address.artifacts.as_uri() if address.artifacts else None
-        experiment_id = found.experiment_id if found else client.create_experiment(experiment, location)
+        with in_turn(address.uri):
+            check(address)
+            follow(address)
+            client = MlflowClient(address.uri, address.uri)
+            found = client.get_experiment_by_name(experiment)
+            location = address.artifacts.as_uri() if address.artifacts else None
+            experiment_id = found.experiment_id if found else client.create_experiment(experiment, location)
         run_id = _start(client, experiment_id, {KEY_TAG: key, STAGE_TAG: "pipeline", NAME_TAG: called})
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = str(error).splitlines()[0]

@@ -1,5 +1,7 @@
 """MLflow, for real, in sqlite."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,42 @@ def address(tmp_path: Path) -> TrackingAddress:
 def tracker(address: TrackingAddress) -> Tracker:
     """A pipeline run in a fresh database."""
     return start_tracking(address, "tests", "k1", "net")
+
+
+WAITING = """
+import sys
+from flows.tracking import start_tracking
+from flows.tracking.addresses import address_of
+print("ready", flush=True)
+sys.stdin.readline()
+print(start_tracking(address_of(sys.argv[1]), "tests", sys.argv[2], "net").run_id)
+"""
+
+
+def _waiting(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WAITING, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_commands_that_start_together_make_one_database(tmp_path: Path) -> None:
+    address = address_of(f"sqlite:///{tmp_path}/new.db")
+    started = [_waiting(address.uri, f"k{at}") for at in range(3)]
+    for one in started:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n", one.communicate()
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    told = [one.communicate(timeout=300) for one in started]
+    assert [one.returncode for one in started] == [0] * 3, [error[-500:] for _, error in told]
+    client = MlflowClient(address.uri)
+    experiments = [one.experiment_id for one in client.search_experiments() if one.name == "tests"]
+    assert len(experiments) == 1
+    runs = {run.info.run_id for run in client.search_runs(experiments)}
+    assert runs == {found.strip().splitlines()[-1] for found, _ in told}
+    assert len(runs) == 3
 
 
 def test_stage_runs_are_nested_and_keep_metrics_over_steps(tracker: Tracker) -> None:
