@@ -1,21 +1,22 @@
-"""The plan with the least latency for any number of devices, exactly: dynamic programming along the steps.
+"""The plan with the least latency for any number of devices, exactly: a shortest path along the steps.
 
 Exact under the model of `solvers.partition.problem`, among plans that change devices at cuts which up to `widest` values
-cross. PlanStates and transitions are found once; a plan under other conditions takes array operations alone.
+cross. PlanStates and transitions are found once; under other conditions transitions take other times, and nothing else changes.
 """
 
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
 
 from solvers.errors import Infeasible
 from solvers.partition.conditions import PartitionConditions
 from solvers.partition.limited import cheapest_within
 from solvers.partition.plan import PartitionPlan, plan_of, stays
 from solvers.partition.problem import PartitionProblem
-from solvers.partition.states import find_states, holders_ms
+from solvers.partition.states import PlanStates, find_states, holders_ms
 
 WIDEST = 4
 TIE = 1e-9  # of the latency: a plan that sends something is better by more than this
@@ -29,9 +30,7 @@ class PartitionPlanner:
     def __init__(self, problem: PartitionProblem, widest: int = WIDEST) -> None:
         self.problem = problem
         self._states = find_states(problem, widest)
-        self._flat = np.concatenate([layer.transition.ravel() for layer in self._states.layers])
-        ends = np.cumsum([0, *(layer.transition.size for layer in self._states.layers)])
-        self._slices = [slice(start, end) for start, end in pairwise(ends.tolist())]
+        self._graph = _StateGraph(self._states)
         devices, states = problem.devices, self._states
         self._compute_at = states.step * devices + states.after
         self._message_at = states.before * devices + states.after
@@ -59,20 +58,7 @@ class PartitionPlanner:
 
     def placement(self, conditions: PartitionConditions) -> tuple[int, ...]:
         """The device of each step, limits aside. Infeasible: no link leads to a device that can run a step."""
-        layers = self._layered_ms(self._transition_ms(conditions))
-        reached = [np.zeros(1)]
-        for layer, times_ms in zip(self._states.layers, layers, strict=True):
-            reached.append(np.minimum.reduce(reached[-1][layer.source] + times_ms, axis=1))
-        state = 0
-        if not len(reached[-1]) or not np.isfinite(reached[-1][0]):
-            raise Infeasible("no link leads to a device that can run a step")
-        found = []
-        for number in range(len(layers) - 1, -1, -1):
-            layer = self._states.layers[number]
-            column = int((reached[number][layer.source[state]] + layers[number][state]).argmin())
-            found.append(int(self._states.after[layer.transition[state, column]]))
-            state = int(layer.source[state, column])
-        return tuple(found[:0:-1])
+        return self._graph.shortest(self._transition_ms(conditions))
 
     def _plan(self, conditions: PartitionConditions, placement: tuple[int, ...]) -> PartitionPlan:
         return plan_of(self.problem, conditions, stays(placement))
@@ -85,14 +71,6 @@ class PartitionPlanner:
         for sent in self._states.sends.T:
             found += sends_ms[sent]
         return found
-
-    def _layered_ms(self, times_ms: TransitionTimes) -> list[TransitionTimes]:
-        """The same as each layer has them; inf where there is no transition."""
-        spread = np.append(times_ms, np.inf)[self._flat]
-        return [
-            spread[part].reshape(layer.transition.shape)
-            for part, layer in zip(self._slices, self._states.layers, strict=True)
-        ]
 
     def _within_limits(self, conditions: PartitionConditions) -> tuple[int, ...]:
         return cheapest_within(self.problem, self._states, self._transition_ms(conditions), conditions)
@@ -114,3 +92,34 @@ class PartitionPlanner:
         everywhere = PartitionConditions.of(problem.devices, np.inf, 0.0)
         plan = plan_of(problem, everywhere, stays([problem.home] * problem.dataflow.steps))
         return plan if plan.keeps(problem.limits) else None
+
+
+class _StateGraph:
+    """States as nodes, the first one before all steps and the last one behind the output; transitions as edges."""
+
+    def __init__(self, states: PlanStates) -> None:
+        ends = np.cumsum([1, *(len(layer.transition) for layer in states.layers)])
+        first, count = [0, *ends.tolist()], len(states.step)
+        tail, head = np.zeros((2, count), np.int32)
+        for number, layer in enumerate(states.layers):
+            to, column = np.nonzero(layer.transition < count)
+            own = layer.transition[to, column]
+            tail[own], head[own] = first[number] + layer.source[to, column], first[number + 1] + to
+        self._nodes, self._complete = first[-1], len(states.layers[-1].transition) > 0
+        self._device = np.zeros(self._nodes, np.int64)
+        self._device[head] = states.after
+        self._order = np.lexsort((head, tail))
+        self._head = head[self._order]
+        self._first = np.searchsorted(tail[self._order], np.arange(self._nodes + 1)).astype(np.int32)
+
+    def shortest(self, times_ms: TransitionTimes) -> tuple[int, ...]:
+        """The device of each step on the fastest way from the first node to the last one. Infeasible: there is none."""
+        edges = csr_array((times_ms[self._order], self._head, self._first), shape=(self._nodes, self._nodes))
+        reached_ms, before = dijkstra(edges, indices=0, return_predecessors=True)
+        if not self._complete or not np.isfinite(reached_ms[-1]):
+            raise Infeasible("no link leads to a device that can run a step")
+        found, node = [], int(before[-1])
+        while node:
+            found.append(int(self._device[node]))
+            node = int(before[node])
+        return tuple(reversed(found))

@@ -244,7 +244,7 @@ def test_wide_networks_have_few_states() -> None:
     values = [SentValue(writer=at, readers=tuple(range(at + 1, steps)) or (steps,), bytes=100.0) for at in range(steps)]
     values.append(SentValue(writer=INPUT, readers=(0,), bytes=100.0))
     problem = PartitionProblem(
-        dataflow=Dataflow(steps=steps, values=tuple(values)), compute_ms=np.tile([2.0, 1.0, 1.0], (steps, 1))
+        dataflow=Dataflow(steps=steps, values=tuple(values)), compute_ms=np.tile([2.0, 1.0, 1.5], (steps, 1))
     )
     planner = PartitionPlanner(problem)
     assert planner.transitions < 10_000
