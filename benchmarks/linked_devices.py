@@ -1,83 +1,117 @@
-"""Home and several devices in network namespaces of this machine, each device behind a link that is shaped.
+"""Home and devices in network namespaces of this machine, each device behind a link of its own that is shaped.
 
-`tc tbf` limits both directions; a relay in front of each device holds what crosses for the delay of one direction. Takes root,
-`ip` and `tc`.
+`tc tbf` limits both directions; a relay in front of each device holds what crosses for the delay of one direction, since not
+every kernel has netem. Takes root, `ip` and `tc`.
 """
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from benchmarks.shaped_links import AGENT_PORT, HOME_SPACE, PREFIX, RELAY_PORT, added_spaces, inside, join, limit
+from benchmarks.control_group import group, short_period_us
+from benchmarks.shaped_links import (
+    HOME_SPACE,
+    PREFIX,
+    STOP_S,
+    LinkEnds,
+    ShapedLink,
+    added_spaces,
+    inside,
+    join,
+    limit,
+    unlimit,
+)
 from tests.agents.agent_processes import environment
 
-START_S = 60.0
-
-
-class DeviceLink(NamedTuple):
-    """A device's link to home. mbps: of each direction. delay_ms: of each direction, too."""
-
-    device: str
-    mbps: float
-    delay_ms: float
+NETWORKS = "10.77"
+AGENT_PORT, RELAY_PORT = 9100, 9200
 
 
 class LinkedDevice(NamedTuple):
-    """A device behind its link: the namespace, both ends of the link, and the address that home dials."""
+    """A device behind the link of a number."""
 
-    space: str
-    home_end: str
-    device_end: str
-    url: str
+    name: str
+    number: int
+
+    @property
+    def space(self) -> str:
+        """Its namespace."""
+        return f"{PREFIX}-{self.name}"
+
+    @property
+    def ends(self) -> LinkEnds:
+        """Of its link, home's first."""
+        return (HOME_SPACE, f"{PREFIX}{self.number}h"), (self.space, f"{PREFIX}{self.number}d")
+
+    @property
+    def network(self) -> str:
+        """Of its link."""
+        return f"{NETWORKS}.{self.number}"
+
+    @property
+    def url(self) -> str:
+        """What home dials on the link with its delay."""
+        return f"tcp://{self.network}.2:{RELAY_PORT}"
+
+    @property
+    def undelayed_url(self) -> str:
+        """What home dials to reach the agent without the relay."""
+        return f"tcp://{self.network}.2:{AGENT_PORT}"
 
 
-def shape(device: LinkedDevice, mbps: float) -> None:
-    """Both directions of a link, from now on."""
-    for space, end in ((HOME_SPACE, device.home_end), (device.space, device.device_end)):
-        limit(space, end, mbps)
+def linked(names: Iterable[str]) -> dict[str, LinkedDevice]:
+    """Devices by name, in this order."""
+    return {name: LinkedDevice(name, number) for number, name in enumerate(names)}
 
 
 @contextmanager
-def namespaces(links: Sequence[DeviceLink]) -> Iterator[dict[str, LinkedDevice]]:
-    """A namespace for home and one for each device, joined and shaped; removed at the end."""
-    spaces = [HOME_SPACE, *(f"{PREFIX}-{link.device}" for link in links)]
-    with added_spaces(spaces):
-        devices = {}
-        for number, (link, space) in enumerate(zip(links, spaces[1:], strict=True)):
-            ends, network = (f"{PREFIX}{number}h", f"{PREFIX}{number}d"), f"10.77.{number}"
-            join((HOME_SPACE, space), ends, network)
-            devices[link.device] = LinkedDevice(space, *ends, f"tcp://{network}.2:{RELAY_PORT}")
-            shape(devices[link.device], link.mbps)
+def namespaces(names: Iterable[str]) -> Iterator[dict[str, LinkedDevice]]:
+    """A namespace for home and one for each device, joined by links without limits; removed at the end."""
+    devices = linked(names)
+    with added_spaces([HOME_SPACE, *(device.space for device in devices.values())]):
+        for device in devices.values():
+            join(device.ends, device.network)
         yield devices
 
 
 @contextmanager
-def served(
-    links: Sequence[DeviceLink], devices: dict[str, LinkedDevice], words: dict[str, tuple[str, ...]] | None = None
-) -> Iterator[None]:
-    """An agent that serves segments and a relay in each device's namespace. words: further ones of agents, by device."""
+def served(words: Mapping[str, Sequence[str]], cpus: float | None = None) -> Iterator[None]:
+    """An agent that serves segments in each device's namespace, whose further words are told, with `cpus` (None: all)."""
     with ExitStack() as stack:
-        for link in links:
-            space = devices[link.device].space
-            agent = ("-m", "profiling_agents", "--backend", "onnxruntime", "--serve-segments")
-            own = ("--port", str(AGENT_PORT), *(words or {}).get(link.device, ()))
-            started = stack.enter_context(_started(space, *agent, *own, told=True))
-            assert started.stdout is not None
-            if not started.stdout.readline().startswith("agent ready: "):
-                raise SystemExit(f"the agent of {link.device} has not started")
-            relay = ("-m", "tests.links.relay", str(RELAY_PORT), f"127.0.0.1:{AGENT_PORT}")
-            stack.enter_context(_started(space, *relay, "--host", "0.0.0.0", "--delay-ms", f"{link.delay_ms:g}"))
+        for name, device in linked(words).items():
+            agent = ("-m", "profiling_agents", "--serve-segments", "--insecure-bind", "--host", "0.0.0.0")
+            started = _started(device, *agent, "--port", str(AGENT_PORT), *words[name], told=True)
+            process = stack.enter_context(started)
+            assert process.stdout is not None
+            if not process.stdout.readline().startswith("agent ready: "):
+                raise SystemExit(f"the agent of {name} has not started")
+            if cpus is not None:
+                stack.enter_context(group(device.space, cpus, short_period_us(cpus)))(process.pid)
         yield
 
 
 @contextmanager
-def _started(space: str, *words: str, told: bool = False) -> Iterator[subprocess.Popen[str]]:
+def shaped(links: Mapping[str, ShapedLink]) -> Iterator[dict[str, str]]:
+    """Each device's link with its bandwidth and delay, until the block ends; the addresses that home dials."""
+    devices, relay = linked(links), ("-m", "tests.links.relay", str(RELAY_PORT), f"127.0.0.1:{AGENT_PORT}")
+    with ExitStack() as stack:
+        for name, device in devices.items():
+            limit(device.ends, links[name].mbps)
+            stack.callback(unlimit, device.ends)
+            delay = ("--host", "0.0.0.0", "--delay-ms", f"{links[name].delay_ms:g}")
+            stack.enter_context(_started(device, *relay, *delay))
+        yield {name: device.url for name, device in devices.items()}
+
+
+@contextmanager
+def _started(device: LinkedDevice, *words: str, told: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A Python program in a device's namespace. told: what it prints is read."""
     out = subprocess.PIPE if told else None
-    process = subprocess.Popen(inside(space, sys.executable, *words), stdout=out, text=True, env=environment())
+    process = subprocess.Popen(inside(device.space, sys.executable, *words), stdout=out, text=True, env=environment())
     try:
         yield process
     finally:
         process.terminate()
-        process.wait(START_S)
+        process.wait(STOP_S)

@@ -1,11 +1,11 @@
-"""Networks over two devices and shaped links: predicted beside measured latency, and plans beside those of other methods.
+"""Networks over devices and shaped links: predicted beside measured latency, and plans beside those of other methods.
 
     python -m benchmarks.links [--networks resnet18 …] [--mbps 1 5 10 50 100] [--delay-ms 2 5 10 20 50] [--home-cpus 0.25]
-    [--device-cpus CPUS] [--device-backend onnxruntime] [--coding fp32] [--requests 30] [--limit-s 8] [--json links.json]
-    [--markdown] [--quick]
+    [--device-cpus CPUS] [--device-backend onnxruntime] [--second-device-backend openvino [--second-mbps MBPS]
+    [--second-delay-ms 5]] [--coding fp32] [--requests 30] [--limit-s 8] [--json links.json] [--markdown] [--quick]
 
 It takes root, `ip`, `tc`, and control groups of version 1. Home and the device have a network namespace each
-(`benchmarks.shaped_links`); home may use a quarter of a CPU, in each 5 ms. For each network, its segments between single
+(`benchmarks.linked_devices`); home may use a quarter of a CPU, in each 5 ms. For each network, its segments between single
 values are timed at home and on the device, and scaled to the time of the whole network. From these times and the link
 as it is shaped, each method places the segments: ours (exact), all at home, all remote, Neurosurgeon (the best single cut),
 DADS (the minimum cut), and a neighbour search as that of CAS. Then each different plan is run over each link, one request
@@ -17,6 +17,10 @@ than planned, and what they took beyond their segments, as the run time knows al
 --coding: of the tensors that ours may send; the others send fp32. Where methods agree, their plan is measured once. Where fewer
 than three plans are different, single cuts are measured besides.
 
+--second-device-backend: home has a second device, behind a link of its own. --mbps and --delay-ms are of the first one's link;
+the second one's has the same bandwidth unless it is told. Values between the devices go through home, in plans as in requests
+(`SplitOptions(direct=False)`). Where no method uses both devices, the fastest plan that does is measured besides.
+
 Bars: 90 % of all predictions within ±10 % of the measured latency; at every link ours takes at most 1.03 times the best of the
 others; over all links ours takes 20 % less than each of the others on average. With the defaults there are 100 links and at
 least 300 plans. What is in the file of --json is not measured again; a run that was ended goes on. --quick: two networks,
@@ -27,7 +31,9 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,10 +42,13 @@ import numpy as np
 
 from adaptive_runtime.files import replace_file
 from adaptive_runtime.split import ReplanRules
+from benchmarks.linked_devices import namespaces, served, shaped
 from benchmarks.links_methods import (
     ALL_AT_HOME,
+    DEVICE,
     OTHERS,
     OURS,
+    SECOND_DEVICE,
     CodedPlan,
     Groups,
     NetworkPlans,
@@ -47,8 +56,9 @@ from benchmarks.links_methods import (
     operators_of,
     predicted_ms,
     super_net,
+    through_home,
 )
-from benchmarks.shaped_links import ShapedLink, namespaces, serving_device, shaped, told_by_home
+from benchmarks.shaped_links import ShapedLink, told_by_home
 from benchmarks.tables import show
 from profiling_agents.messages import CODED_BYTES
 from tailor_ir import Config, SuperNet
@@ -68,26 +78,23 @@ SETTINGS = (
     "requests",
     "limit_s",
 )
-"""Options that a file of results is of."""
+SECOND_SETTINGS = ("second_device_backend", "second_mbps", "second_delay_ms")
+"""Options that a file of results is of, the latter ones with a second device."""
 OFF_BAR, WITHIN_BAR, WORSE_BAR, LESS_BAR = 0.10, 0.90, 1.03, 0.20
 BACKENDS = ("onnxruntime", "openvino")
 TIMES_S = 6.0
 HOME = "benchmarks.links_home"
 Row = dict[str, Any]
-
-
-class Times(NamedTuple):
-    """Of each segment [ms], at home and on the device."""
-
-    home_ms: list[float]
-    device_ms: list[float]
+Times = list[list[float]]
+"""Of each segment [ms], at home and on each device."""
 
 
 class Results:
     """The file of results, written after each step."""
 
     def __init__(self, file: Path, options: argparse.Namespace) -> None:
-        self.file, settings = file, {name: getattr(options, name) for name in SETTINGS}
+        names = SETTINGS + (SECOND_SETTINGS if options.second_device_backend else ())
+        self.file, settings = file, {name: getattr(options, name) for name in names}
         self.content: Row = {"settings": json.loads(json.dumps(settings)), "times": {}, "rows": []}
         if file.exists():
             found = json.loads(file.read_text())
@@ -105,25 +112,46 @@ class Results:
         """Whether it is measured."""
         return any((row["network"], row["mbps"], row["delay_ms"]) == (network, *link) for row in self.rows)
 
-    def times(self, name: str, chain: Path, unlimited: str, options: argparse.Namespace) -> Times:
-        """Times of the segments of a chain, measured once, at home and on the device, which has the chain loaded then.
+    def times(self, name: str, chain: Path, unlimited: Mapping[str, str], options: argparse.Namespace) -> Times:
+        """Times of the segments of a chain, measured once, at home and on the devices, which have the chain loaded then.
 
-        unlimited: the device's address over the link without limits.
+        unlimited: the devices' addresses over links without limits.
         """
-        known, words = self.content["times"], ("-m", HOME, str(chain))
-        device = ("--device", unlimited)
+        known, words, devices = self.content["times"], ("-m", HOME, str(chain)), device_words(unlimited)
         if name in known:
-            told_by_home(None, *words, *device)
+            told_by_home(None, *words, *devices)
         else:
             times = ("--times-s", f"{TIMES_S:g}")
-            told = told_by_home(options.home_cpus, *words, *times), told_by_home(None, *words, *times, *device)
-            known[name] = [json.loads(one) for one in told]
+            told = told_by_home(options.home_cpus, *words, *times), told_by_home(None, *words, *times, *devices)
+            known[name] = [one_ms for one in told for one_ms in json.loads(one)]
             self.save()
-        return Times(*known[name])
+        found: Times = known[name]
+        return found
 
     def save(self) -> None:
         """Whole or not at all."""
         replace_file(self.file, json.dumps(self.content, indent=1))
+
+
+def device_words(urls: Mapping[str, str]) -> list[str]:
+    """Devices and their addresses, as home is told them."""
+    return [word for name, url in urls.items() for word in ("--device", name, url)]
+
+
+def links_of(link: ShapedLink, options: argparse.Namespace) -> dict[str, ShapedLink]:
+    """The link of each device. link: the first one's."""
+    if options.second_device_backend is None:
+        return {DEVICE: link}
+    return {DEVICE: link, SECOND_DEVICE: ShapedLink(options.second_mbps or link.mbps, options.second_delay_ms)}
+
+
+@contextmanager
+def unlimited_devices(options: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """The devices serve segments, each in its namespace; their addresses over links without limits."""
+    backends = {DEVICE: options.device_backend, SECOND_DEVICE: options.second_device_backend}
+    words = {name: ("--backend", backend) for name, backend in backends.items() if backend is not None}
+    with namespaces(words) as devices, served(words, options.device_cpus):
+        yield {name: device.undelayed_url for name, device in devices.items()}
 
 
 def written(net: SuperNet, groups: Groups, folder: Path, config: Config | None = None) -> Path:
@@ -135,11 +163,7 @@ def written(net: SuperNet, groups: Groups, folder: Path, config: Config | None =
 def measure(network: str, links: Sequence[ShapedLink], results: Results, options: argparse.Namespace) -> Iterator[Row]:
     """The rows of one network that are missing."""
     net = super_net(network)
-    with (
-        tempfile.TemporaryDirectory() as name,
-        namespaces(),
-        serving_device(options.device_cpus, options.device_backend) as unlimited,
-    ):
+    with tempfile.TemporaryDirectory() as name, unlimited_devices(options) as unlimited:
         largest = PlannedChain.of(network, net, links, Path(name), unlimited, results, options)
         for link in links:
             if not results.has(network, link):
@@ -161,15 +185,16 @@ class PlannedChain(NamedTuple):
         net: SuperNet,
         links: Sequence[ShapedLink],
         folder: Path,
-        unlimited: str,
+        unlimited: Mapping[str, str],
         results: Results,
         options: argparse.Namespace,
     ) -> "PlannedChain":
-        """Written, timed and loaded by the device at an address without limits."""
+        """Written, timed and loaded by the devices at their addresses without limits."""
         groups = fine_groups(operators_of(net))
         chains = written(net, groups, folder / "fine"), written(net, (sum(groups, ()),), folder / "whole")
         fine, whole = (results.times(f"{network}, {one.name}", one, unlimited, options) for one in chains)
-        plans = NetworkPlans(net, *scaled(fine, whole), links, options.coding)
+        conditions = {link: through_home([*links_of(link, options).values()]) for link in links}
+        plans = NetworkPlans(net, scaled(fine, whole), conditions, options.coding)
         chain = written(net, plans.groups, folder / "chain")
         return cls(chain, plans, results.times(network, chain, unlimited, options), whole)
 
@@ -177,7 +202,7 @@ class PlannedChain(NamedTuple):
 def scaled(fine: Times, whole: Times) -> Times:
     """Times of small segments, so that they add up to the time of all as one: each has costs of its own besides."""
     pairs = zip(fine, whole, strict=True)
-    return Times(*([sum(all_ms) / sum(each_ms) * one_ms for one_ms in each_ms] for each_ms, all_ms in pairs))
+    return [[sum(all_ms) / sum(each_ms) * one_ms for one_ms in each_ms] for each_ms, all_ms in pairs]
 
 
 def over(link: ShapedLink, planned: PlannedChain, options: argparse.Namespace) -> list[Row]:
@@ -190,16 +215,16 @@ def over(link: ShapedLink, planned: PlannedChain, options: argparse.Namespace) -
 def requests_over(
     link: ShapedLink, chain: Path, plans: Sequence[CodedPlan], times: Times, options: argparse.Namespace
 ) -> list[Row]:
-    """What requests by plans for the segments of a chain take over one link, predicted and measured."""
-    with shaped(link) as url:
-        words = ["-m", HOME, str(chain), "--device", url, "--plans", json.dumps(plans)]
-        words += ["--home-ms", json.dumps(times.home_ms)]
+    """What requests by plans for the segments of a chain take, predicted and measured. link: the first device's."""
+    with shaped(links_of(link, options)) as urls:
+        words = ["-m", HOME, str(chain), *device_words(urls), "--plans", json.dumps(plans)]
+        words += ["--home-ms", json.dumps(times[0])]
         words += ["--requests", str(options.requests), "--limit-s", f"{options.limit_s:g}"]
         found = json.loads(told_by_home(options.home_cpus, *words))
     return [
         {
             **plan._asdict(),
-            "predicted_ms": predicted_ms(plan.devices, *times, row),
+            "predicted_ms": predicted_ms(plan.devices, times, row),
             "latency_ms": float(np.median(row["latencies_ms"])),
             **row,
         }
@@ -231,7 +256,7 @@ def latency_ms(row: Row, method: str) -> float:
 
 def shown(rows: Sequence[Row], *, markdown: bool) -> None:
     """The table."""
-    heads = ["network", "Mbit/s", "delay, ms", "at home", "ours, ms", "predicted", "off", *OTHERS, "of the best"]
+    heads = ["network", "Mbit/s", "delay, ms", "segments", "ours, ms", "predicted", "off", *OTHERS, "of the best"]
     cells = []
     for row in rows:
         own = next(plan for plan in row["plans"] if OURS in plan["methods"])
@@ -241,7 +266,7 @@ def shown(rows: Sequence[Row], *, markdown: bool) -> None:
                 row["network"],
                 f"{row['mbps']:g}",
                 f"{row['delay_ms']:g}",
-                f"{own['devices'].count('home')} of {len(own['devices'])}",
+                ", ".join(f"{count} {name}" for name, count in Counter(own["devices"]).items()),
                 f"{own['latency_ms']:.1f}",
                 f"{own['predicted_ms']:.1f}",
                 f"{100 * off(own):+.0f} %",
@@ -314,7 +339,7 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, bool]]:
 def add_link_options(parser: argparse.ArgumentParser, mbps: Sequence[float], delays_ms: Sequence[float]) -> None:
     """Options of links, home, device and requests. mbps, delays_ms: of the links unless others are asked for."""
     add = parser.add_argument
-    add("--mbps", type=float, nargs="+", default=mbps, help="of both directions")
+    add("--mbps", type=float, nargs="+", default=mbps, help="of each direction")
     add("--delay-ms", type=float, nargs="+", default=delays_ms, help="of one direction")
     add("--home-cpus", type=float, default=0.25)
     add("--device-cpus", type=float, help="default: as many as there are; one thread computes")
@@ -328,6 +353,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     add_link_options(parser, MBPS, DELAYS_MS)
+    second = "of a second device; default: there is none"
+    parser.add_argument("--second-device-backend", choices=BACKENDS, help=second)
+    parser.add_argument("--second-mbps", type=float, help="of its link; default: as the first one's")
+    parser.add_argument("--second-delay-ms", type=float, default=5.0, help="of its link, one direction")
     parser.add_argument("--coding", choices=sorted(CODED_BYTES), default="fp32", help="of what ours sends")
     parser.add_argument("--json", type=Path, default=Path("links.json"))
     parser.add_argument("--markdown", action="store_true")

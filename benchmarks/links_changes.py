@@ -29,13 +29,15 @@ from rich.table import Table
 
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
-from benchmarks.linked_devices import START_S, DeviceLink, LinkedDevice, namespaces, served, shape
-from benchmarks.shaped_links import HOME_SPACE, PREFIX, RELAY_PORT, inside, join, limit
+from benchmarks.linked_devices import RELAY_PORT, LinkedDevice, namespaces, served, shaped
+from benchmarks.shaped_links import HOME_SPACE, PREFIX, ShapedLink, inside, join, limit
 from tests.agents.agent_processes import TOKEN, environment
 from tests.links.devices import inputs, write_chain
 
 BETWEEN = "10.77.99"
 """The network of the link between the two devices."""
+BACKEND = ("--backend", "onnxruntime")
+START_S = 60.0
 DEADLINE_MS = 60_000.0
 LONGEST_S = 600.0
 POLL_S = 0.1
@@ -63,14 +65,14 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 def idle(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any]:
     """How long a faster link is not noticed."""
-    links = [DeviceLink("a", mbps, options.delay_ms)]
-    with namespaces(links) as devices, served(links, devices):
+    links = {"a": ShapedLink(mbps, options.delay_ms)}
+    with namespaces(links) as devices, served({"a": BACKEND}), shaped(links):
         time.sleep(0.5)
         half = options.factor * mbps / 2
         with home(chain, "--device", "a", devices["a"].url, "--until-mbps", f"{half:g}") as process:
             assert line_of(process) == "idle"
             time.sleep(options.idle_s)
-            shape(devices["a"], options.factor * mbps)
+            limit(devices["a"].ends, options.factor * mbps)
             start_s = time.monotonic()
             noticed = line_of(process) == "noticed"
             return {"mbps": mbps, "noticed_s": time.monotonic() - start_s if noticed else -1.0}
@@ -78,11 +80,11 @@ def idle(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any
 
 def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any]:
     """Latencies through home and straight."""
-    links = [DeviceLink(name, mbps, options.delay_ms) for name in ("a", "b")]
+    links = dict.fromkeys(("a", "b"), ShapedLink(mbps, options.delay_ms))
     where = f"{BETWEEN}.2:{RELAY_PORT}"
     with namespaces(links) as devices:
         join_devices(devices, options.between_mbps)
-        with served(links, devices, {"a": ("--allow-peer", where)}):
+        with served({"a": (*BACKEND, "--allow-peer", where), "b": BACKEND}), shaped(links):
             time.sleep(0.5)
             words = [word for name in devices for word in ("--device", name, devices[name].url)]
             words += ["--peer-url", f"tcp://{where}", "--requests", str(options.requests)]
@@ -92,10 +94,9 @@ def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str,
 
 def join_devices(devices: dict[str, LinkedDevice], mbps: float) -> None:
     """A link between both devices. It goes with their namespaces."""
-    spaces, ends = (devices["a"].space, devices["b"].space), (f"{PREFIX}ab0", f"{PREFIX}ab1")
-    join(spaces, ends, BETWEEN)
-    for space, end in zip(spaces, ends, strict=True):
-        limit(space, end, mbps)
+    ends = (devices["a"].space, f"{PREFIX}ab0"), (devices["b"].space, f"{PREFIX}ab1")
+    join(ends, BETWEEN)
+    limit(ends, mbps)
 
 
 def at_home(options: argparse.Namespace) -> None:

@@ -1,31 +1,31 @@
-"""Home's part of `benchmarks.links`, in its namespace: times of segments, or requests by plans over one link.
+"""Home's part of `benchmarks.links`, in its namespace: times of segments, or requests by plans over links.
 
-    python -m benchmarks.links_home CHAIN --times-s 3 [--device tcp://HOST:PORT]
-    python -m benchmarks.links_home CHAIN --device tcp://HOST:PORT --plans '[["fp32", ["home", "device"]], …]'
-        [--home-ms '[1.5, …]'] [--requests 30] [--limit-s 10]
+    python -m benchmarks.links_home CHAIN --times-s 3 [--device NAME tcp://HOST:PORT]…
+    python -m benchmarks.links_home CHAIN --device NAME tcp://HOST:PORT [--device …]
+        --plans '[["fp32", ["home", "NAME", …]], …]' [--home-ms '[1.5, …]'] [--requests 30] [--limit-s 10]
 
-It prints `ready`, waits for a line, and prints its result as JSON. So its share of the CPU can begin after its start.
+It prints `ready`, waits for a line, and prints its result as JSON. So its share of the CPU can begin after its start. Times are
+lists of those of home, or of each device. Values between two devices go through home.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.split import HOME, LinkUse, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments
 from adaptive_runtime.split.replanning import HomeCosts
-from profiling_agents.messages import CODED_BYTES, ActivationCoding
+from profiling_agents.messages import CODED_BYTES, ActivationCoding, ServedSubNet
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import inputs
 
-DEVICE = "device"
 WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 24, 3, 3, 10
 CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
 
@@ -67,13 +67,13 @@ def times_ms(split: SplitSubNet, for_s: float) -> list[float]:
     return means
 
 
-def device_times_ms(split: SplitSubNet, url: str, for_s: float) -> list[float]:
+def device_times_ms(split: SplitSubNet, name: str, url: str, for_s: float) -> list[float]:
     """The mean time that a device computes for each segment; those in front of it and behind it run at home."""
     count = len(split.subnet.segments)
-    every = [tuple(DEVICE if at % 2 == first else HOME for at in range(count)) for first in range(min(2, count))]
+    every = [tuple(name if at % 2 == first else HOME for at in range(count)) for first in range(min(2, count))]
     (x,) = inputs(split, 1)
     took_ms: list[list[float]] = [[] for _ in range(count)]
-    with connected(split, url, [1.0] * count) as (network, choice):
+    with connected(split, {name: url}, [1.0] * count) as (network, choice):
         for devices in every:
             choice.plan = PlacedSegments(devices=devices)
             end_s, found = time.monotonic() + for_s / len(every), list[SplitAnswer]()
@@ -86,23 +86,28 @@ def device_times_ms(split: SplitSubNet, url: str, for_s: float) -> list[float]:
 
 
 @contextmanager
-def connected(split: SplitSubNet, url: str, home_ms: Sequence[float]) -> Iterator[tuple[SplitNetwork, OnePlan]]:
-    """A network with one device that is in, and its choice, which begins with all at home."""
+def connected(
+    split: SplitSubNet, urls: Mapping[str, str], home_ms: Sequence[float]
+) -> Iterator[tuple[SplitNetwork, OnePlan]]:
+    """A network all of whose devices are in, and its choice, which begins with all at home. urls: of devices, by name."""
     choice = OnePlan(PlacedSegments(devices=(HOME,) * len(split.subnet.segments)), home_ms)
-    devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
-    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0)) as network:
+    devices = {name: DeviceAddress(url=url, token=TOKEN) for name, url in urls.items()}
+    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, direct=False)) as network:
         if not network.wait_for(timeout_s=CONNECT_S):
             raise SystemExit(f"not connected: {network.states}")
         yield network, choice
 
 
 def measured(
-    split: SplitSubNet, url: str, plans: Sequence[tuple[ActivationCoding, Sequence[str]]], options: argparse.Namespace
+    split: SplitSubNet,
+    urls: Mapping[str, str],
+    plans: Sequence[tuple[ActivationCoding, Sequence[str]]],
+    options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """For each plan: what is known of link and home before each request that counts, what one sends, all latencies."""
+    """For each plan: what is known of links and home before each request that counts, what one sends, all latencies."""
     (x,) = inputs(split, 1)
     home_ms = options.home_ms or [1.0] * len(split.subnet.segments)
-    with connected(split, url, home_ms) as (network, choice):
+    with connected(split, urls, home_ms) as (network, choice):
         rows = []
         for coding, devices in plans:
             plan = PlacedSegments(devices=tuple(devices))
@@ -115,25 +120,30 @@ def measured(
             found: list[SplitAnswer] = []
             end_s = time.monotonic() + options.limit_s
             while len(found) < options.requests and (time.monotonic() < end_s or len(found) < LEAST_REQUESTS):
-                known.append({"link": network.links[DEVICE].model_dump(), **choice.known})
+                links = {name: link.model_dump() for name, link in network.links.items()}
+                known.append({"links": links, **choice.known})
                 found.append(network.infer(x, DEADLINE_MS))
             if any(one.at_home for one in found):
                 raise SystemExit(f"finished at home: {found[-1].at_home}")
-            sent = _sent(split, plan, CODED_BYTES[coding])
-            rows.append({"known": known, **sent, "latencies_ms": [one.latency_ms for one in found]})
+            sent = {name: use.model_dump() for name, use in uses(split.subnet, plan, CODED_BYTES[coding]).items()}
+            rows.append({"known": known, "sent": sent, "latencies_ms": [one.latency_ms for one in found]})
         return rows
 
 
-def _sent(split: SplitSubNet, plan: PlacedSegments, value_bytes: int) -> dict[str, int]:
-    """Messages and bytes of a request."""
-    subnet, legs = split.subnet, [leg for leg in plan.legs if leg.device != HOME]
-    up = (name for leg in legs for name in subnet.entering(leg.first, leg.last))
-    down = (name for leg in legs for name in subnet.leaving(leg.first, leg.last))
-    bytes_of = {name: value_bytes * int(np.prod(shape)) for name, shape in subnet.shapes.items()}
+def uses(subnet: ServedSubNet, plan: PlacedSegments, value_bytes: int) -> dict[str, LinkUse]:
+    """Messages and bytes of a request over the link of each device that its plan has."""
+
+    def bytes_of(names: Iterable[str]) -> int:
+        return sum(value_bytes * int(np.prod(subnet.shapes[name])) for name in names)
+
+    legs = {name: [leg for leg in plan.legs if leg.device == name] for name in sorted(plan.peers)}
     return {
-        "messages": len(legs),
-        "up_bytes": sum(bytes_of[name] for name in up),
-        "down_bytes": sum(bytes_of[name] for name in down),
+        name: LinkUse(
+            messages=len(own),
+            up_bytes=sum(bytes_of(subnet.entering(leg.first, leg.last)) for leg in own),
+            down_bytes=sum(bytes_of(subnet.leaving(leg.first, leg.last)) for leg in own),
+        )
+        for name, own in legs.items()
     }
 
 
@@ -142,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chain")
     parser.add_argument("--times-s", type=float)
-    parser.add_argument("--device", metavar="URL")
+    parser.add_argument("--device", nargs=2, metavar=("NAME", "URL"), action="append", default=[])
     parser.add_argument("--plans", type=json.loads, default=[])
     parser.add_argument(
         "--home-ms", type=json.loads, metavar="JSON", help="times of the segments at home, as planned with"
@@ -153,15 +163,12 @@ def main() -> None:
     split = SplitSubNet.open(options.chain)
     print("ready", flush=True)
     sys.stdin.readline()
-    if options.times_s is not None:
-        found = (
-            times_ms(split, options.times_s)
-            if options.device is None
-            else device_times_ms(split, options.device, options.times_s)
-        )
-        print(json.dumps(found))
+    if options.times_s is None:
+        print(json.dumps(measured(split, dict(options.device), options.plans, options)))
+    elif options.device:
+        print(json.dumps([device_times_ms(split, name, url, options.times_s) for name, url in options.device]))
     else:
-        print(json.dumps(measured(split, options.device, options.plans, options)))
+        print(json.dumps([times_ms(split, options.times_s)]))
 
 
 if __name__ == "__main__":

@@ -50,11 +50,11 @@ from benchmarks.links import (
     requests_over,
     require_root,
     told,
+    unlimited_devices,
     written,
 )
-from benchmarks.links_home import DEVICE
-from benchmarks.links_methods import OTHERS, CodedPlan
-from benchmarks.shaped_links import ShapedLink, namespaces, serving_device
+from benchmarks.links_methods import DEVICE, OTHERS, CodedPlan
+from benchmarks.shaped_links import ShapedLink
 from benchmarks.tables import show
 from flows.compose import compose_config
 from flows.config import RunConfig
@@ -155,8 +155,8 @@ class EqualAccuracy:
     def __init__(self, known: Trained, whole: Times, within_points: float) -> None:
         self.known, net = known, known.net
         largest = net.pre_partition().under(net.space.row(net.max_config))
-        home_ms, device_ms = (float(table.compute_ms(largest).sum()) + table.offset_ms for table in known.tables)
-        self._slow_down = sum(whole.home_ms) / home_ms, sum(whole.device_ms) / device_ms
+        tables_ms = [float(table.compute_ms(largest).sum()) + table.offset_ms for table in known.tables]
+        self._slow_down = tuple(sum(each_ms) / table_ms for each_ms, table_ms in zip(whole, tables_ms, strict=True))
         pieces = find_pieces(net.pre_partition())
         self._space = JointSpace(space=net.space, pieces=pieces, devices=2, codings=len(CODINGS))
         self.accuracies = {
@@ -213,11 +213,7 @@ class EqualAccuracy:
 def measured(known: Trained, links: Sequence[ShapedLink], results: Results, options: argparse.Namespace) -> None:
     """The links that are missing, into the results."""
     name = str(options.work)
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        namespaces(),
-        serving_device(options.device_cpus, options.device_backend) as unlimited,
-    ):
+    with tempfile.TemporaryDirectory() as temporary, unlimited_devices(options) as unlimited:
         folder = Path(temporary)
         largest = PlannedChain.of(name, known.net, links, folder, unlimited, results, options)
         choices = EqualAccuracy(known, largest.whole, options.within_points)
@@ -226,7 +222,7 @@ def measured(known: Trained, links: Sequence[ShapedLink], results: Results, opti
             if results.has(name, link):
                 continue
             plans = over(link, largest, options)
-            elsewhere_ms += [one["elsewhere_ms"] for plan in plans if plan["messages"] for one in plan["known"]]
+            elsewhere_ms += [one["elsewhere_ms"] for plan in plans if plan["sent"] for one in plan["known"]]
             choice = choices.chosen(link, float(np.median(elsewhere_ms or [0.0])))
             chain = written(known.net, choice.groups, folder / f"joint-{at}", choice.config)
             own = f"{known.net.space.digest(choice.config)}, {list(map(len, choice.groups))} on {choice.plan.devices}"
@@ -256,7 +252,7 @@ def shown(rows: Sequence[Row], *, markdown: bool) -> None:
                 f"{row['mbps']:g}",
                 f"{row['delay_ms']:g}",
                 f"{own['devices'].count(HOME)} of {len(own['devices'])}",
-                own["coding"] if own["messages"] else "none",
+                own["coding"] if set(own["devices"]) != {HOME} else "none",
                 f"{row['macs']:.0%}",
                 f"{own['latency_ms']:.1f}",
                 f"{own['predicted_ms']:.1f}",
@@ -295,7 +291,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     options = parser.parse_args(argv)
-    return argparse.Namespace(**vars(options), networks=[str(options.work)], coding="fp32")
+    return argparse.Namespace(**vars(options), networks=[str(options.work)], coding="fp32", second_device_backend=None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,11 +1,12 @@
-"""What methods make of a network and a link, for `benchmarks.links`: segments, placements, and what they are predicted to take.
+"""What methods make of a network and links, for `benchmarks.links`: segments, placements, and what they are predicted to take.
 
 Segments are what lies between cuts that a single value crosses. All methods get the same segments with the same times. Ours may
-send tensors in another coding, of which it knows when it plans; the others send fp32.
+send tensors in another coding, of which it knows when it plans; the others send fp32. Values between two devices go through
+home, over both of their links, as the run time sends them where devices have no link to each other.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import combinations_with_replacement, groupby, pairwise, permutations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,7 @@ import torch
 
 import tailor_ir
 from adaptive_runtime.links import MeasuredLink
-from adaptive_runtime.split import HOME
-from benchmarks.links_home import DEVICE
+from adaptive_runtime.split import HOME, LinkUse
 from benchmarks.shaped_links import ShapedLink
 from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from solvers.partition import (
@@ -30,6 +30,8 @@ from solvers.partition import (
     dads,
     neighbour_search,
     neurosurgeon,
+    plan_of,
+    stays,
 )
 from tasks.partition.planning import solver_dataflow
 
@@ -41,7 +43,9 @@ OTHERS = {
     "DADS": dads,
     "CAS": neighbour_search,
 }
-NAMES = (HOME, DEVICE)
+DEVICE, SECOND_DEVICE = "device", "second"
+NAMES = (HOME, DEVICE, SECOND_DEVICE)
+"""In the order of times and conditions; the last one is not always there."""
 LEAST_PLANS = 3
 Groups = tuple[tuple[int, ...], ...]
 Placement = tuple[str, ...]
@@ -82,23 +86,36 @@ def joined(dataflow: Dataflow, groups: Groups, share: float = 1.0) -> Dataflow:
     return Dataflow(steps=len(groups), values=tuple(values))
 
 
-class NetworkPlans:
-    """Placements of one network. groups: its segments; home_ms, device_ms: their times. links: all that are asked for.
+def through_home(links: Sequence[ShapedLink]) -> PartitionConditions:
+    """Home and a device behind each link; what devices send to each other crosses both of their links."""
+    latency_ms = np.array([0.0, *(link.delay_ms for link in links)])
+    per_megabit_s = np.array([0.0, *(1 / link.mbps for link in links)])
+    crossed_s = np.add.outer(per_megabit_s, per_megabit_s)
+    np.fill_diagonal(crossed_s, 1.0)  # of a device to itself, which sends nothing
+    return PartitionConditions(
+        slow_down=np.ones(len(latency_ms)),
+        latency_ms=np.add.outer(latency_ms, latency_ms),
+        bandwidth_mbps=1 / crossed_s,
+    )
 
-    coding: of what ours sends, in one of its plans; the other one sends fp32.
+
+class NetworkPlans:
+    """Placements of one network. groups: its segments.
+
+    times_ms: of each of `fine_groups`, at home and on each device. links: all that are asked for, with the conditions under
+    which methods place. coding: of what ours sends, in one of its plans; the other one sends fp32.
     """
 
     def __init__(
         self,
         net: tailor_ir.SuperNet,
-        home_ms: Sequence[float],
-        device_ms: Sequence[float],
-        links: Sequence[ShapedLink],
+        times_ms: Sequence[Sequence[float]],
+        links: Mapping[ShapedLink, PartitionConditions],
         coding: ActivationCoding = FP32,
     ) -> None:
         flow = operators_of(net)
         self.fine = fine_groups(flow)
-        compute_ms = np.stack([home_ms, device_ms], axis=1)
+        compute_ms = np.stack(times_ms, axis=1)
         problems = {
             one: PartitionProblem(
                 dataflow=joined(flow, self.fine, CODED_BYTES[one] / CODED_BYTES[FP32]), compute_ms=compute_ms
@@ -107,7 +124,7 @@ class NetworkPlans:
         }
         self._planners = {one: PartitionPlanner(problem) for one, problem in problems.items()}
         self._problem = problems[FP32]
-        self._placed = {link: self._of(link) for link in links}
+        self._placed = {link: self._of(conditions) for link, conditions in links.items()}
         cuts = {0, len(self.fine)}
         for placed in self._placed.values():
             cuts |= {cut for _, one in placed for cut, (a, b) in enumerate(pairwise(one), 1) if a != b}
@@ -122,12 +139,11 @@ class NetworkPlans:
             for (coding, one), names in self._placed[link].items()
         }
 
-    def _of(self, link: ShapedLink) -> dict[tuple[ActivationCoding, tuple[int, ...]], list[str]]:
+    def _of(self, conditions: PartitionConditions) -> dict[tuple[ActivationCoding, tuple[int, ...]], list[str]]:
         """By coding and placement of `fine`. Ours has the best plan in each coding, since the run time chooses among them.
 
-        Where methods agree, single cuts are added, the fastest first.
+        Where no method uses all devices, the fastest split that does is added; where methods agree, the fastest splits.
         """
-        conditions = PartitionConditions.of(2, link.mbps, link.delay_ms)
         problem = self._problem
         found: dict[tuple[ActivationCoding, tuple[int, ...]], list[str]] = {}
         for coding, planner in self._planners.items():
@@ -135,22 +151,28 @@ class NetworkPlans:
             found[coding if own.sends else FP32, tuple(own.placement)] = [OURS]
         for name, method in OTHERS.items():
             found.setdefault((FP32, tuple(method(problem, conditions).placement)), []).append(name)
-        steps = problem.dataflow.steps
-        singles = [(0,) * cut + (1,) * (steps - cut) for cut in range(steps + 1)]
-        for placement in sorted(singles, key=lambda one: self._latency_ms(one, conditions)):
+        others = set(range(1, problem.devices))
+        ordered = sorted(
+            _splits(problem), key=lambda one: plan_of(problem, conditions, stays(one)).latency_ms(conditions)
+        )
+        if not any(others.issubset(placement) for _, placement in found):
+            found[FP32, next(one for one in ordered if others.issubset(one))] = []
+        for placement in ordered:
             if len(found) >= LEAST_PLANS:
                 break
             found.setdefault((FP32, placement), [])
         return found
 
-    def _latency_ms(self, placement: tuple[int, ...], conditions: PartitionConditions) -> float:
-        """Of a single cut, by the planner's model."""
-        problem, cut = self._problem, placement.count(0)
-        computed = problem.compute_ms[:cut, 0].sum() + problem.compute_ms[cut:, 1].sum()
-        if cut == problem.dataflow.steps:
-            return float(computed)
-        sent = problem.dataflow.crossing_bytes[[cut, problem.dataflow.steps]].sum()
-        return float(computed + 2 * conditions.latency_ms[0, 1] + sent * conditions.ms_per_byte[0, 1])
+
+def _splits(problem: PartitionProblem) -> list[tuple[int, ...]]:
+    """Placements that begin at home and go on to other devices, in any order, to each at most once."""
+    steps, others = problem.dataflow.steps, range(1, problem.devices)
+    cuts = combinations_with_replacement(range(steps + 1), len(others))
+    found = []
+    for order, cut in product(permutations(others), cuts):
+        stays_of = zip((0, *order), pairwise((0, *cut, steps)), strict=True)
+        found.append(tuple(device for device, (start, end) in stays_of for _ in range(start, end)))
+    return list(dict.fromkeys(found))
 
 
 def operators_of(net: tailor_ir.SuperNet) -> Dataflow:
@@ -158,24 +180,26 @@ def operators_of(net: tailor_ir.SuperNet) -> Dataflow:
     return solver_dataflow(net.pre_partition().under(net.space.row(net.max_config)))
 
 
-def predicted_ms(
-    devices: Placement, home_ms: Sequence[float], device_ms: Sequence[float], row: Mapping[str, Any]
-) -> float:
+def predicted_ms(devices: Placement, times_ms: Sequence[Sequence[float]], row: Mapping[str, Any]) -> float:
     """The latency of a plan as the run time predicts it before each request, the median.
 
-    Of times of segments, and what link and home are known to be.
+    Of times of segments, at home and on each device, and what links and home are known to be.
     """
-    pairs = list(zip(devices, home_ms, device_ms, strict=True))
-    at_home_ms = sum(home for name, home, _ in pairs if name == HOME)
-    others_ms = sum(other for name, _, other in pairs if name != HOME)
+    computed_ms = dict.fromkeys(NAMES, 0.0)
+    for at, name in enumerate(devices):
+        computed_ms[name] += times_ms[NAMES.index(name)][at]
+    at_home_ms = computed_ms.pop(HOME)
+    others_ms = sum(computed_ms.values())
     runs_at_home = sum(name == HOME for name, _ in groupby(devices))
+    uses = {name: LinkUse.model_validate(use) for name, use in row["sent"].items()}
     found = []
     for known in row["known"]:
-        link = MeasuredLink.model_validate(known["link"])
-        sent_ms = 0.0
-        if row["messages"]:
-            trips_ms = (row["messages"] - 1) * (link.round_trip_ms or 0.0)
-            sent_ms = trips_ms + link.transfer_ms(row["up_bytes"], row["down_bytes"])
-            sent_ms += row["messages"] * known["elsewhere_ms"]
+        sent_ms = sum(use.messages * known["elsewhere_ms"] for use in uses.values())
+        sent_ms += sum(_crossing_ms(known["links"][name], use) for name, use in uses.items())
         found.append(at_home_ms * known["slow_down"] + runs_at_home * known["handed_ms"] + others_ms + sent_ms)
     return float(np.median(found))
+
+
+def _crossing_ms(known: Mapping[str, Any], use: LinkUse) -> float:
+    link = MeasuredLink.model_validate(known)
+    return (use.messages - 1) * (link.round_trip_ms or 0.0) + link.transfer_ms(use.up_bytes, use.down_bytes)

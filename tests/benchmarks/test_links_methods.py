@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,34 @@ import pytest
 import torch
 
 import tailor_ir
-from adaptive_runtime.split import HOME
-from benchmarks.links import Results, as_the_run_time, bars, parsed, summary
-from benchmarks.links_home import DEVICE
+from adaptive_runtime.split import HOME, LinkUse, PlacedSegments, SplitSubNet
+from benchmarks.linked_devices import LinkedDevice, linked
+from benchmarks.links import Results, as_the_run_time, bars, links_of, parsed, scaled, shown, summary
+from benchmarks.links_home import LEAST_REQUESTS, device_times_ms, measured, uses
 from benchmarks.links_methods import (
     ALL_AT_HOME,
+    DEVICE,
     FP32,
     LEAST_PLANS,
     OTHERS,
     OURS,
+    SECOND_DEVICE,
     CodedPlan,
     NetworkPlans,
     fine_groups,
     joined,
     operators_of,
     predicted_ms,
+    through_home,
 )
-from benchmarks.shaped_links import ShapedLink
+from benchmarks.shaped_links import HOME_SPACE, ShapedLink
+from profiling_agents.messages import JobMessage, ServedSubNet
+from solvers.partition import Dataflow, PartitionProblem, SentValue, plan_of, stays
 from tests.ir.networks import small_net
+from tests.links.devices import serving, write_chain
 
 LINKS = [ShapedLink(mbps, delay_ms) for mbps in (0.01, 1.0, 1000.0) for delay_ms in (0.1, 5.0)]
+ONE_DEVICE = {link: through_home([link]) for link in LINKS}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +62,7 @@ def test_each_link_has_every_method_and_ours_is_predicted_to_be_the_fastest(net:
     count = len(fine_groups(operators_of(net)))
     rng = np.random.default_rng(0)
     home_ms = rng.uniform(5.0, 20.0, count)
-    plans = NetworkPlans(net, home_ms.tolist(), (home_ms / 50).tolist(), LINKS)
+    plans = NetworkPlans(net, [home_ms.tolist(), (home_ms / 50).tolist()], ONE_DEVICE)
     assert [step for group in plans.groups for step in group] == list(range(operators_of(net).steps))
     used = set()
     for link in LINKS:
@@ -70,7 +79,7 @@ def test_each_link_has_every_method_and_ours_is_predicted_to_be_the_fastest(net:
 
 def test_ours_alone_may_send_in_another_coding(net: tailor_ir.SuperNet) -> None:
     count = len(fine_groups(operators_of(net)))
-    plans = NetworkPlans(net, [10.0] * count, [0.1] * count, LINKS, "int8")
+    plans = NetworkPlans(net, [[10.0] * count, [0.1] * count], ONE_DEVICE, "int8")
     for link in LINKS:
         coded = [(plan, names) for plan, names in plans.of(link).items() if plan.coding != FP32]
         assert all(names == [OURS] and DEVICE in plan.devices for plan, names in coded)
@@ -79,15 +88,150 @@ def test_ours_alone_may_send_in_another_coding(net: tailor_ir.SuperNet) -> None:
     assert any(plan.coding == "int8" for link in LINKS for plan in plans.of(link))
 
 
+def test_values_between_two_devices_cross_both_of_their_links() -> None:
+    conditions = through_home([ShapedLink(8.0, 2.0), ShapedLink(4.0, 5.0)])
+    assert conditions.message_ms.tolist() == [[0.0, 2.0, 5.0], [2.0, 0.0, 7.0], [5.0, 7.0, 0.0]]
+    np.testing.assert_allclose(
+        conditions.ms_per_byte, [[0.0, 1e-3, 2e-3], [1e-3, 0.0, 3e-3], [2e-3, 3e-3, 0.0]], rtol=1e-12
+    )
+    assert conditions.slow_down.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_solver_and_the_prediction_agree_on_a_request_over_two_devices() -> None:
+    times_ms = [[10.0, 20.0, 30.0], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    sizes, links = (4000, 2000, 1000, 400), {DEVICE: ShapedLink(8.0, 2.0), SECOND_DEVICE: ShapedLink(4.0, 5.0)}
+    values = tuple(SentValue(writer=at - 1, readers=(at,), bytes=float(size)) for at, size in enumerate(sizes))
+    problem = PartitionProblem(dataflow=Dataflow(steps=3, values=values), compute_ms=np.stack(times_ms, axis=1))
+    conditions = through_home([*links.values()])
+    known = {
+        "links": {
+            name: {"up_mbps": one.mbps, "down_mbps": one.mbps, "round_trip_ms": 2 * one.delay_ms}
+            for name, one in links.items()
+        },
+        "slow_down": 1.0,
+        "handed_ms": 0.0,
+        "elsewhere_ms": 0.0,
+    }
+    names = (HOME, DEVICE, SECOND_DEVICE)
+    for placement in product(range(3), repeat=3):
+        devices = tuple(names[one] for one in placement)
+        sent = uses(served_chain(sizes), PlacedSegments(devices=devices), 1)
+        row = {"known": [known], "sent": {name: use.model_dump() for name, use in sent.items()}}
+        by_solver_ms = plan_of(problem, conditions, stays(placement)).latency_ms(conditions)
+        assert predicted_ms(devices, times_ms, row) == pytest.approx(by_solver_ms), devices
+
+
+def served_chain(sizes: Sequence[int]) -> ServedSubNet:
+    """Segments one behind the other, between which so many elements cross."""
+    digest = "0" * 64
+    segments = tuple(
+        JobMessage(
+            key=f"segment {at}",
+            format="onnx",
+            files=(digest,),
+            input_names=(f"v{at}",),
+            input_shapes=((1, before),),
+            output_names=(f"v{at + 1}",),
+            output_shapes=((1, behind),),
+        )
+        for at, (before, behind) in enumerate(pairwise(sizes))
+    )
+    return ServedSubNet(segments=segments, input="v0", answer=f"v{len(segments)}", file_bytes={digest: 1})
+
+
+def test_each_device_of_a_plan_has_its_own_messages_and_bytes() -> None:
+    plan = PlacedSegments(devices=(HOME, DEVICE, SECOND_DEVICE, DEVICE, HOME))
+    assert uses(served_chain((1, 2, 3, 5, 7, 11)), plan, 4) == {
+        DEVICE: LinkUse(messages=2, up_bytes=4 * (2 + 5), down_bytes=4 * (3 + 7)),
+        SECOND_DEVICE: LinkUse(messages=1, up_bytes=4 * 3, down_bytes=4 * 5),
+    }
+
+
+def test_home_measures_requests_over_two_devices_and_the_times_of_each(tmp_path: Path) -> None:
+    split = SplitSubNet.open(write_chain(tmp_path))
+    count = len(split.subnet.segments)
+    both, one = (HOME, DEVICE, *[SECOND_DEVICE] * (count - 2)), (SECOND_DEVICE,) * count
+    options = argparse.Namespace(home_ms=None, requests=LEAST_REQUESTS, limit_s=0.1)
+    with serving() as first, serving("openvino") as second:
+        urls = {DEVICE: first.url, SECOND_DEVICE: second.url}
+        rows = measured(split, urls, [(FP32, both), (FP32, one)], options)
+        times_ms = device_times_ms(split, SECOND_DEVICE, second.url, 0.1)
+    assert [sorted(row["sent"]) for row in rows] == [[DEVICE, SECOND_DEVICE], [SECOND_DEVICE]]
+    for row in rows:
+        assert len(row["latencies_ms"]) == LEAST_REQUESTS
+        assert all({*known["links"]} == {*urls} and known["elsewhere_ms"] > 0 for known in row["known"])
+    assert len(times_ms) == count
+    assert min(times_ms) > 0
+
+
+def test_with_two_devices_methods_take_the_better_one_and_a_plan_has_both(net: tailor_ir.SuperNet) -> None:
+    count = len(fine_groups(operators_of(net)))
+    near, far = ShapedLink(1000.0, 0.1), ShapedLink(0.01, 50.0)
+    slow = ShapedLink(1.0, 1.0)
+    times_ms = [[10.0] * count, [0.2] * count, [0.1] * count]
+    conditions = {near: through_home([near, far]), far: through_home([far, near]), slow: through_home([slow, slow])}
+    plans = NetworkPlans(net, times_ms, conditions)
+    segments = len(plans.groups)
+    assert {OURS, "all remote", "Neurosurgeon", "DADS"} <= {*plans.of(near)[CodedPlan(FP32, (DEVICE,) * segments)]}
+    assert {OURS, "all remote", "DADS"} <= {*plans.of(far)[CodedPlan(FP32, (SECOND_DEVICE,) * segments)]}
+    assert "all remote" in plans.of(slow)[CodedPlan(FP32, (SECOND_DEVICE,) * segments)], "links are equal"
+    for link in conditions:
+        placed = plans.of(link)
+        assert sorted(name for names in placed.values() for name in names) == sorted((OURS, *OTHERS))
+        assert any({DEVICE, SECOND_DEVICE} <= {*plan.devices} for plan in placed)
+
+
+def test_ours_uses_both_devices_where_each_is_better_at_a_part(net: tailor_ir.SuperNet) -> None:
+    count = len(fine_groups(operators_of(net)))
+    link, at = ShapedLink(1000.0, 0.1), np.arange(count)
+    early, late = np.where(at < count // 2, 1.0, 50.0), np.where(at < count // 2, 50.0, 1.0)
+    placed = NetworkPlans(net, [[100.0] * count, early.tolist(), late.tolist()], {link: through_home([link] * 2)}).of(
+        link
+    )
+    (own,) = [plan for plan, names in placed.items() if OURS in names]
+    assert [one for one, _ in groupby(own.devices)] == [DEVICE, SECOND_DEVICE]
+    assert placed[own] == [OURS], "the others have one cut between home and one device"
+
+
+def test_a_second_device_has_a_link_of_its_own_and_settings_in_the_file(tmp_path: Path) -> None:
+    link = ShapedLink(10.0, 2.0)
+    one, two = parsed([]), parsed(["--second-device-backend", "openvino"])
+    assert links_of(link, one) == {DEVICE: link}
+    assert links_of(link, two) == {DEVICE: link, SECOND_DEVICE: ShapedLink(10.0, 5.0)}
+    slower = parsed(["--second-device-backend", "openvino", "--second-mbps", "3", "--second-delay-ms", "7"])
+    assert links_of(link, slower)[SECOND_DEVICE] == ShapedLink(3.0, 7.0)
+    file = tmp_path / "links.json"
+    Results(file, one).save()
+    assert not any(name.startswith("second") for name in json.loads(file.read_text())["settings"])
+    with pytest.raises(SystemExit, match="is of other options"):
+        Results(file, two)
+    settings = Results(tmp_path / "two.json", slower).content["settings"]
+    assert (settings["second_device_backend"], settings["second_mbps"]) == ("openvino", 3.0)
+
+
+def test_devices_have_namespaces_and_networks_of_their_own() -> None:
+    devices = linked((DEVICE, SECOND_DEVICE))
+    assert devices[SECOND_DEVICE] == LinkedDevice(SECOND_DEVICE, 1)
+    for get in (lambda one: one.space, lambda one: one.network, lambda one: one.url, lambda one: one.undelayed_url):
+        assert len({get(one) for one in devices.values()}) == 2
+    assert devices[DEVICE].ends == ((HOME_SPACE, "atl0h"), ("atl-device", "atl0d"))
+    ends = [end for device in devices.values() for _, end in device.ends]
+    assert len(set(ends)) == 4
+
+
+def test_times_of_small_segments_are_scaled_for_each_device_by_itself() -> None:
+    assert scaled([[1.0, 3.0], [2.0, 2.0], [1.0, 1.0]], [[8.0], [2.0], [3.0]]) == [[2.0, 6.0], [1.0, 1.0], [1.5, 1.5]]
+
+
 def test_a_prediction_is_times_the_link_and_what_runs_take_beyond() -> None:
     link = {"up_mbps": 8.0, "down_mbps": 80.0, "round_trip_ms": 3.0}
-    known = {"link": link, "slow_down": 1.0, "handed_ms": 0.0, "elsewhere_ms": 0.0}
-    sent = {"messages": 2, "up_bytes": 10_000, "down_bytes": 1000}
+    known = {"links": {DEVICE: link}, "slow_down": 1.0, "handed_ms": 0.0, "elsewhere_ms": 0.0}
+    use = {"messages": 2, "up_bytes": 10_000, "down_bytes": 1000}
 
-    def predicted(devices: tuple[str, ...], *changes: dict[str, float], messages: int = 2) -> float:
-        home_ms, device_ms = [10.0, 20.0, 30.0, 40.0][: len(devices)], [1.0, 2.0, 3.0, 4.0][: len(devices)]
-        row = sent | {"messages": messages, "known": [known | change for change in changes or ({},)]}
-        return predicted_ms(devices, home_ms, device_ms, row)
+    def predicted(devices: tuple[str, ...], *changes: dict[str, float]) -> float:
+        times_ms = [10.0, 20.0, 30.0, 40.0][: len(devices)], [1.0, 2.0, 3.0, 4.0][: len(devices)]
+        sent = {DEVICE: use} if DEVICE in devices else {}
+        return predicted_ms(devices, times_ms, {"sent": sent, "known": [known | one for one in changes or ({},)]})
 
     four = (HOME, DEVICE, HOME, DEVICE)
     plain_ms = 10 + 2 + 30 + 4 + 2 * 3.0 + 10.0 + 0.1
@@ -95,9 +239,9 @@ def test_a_prediction_is_times_the_link_and_what_runs_take_beyond() -> None:
     assert predicted(four, {"slow_down": 1.5}) == pytest.approx(plain_ms + 0.5 * (10 + 30))
     assert predicted(four, {"handed_ms": 2.0}) == pytest.approx(plain_ms + 2 * 2.0), "two runs at home"
     assert predicted(four, {"elsewhere_ms": 5.0}) == pytest.approx(plain_ms + 2 * 5.0), "two messages"
-    assert predicted((HOME,) * 2, {"elsewhere_ms": 5.0, "handed_ms": 1.0}, messages=0) == 31.0
+    assert predicted((HOME,) * 2, {"elsewhere_ms": 5.0, "handed_ms": 1.0}) == 31.0
     slower = [{"slow_down": slow_down} for slow_down in (1.0, 1.1, 9.0)]
-    assert predicted((HOME,) * 2, *slower, messages=0) == pytest.approx(33.0), "the median over requests"
+    assert predicted((HOME,) * 2, *slower) == pytest.approx(33.0), "the median over requests"
 
 
 def row_of(ours_ms: float, others_ms: float, predicted_ms: float) -> dict[str, Any]:
@@ -142,6 +286,13 @@ def test_a_summary_has_a_line_for_each_network_and_bandwidth(capsys: pytest.Capt
         ["1", "2", "0", "3 of 4", "0.90", "20.0%"],
         ["5", "1", "0", "2 of 2", "1.10", "-10.0%"],
     ]
+
+
+def test_a_table_tells_how_many_segments_of_ours_each_device_has(capsys: pytest.CaptureFixture[str]) -> None:
+    row = row_of(7.0, 10.0, 7.5)
+    row["plans"][0]["devices"] = [HOME, DEVICE, SECOND_DEVICE, SECOND_DEVICE]
+    shown([row], markdown=True)
+    assert "| 1 home, 1 device, 2 second |" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_file_of_results_goes_on_and_is_of_its_options(tmp_path: Path) -> None:
