@@ -8,9 +8,11 @@ from adaptive_runtime.adapting_weights.detection import DriftDetector
 from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardedWeights, GuardEvent, GuardEventKind
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap
 from adaptive_runtime.adapting_weights.memory import BalancedMemory
+from adaptive_runtime.adapting_weights.methods import load_method
 from adaptive_runtime.adapting_weights.network import ObservedNetwork
 from adaptive_runtime.adapting_weights.profile import UsualFeatures
-from adaptive_runtime.adapting_weights.settings import GuardSettings, WeightOptions
+from adaptive_runtime.adapting_weights.scales import LearnedScales, NormScales
+from adaptive_runtime.adapting_weights.settings import GuardSettings, WeightMethod, WeightOptions
 from adaptive_runtime.adapting_weights.statistics import NormStatistics
 from adaptive_runtime.adapting_weights.subnet import AdaptedSubnet, SubnetWeights
 from adaptive_runtime.adapting_weights.weights import LabelledSource, StatisticsWeights
@@ -27,6 +29,8 @@ __all__ = [
     "GuardSettings",
     "GuardedWeights",
     "LabelledSource",
+    "LearnedScales",
+    "NormScales",
     "NormStatistics",
     "ObservedNetwork",
     "StatisticsWeights",
@@ -34,6 +38,8 @@ __all__ = [
     "UsualFeatures",
     "WeightAdaptation",
     "WeightEvent",
+    "WeightMethod",
     "WeightOptions",
     "WeightsState",
+    "load_method",
 ]

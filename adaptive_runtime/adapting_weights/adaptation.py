@@ -131,6 +131,8 @@ class WeightAdaptation:
 
     def _look(self, digest: str, parts: list[Array]) -> None:
         """Let a SubNet look at images; where that fails, it serves with the source's weights from then on."""
+        if digest in self._failed:
+            return
         try:
             _guarded(partial(self._pool.answerer(Variant(digest)).work, self._observe, digest, parts))
         except VariantError as error:

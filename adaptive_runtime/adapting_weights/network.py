@@ -61,12 +61,15 @@ class ObservedNetwork:
     def statistics(self, x_BCHW: Array, source: NormStatistics, share: float) -> NormStatistics:
         """Of images, where each BatchNorm normalises by those of the batch with this share, and by the source's else.
 
-        Of more than `images` images, as many as whole batches have; each batch has images of all parts.
+        Of more than `images` images: those of `batches`.
         """
+        return NormStatistics.joined([self._run(one, source, share).statistics for one in self.batches(x_BCHW)])
+
+    def batches(self, x_BCHW: Array) -> list[Array]:
+        """Whole batches of `images` images, as many as there are; each has images of all parts."""
         count = len(x_BCHW) // self.images
         assert count, "a batch of images is there"
-        batches = (x_BCHW[number::count][: self.images] for number in range(count))
-        return NormStatistics.joined([self._run(one, source, share).statistics for one in batches])
+        return [x_BCHW[number::count][: self.images] for number in range(count)]
 
     def features(self, seen: SeenImages) -> list[Array]:
         """Mean and logarithm of the deviation (B, 2 · channels) of each BatchNorm's input."""

@@ -1,8 +1,11 @@
 """Settings of what guards weights that adapt, and of how they adapt on a device."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+WeightMethod = Literal["statistics", "tent"]
 
 
 class GuardSettings(BaseModel):
@@ -37,16 +40,24 @@ class GuardSettings(BaseModel):
 
 
 class WeightOptions(BaseModel):
-    """How a SubNet's weights adapt on the device: by the statistics of its BatchNorms' inputs."""
+    """How the BatchNorms of a SubNet adapt on the device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    method: WeightMethod = "statistics"
+    """statistics: of what BatchNorms read. tent: their scales and biases, too, by gradients; needs torch and onnx."""
     state: Path | None = None
     """Folder of what SubNets have adapted, which a restart goes on with; None: it is forgotten."""
     prior_images: float = Field(default=4.0, ge=0)
     """The source's statistics weigh as much as so many images beside a batch."""
     newest_share: float = Field(default=0.3, gt=0, le=1)
     """Of each step in the statistics that are kept."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """tent: of SGD."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """tent: of SGD."""
+    sure_share: float | None = Field(default=None, gt=0, le=1)
+    """tent: images count whose entropy is below this share of the largest one, ln K, the surer the more; None: all alike."""
     waiting_images: int = Field(default=256, ge=1)
     """Images that may wait to be looked at; those that come meanwhile are left out."""
     guard: GuardSettings = GuardSettings()

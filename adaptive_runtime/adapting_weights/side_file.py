@@ -1,21 +1,33 @@
 """Side files: what a SubNet has adapted, in a folder of the device, never in the bundle's weights.
 
-A side file is npz without pickles. It fits one SubNet of one bundle, and has a checksum of all that it says.
+A side file is npz without pickles. It fits one SubNet of one bundle, and has checksums of all that it says. Scales and biases
+are there where they were learned; versions that know none read the statistics beside them.
 """
 
 import hashlib
 import io
 import logging
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_runtime.adapting_weights.statistics import NormStatistics
+from adaptive_runtime.adapting_weights.scales import NormScales
+from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.files import replace_file
 
 LOG = logging.getLogger("adaptive_runtime")
+
+
+class KeptWeights(NamedTuple):
+    """Statistics that come from so many steps, and learned scales and biases. None: nothing of these was learned."""
+
+    statistics: NormStatistics
+    steps: int
+    scales: NormScales | None = None
 
 
 class AdaptedFiles:
@@ -32,42 +44,52 @@ class AdaptedFiles:
         """The side file of a SubNet."""
         return self.folder / f"{digest}.adapted.npz"
 
-    def read(self, digest: str, source: str, channels: int) -> tuple[NormStatistics, int] | None:
-        """Statistics and steps that are kept of a SubNet; None: none, or the file is damaged or foreign, which the log tells.
+    def read(self, digest: str, source: str, channels: int) -> KeptWeights | None:
+        """What is kept of a SubNet; None: nothing, or the file is damaged or foreign, which the log tells.
 
         source: digest of what the SubNet's statistics were before.
         """
         file = self.file(digest)
         try:
             with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
-                found = NormStatistics(arrays["mean"], arrays["variance"])
-                steps, told, checksum = int(arrays["steps"]), str(arrays["source"]), str(arrays["checksum"])
+                statistics = NormStatistics(arrays["mean"], arrays["variance"])
+                learned = NormScales(arrays["scale"], arrays["bias"]) if "scale" in arrays else None
+                found = KeptWeights(statistics, int(arrays["steps"]), learned)
+                told, checksum = str(arrays["source"]), str(arrays["checksum"])
+                of_scales = None if learned is None else str(arrays["scales_checksum"])
         except FileNotFoundError:
             return None
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             line = " ".join(str(error).split())
             LOG.warning("'%s' is damaged (%s); the SubNet is as the bundle has it", file, line)
             return None
-        if checksum != _checksum(found, steps, told):
+        wanted = _checksum(statistics, f"{told} {found.steps}")
+        arrays_F: tuple[Array, ...] = statistics if learned is None else (*statistics, *learned)
+        if checksum != wanted or not (learned is None or of_scales == _checksum(learned, wanted)):
             LOG.warning("'%s' is damaged (another checksum); the SubNet is as the bundle has it", file)
-        elif told != source or found.mean_F.shape != (channels,) or found.variance_F.shape != (channels,):
+        elif told != source or any(one.shape != (channels,) for one in arrays_F):
             LOG.warning("'%s' belongs to another bundle; the SubNet is as this bundle has it", file)
-        elif not found.is_finite:
+        elif not statistics.is_finite or not (learned is None or learned.is_finite):
             LOG.warning("'%s' has values that no network can use; the SubNet is as the bundle has it", file)
         else:
-            return found, steps
+            return found
         return None
 
-    def write(self, digest: str, source: str, statistics: NormStatistics, steps: int) -> None:
+    def write(
+        self, digest: str, source: str, statistics: NormStatistics, steps: int, scales: NormScales | None = None
+    ) -> None:
         """Keep what a SubNet has adapted; where that fails, one line tells so."""
-        stream = io.BytesIO()
+        stream, checksum = io.BytesIO(), _checksum(statistics, f"{source} {steps}")
         arrays = {
             "mean": statistics.mean_F,
             "variance": statistics.variance_F,
             "steps": np.array(steps),
             "source": np.array(source),
-            "checksum": np.array(_checksum(statistics, steps, source)),
+            "checksum": np.array(checksum),
         }
+        if scales is not None:
+            arrays |= {"scale": scales.scale_F, "bias": scales.bias_F}
+            arrays["scales_checksum"] = np.array(_checksum(scales, checksum))
         np.savez(stream, allow_pickle=False, **arrays)
         try:
             replace_file(self.file(digest), stream.getvalue())
@@ -84,8 +106,8 @@ class AdaptedFiles:
             LOG.warning("'%s' cannot be removed (%s): a restart finds it", self.file(digest), error.strerror)
 
 
-def _checksum(statistics: NormStatistics, steps: int, source: str) -> str:
-    found = hashlib.sha256(f"{source} {steps}".encode())
-    for array in statistics:
+def _checksum(arrays: Iterable[Array], told: str) -> str:
+    found = hashlib.sha256(told.encode())
+    for array in arrays:
         found.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return found.hexdigest()

@@ -13,6 +13,7 @@ import numpy as np
 from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardEvent
 from adaptive_runtime.adapting_weights.network import ObservedNetwork
 from adaptive_runtime.adapting_weights.profile import UsualFeatures
+from adaptive_runtime.adapting_weights.scales import EntropyNetwork, LearnedScales
 from adaptive_runtime.adapting_weights.settings import WeightOptions
 from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
 from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics, spans
@@ -56,7 +57,8 @@ class AdaptedSubnet:
         self._usual = usual_features(source, self._net)
         network = ObservedNetwork(self._observed_session, self._net)
         statistics = NormStatistics(source.mean, source.variance)
-        self.weights = StatisticsWeights(network, statistics, self._anchor, options)
+        learned = None if options.method == "statistics" else LearnedScales(self._entropy_network, options)
+        self.weights = StatisticsWeights(network, statistics, self._anchor, options, learned)
         self.guard = DriftGuard(self.weights, source.calibration_ND, options.guard)
         self.is_adapted = False
         self._look_ms: float | None = None
@@ -90,7 +92,7 @@ class AdaptedSubnet:
 
     def release(self) -> None:
         """Free what looks at images, until the next ones come."""
-        self.weights.network.release()
+        self.weights.release()
 
     def serve_source(self) -> None:
         """Let the bundle's own weights answer from the next run on, and forget what was adapted."""
@@ -103,19 +105,20 @@ class AdaptedSubnet:
             self._files.remove(self.digest)
 
     def serve_adapted(self) -> None:
-        """Let the statistics as they are now answer from the next run on, and keep them in the side file.
+        """Let what was adapted answer as it is now, from the next run on, and keep it in the side file.
 
         AdaptiveError, and nothing is changed: the new session does not compute what was judged.
         """
         start_s = time.perf_counter()
-        load = partial(self._adapted_session, self.weights.statistics)
+        weights = self.weights
+        load = partial(self._adapted_session, weights.folded)
         session = load()
         self._check(session)
         self._pool.renew(self._answerer, load, session)
         self.is_adapted = True
         self._renewed_ms = 1e3 * (time.perf_counter() - start_s)
         if self._files is not None:
-            self._files.write(self.digest, self._belongs, self.weights.statistics, self.weights.steps)
+            self._files.write(self.digest, self._belongs, weights.statistics, weights.steps, weights.scales)
 
     def _check(self, session: Any) -> None:
         manifest = self._answerer.chain.manifest
@@ -139,9 +142,18 @@ class AdaptedSubnet:
             self.weights.example = x_BCHW, self.weights.look(x_BCHW).logits_BK
             self.serve_adapted()
 
+    @property
+    def _observed_files(self) -> tuple[str, ...]:
+        return self._net.file, *self._answerer.subnet.nets["onnx"].weights_files
+
     def _observed_session(self) -> Any:
-        names = (self._net.file, *self._answerer.subnet.nets["onnx"].weights_files)
-        return self._pool.files["onnx"].plain_session(self._answerer.chain.manifest, names)
+        return self._pool.files["onnx"].plain_session(self._answerer.chain.manifest, self._observed_files)
+
+    def _entropy_network(self) -> EntropyNetwork:
+        from adaptive_runtime.adapting_weights.gradients import DifferentiableNetwork  # torch, which others do without
+
+        file = self._pool.bundle.verified(*self._observed_files)[0]
+        return DifferentiableNetwork(file, self._net, self._pool.bundle.manifest.runs[self._pool.form].threads)
 
     def _adapted_session(self, statistics: NormStatistics) -> Any:
         net = self._answerer.subnet.nets["onnx"]

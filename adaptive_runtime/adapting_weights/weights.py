@@ -1,4 +1,4 @@
-"""The statistics of one SubNet that adapt, without labels, gradients and torch.
+"""The statistics of one SubNet that adapt, and with them scales and biases that gradients change, without labels.
 
 Legend: A labelled source images, B batch, C channels, H height, W width, K classes.
 """
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap, confidence, judged
 from adaptive_runtime.adapting_weights.network import ObservedNetwork, SeenImages
+from adaptive_runtime.adapting_weights.scales import LearnedScales, NormScales
 from adaptive_runtime.adapting_weights.settings import WeightOptions
 from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics
 
@@ -25,11 +26,13 @@ class LabelledSource(NamedTuple):
 class StatisticsWeights:
     """Statistics of a SubNet's BatchNorms that follow the images. `DriftGuard` says when.
 
-    anchor: labelled source images, read when they are needed. example: an image (1, C, H, W) of the latest verdict and the
-    adapted logits (1, K) for it; before, those of the source.
+    learned: scales and biases that change in each step, too; None: they stay the source's. anchor: labelled source images, read
+    when they are needed. example: an image (1, C, H, W) of the latest verdict and the adapted logits (1, K) for it; before,
+    those of the source.
 
     A step takes the statistics of images, where each BatchNorm normalises by them, mixed with the source's as by a prior of so
-    many images; steps are averaged. One step to a batch is that of `tasks.adaptation` by the method `batchnorm`.
+    many images; steps are averaged. One step to a batch is that of `tasks.adaptation` by the method `batchnorm`; with `learned`
+    it is that of `tent`.
     """
 
     def __init__(
@@ -38,8 +41,10 @@ class StatisticsWeights:
         source: NormStatistics,
         anchor: Callable[[], LabelledSource],
         options: WeightOptions,
+        learned: LearnedScales | None = None,
     ) -> None:
         self.network, self.source, self.options, self._anchor = network, source, options, anchor
+        self._learned = learned
         self._usual = self._gap(source)
         x_ACHW, _ = anchor()
         self.example = self._example(x_ACHW, self.network.look(x_ACHW[:1], source))
@@ -54,31 +59,59 @@ class StatisticsWeights:
         """Back to the source."""
         self.restore(self.source, 0)
 
-    def restore(self, statistics: NormStatistics, steps: int) -> None:
-        """Take statistics that come from so many steps."""
+    def restore(self, statistics: NormStatistics, steps: int, scales: NormScales | None = None) -> None:
+        """Take statistics, and where they are learned scales and biases, that come from so many steps. None: the source's."""
         self.statistics, self.steps = statistics, steps
+        if self._learned is not None:
+            self._learned.restore(scales)
+
+    @property
+    def scales(self) -> NormScales | None:
+        """Scales and biases as they are now; None: they are the source's, and stay so."""
+        return None if self._learned is None else self._learned.now
+
+    @property
+    def folded(self) -> NormStatistics:
+        """Statistics with which the bundle's weights compute what was adapted."""
+        return self._folded(self.statistics)
+
+    def release(self) -> None:
+        """Free what looks at images, until the next ones come."""
+        self.network.release()
+        if self._learned is not None:
+            self._learned.release()
+
+    def _folded(self, statistics: NormStatistics) -> NormStatistics:
+        """The same for other statistics, with the scales and biases as they are now."""
+        return statistics if self._learned is None else self._learned.folded(statistics)
 
     def adapt(self, x_BCHW: Array) -> None:
         """One step to images, `fewest` at least."""
         share = self.network.images / (self.network.images + self.options.prior_images)
-        found = self.network.statistics(x_BCHW, self.source, share)
+        if self._learned is None:
+            found = self.network.statistics(x_BCHW, self.source, share)
+        else:
+            found = self._learned.step(self.network.batches(x_BCHW), self.source, share)
         newest = max(self.options.newest_share, 1 / (self.steps + 1))
-        self.restore(self.statistics.averaged(self.source.towards(found, share), newest), self.steps + 1)
+        self.statistics = self.statistics.averaged(self.source.towards(found, share), newest)
+        self.steps += 1
 
     def look(self, x_BCHW: Array) -> SeenImages:
-        """Images as the SubNet sees them with the statistics as they are now."""
-        return self.network.look(x_BCHW, self.statistics)
+        """Images as the SubNet sees them, adapted as it is now."""
+        return self.network.look(x_BCHW, self.folded)
 
     def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
-        """Whether the statistics are better for held-back images than the source's.
+        """Whether what was adapted is better for held-back images than the source.
 
         First, what BatchNorms read of these images is nearer to the statistics that normalise it than with the source
         (`NormStatistics.distance`). The adapted statistics then fit the images as the source's fit the source images, and the
         source's fit the images as badly as the adapted ones fit the source images. So of each, accuracy is expected to be above
         confidence by as much as it is on labelled source images: there with the source's statistics, or with the adapted ones.
+        Learned scales and biases, which make confidence larger, are with the source's statistics there; they may lose
+        `GuardSettings.anchor_points` of accuracy.
         """
-        if not self.statistics.is_finite:
-            return AdaptedVerdict(False, "adapted statistics are no finite numbers", 0.0, 0.0)
+        if not self.statistics.is_finite or not (self.scales is None or self.scales.is_finite):
+            return AdaptedVerdict(False, "adapted weights are no finite numbers", 0.0, 0.0)
         seen, usual = self.look(x_BCHW), self.network.look(x_BCHW, self.source)
         self.example = self._example(x_BCHW, seen)
         away, usually_away = seen.statistics.distance(self.statistics), usual.statistics.distance(self.source)
@@ -87,7 +120,10 @@ class StatisticsWeights:
                 f"held-back images are {away:.2g} away from adapted statistics, {usually_away:.2g} from the source's"
             )
             return AdaptedVerdict(False, reason, confidence(source_BK), confidence(seen.logits_BK))
-        return judged(source_BK, self._gap(self.statistics).above, seen.logits_BK, self._usual.above)
+        fitting = self._usual if self._learned is None else self._gap(self._folded(self.source))
+        lost_points = 100 * (self._usual.accuracy - fitting.accuracy)
+        lost_points = lost_points if lost_points > self.options.guard.anchor_points else 0.0
+        return judged(source_BK, self._gap(self.statistics).above, seen.logits_BK, fitting.above, lost_points)
 
     @staticmethod
     def _example(x_BCHW: Array, seen: SeenImages) -> tuple[Array, Array]:

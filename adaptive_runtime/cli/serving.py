@@ -4,8 +4,9 @@ import argparse
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from adaptive_runtime.adapting_weights import WeightMethod
 from adaptive_runtime.bundles import BUNDLE_FORMATS
 from adaptive_runtime.cli.devices import add_devices, addresses
 from adaptive_runtime.errors import AdaptiveError
@@ -91,8 +92,8 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
     )
     bundle.add_argument(
         "--weights",
-        choices=("statistics",),
-        help="while images drift, the SubNet that serves follows them by its BatchNorm statistics",
+        choices=get_args(WeightMethod),
+        help="while images drift, the SubNet that serves follows them by its BatchNorm statistics; tent: by gradients, too",
     )
     bundle.add_argument(
         "--policy",

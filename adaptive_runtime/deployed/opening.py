@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import get_args
 
 from adaptive_runtime.adapting import Adaptation, AdaptingOptions, BundleVariants
-from adaptive_runtime.adapting_weights import WeightAdaptation, WeightOptions
+from adaptive_runtime.adapting_weights import WeightAdaptation, WeightMethod, WeightOptions, load_method
 from adaptive_runtime.bundles import BundleFormat, OpenBundle
 from adaptive_runtime.choice import ChoicePolicy, ChoiceRules, Objective
 from adaptive_runtime.deployed.formats import serving_formats
@@ -31,7 +31,7 @@ def load(
     prepares: bool = True,
     cache: str | Path | None = None,
     also: str | Path | None = None,
-    weights: Literal["statistics"] | WeightOptions | None = None,
+    weights: WeightMethod | WeightOptions | None = None,
     taken_out: Mapping[Variant, str] = MappingProxyType({}),
     after: DeployedModel | None = None,
 ) -> DeployedModel:
@@ -47,19 +47,19 @@ def load(
     where it cannot serve, the log tells so. key_file: with it the bundle must be signed. prepares: ONNX files are optimised
     once and kept in `cache`; None: in the bundle's folder. also: the folder of a search on this device, whose SubNets serve,
     too; all are compared by the accuracies that it measured, in the first format alone. weights: the SubNet that serves follows
-    its images by its BatchNorm statistics, while they drift, in the first format alone; "statistics": with the default options.
-    None: weights stay as they are. taken_out: whole SubNets that do not serve, each with one line why, if the pool has them.
-    after: a model in whose place this one comes: what serves there serves first, and its memory counts for `memory_mib`.
+    its images while they drift, in the first format alone, by a `WeightOptions.method` ("tent" needs torch); None: they stay.
+    taken_out: whole SubNets that do not serve, each with one line why, if the pool has them. after: a model in whose place this
+    one comes: what serves there serves first, and its memory counts for `memory_mib`.
     """
     bundle = OpenBundle.open(folder, key_file, also)
-    forms = serving_formats(bundle, format, LOG.warning)
-    forms = forms if also is None and weights is None else forms[:1]
+    adapting = None if weights is None else load_method(weight_options(weights))
+    forms = serving_formats(bundle, format, LOG.warning)[: None if also is None and weights is None else 1]
     start_mib, place = None if after is None else after.pool.start_mib, None if cache is None else Path(cache)
     pool = SubNetPool(bundle, forms, memory_mib, LOG.warning, prepares=prepares, cache=place, start_mib=start_mib)
     if after is not None:
         first, taken_out = first or after.state.serving, {**after.taken_out, **taken_out}
     first = None if first is None else _possible(pool, first)
-    following = None if weights is None else WeightAdaptation(pool, weight_options(weights))
+    following = None if adapting is None else WeightAdaptation(pool, adapting)
     options = _options(adapts, policy, bundle.manifest.policy)
     if options is None:
         serving = first or best_within([pool.answerer(one) for one in pool.whole_variants], budget_ms)
@@ -73,9 +73,10 @@ def weight_options(weights: str | WeightOptions) -> WeightOptions:
     """The options of weights that adapt. AdaptiveError: there is no such way."""
     if isinstance(weights, WeightOptions):
         return weights
-    if weights != "statistics":
-        raise AdaptiveError("weights", f"'{weights}'", allowed="'statistics', WeightOptions or None")
-    return WeightOptions()
+    if weights not in get_args(WeightMethod):
+        allowed = f"{', '.join(repr(one) for one in get_args(WeightMethod))}, WeightOptions or None"
+        raise AdaptiveError("weights", f"'{weights}'", allowed=allowed)
+    return WeightOptions.model_validate({"method": weights})
 
 
 def _options(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from adaptive_runtime.adapting_weights import WeightMethod
 from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.links import DeviceAddress
 from profiling_agents.messages import ActivationCoding
@@ -56,7 +56,7 @@ class BundleOptions:
     adapts: bool = False
     policy: str | None = None
     decisions: Path | None = None
-    weights: Literal["statistics"] | None = None
+    weights: WeightMethod | None = None
     sensors_root: Path = SYSTEM
     hit_rate: bool = False
 

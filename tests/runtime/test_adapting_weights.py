@@ -1,6 +1,9 @@
 """A deployed model whose weights follow drifted images: beside serving, judged, undone, and remembered."""
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,15 @@ from torch.nn import functional
 
 import adaptive_runtime
 import tailor_ir
-from adaptive_runtime.adapting_weights import AdaptedSubnet, GuardSettings, NormStatistics, WeightOptions
+from adaptive_runtime.adapting_weights import (
+    AdaptedSubnet,
+    GuardSettings,
+    NormScales,
+    NormStatistics,
+    WeightMethod,
+    WeightOptions,
+)
+from adaptive_runtime.adapting_weights.gradients.operators import OPERATORS
 from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
@@ -60,8 +71,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(bundle: Path, state: Path | None = None) -> DeployedModel:
-    options = WeightOptions(state=state, waiting_images=10_000, guard=GuardSettings(judged_from=8))
+def opened(bundle: Path, state: Path | None = None, method: WeightMethod = "statistics") -> DeployedModel:
+    options = WeightOptions(method=method, state=state, waiting_images=10_000, guard=GuardSettings(judged_from=8))
     return adaptive_runtime.load(bundle, prepares=False, weights=options)
 
 
@@ -85,9 +96,10 @@ def serving_adapted(model: DeployedModel) -> bool:
     return model.state.weights.subnets[model.state.serving.digest].adapted
 
 
-def test_drift_is_corrected_and_the_source_is_back_when_it_is_over(bundle: Path) -> None:
+@pytest.mark.parametrize("method", ["statistics", "tent"])
+def test_drift_is_corrected_and_the_source_is_back_when_it_is_over(bundle: Path, method: WeightMethod) -> None:
     x_NCHW, y_N = pictures(320, 5)
-    with opened(bundle) as model:
+    with opened(bundle, method=method) as model:
         x_1CHW = x_NCHW[:1]
         recent = RecentService(model.state)
         before = model.infer(x_1CHW).logits
@@ -165,10 +177,34 @@ def test_statistics_that_are_wrong_on_purpose_are_undone_soon(
             assert kinds(model) == ["undone"]  # nothing adapts to images that nobody has seen drift
 
 
-def adapted_state(bundle: Path, tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
+def test_scales_that_are_wrong_on_purpose_are_undone_soon(bundle: Path, tmp_path: Path) -> None:
+    """The side file of an earlier process has them, and images are those of the source."""
+    with adaptive_runtime.load(bundle, prepares=False) as plain:
+        x_NCHW, y_N = pictures(MOST_IMAGES, 12)
+        expected = plain.infer(x_NCHW[:1]).logits
+        digest, pool = plain.state.serving.digest, plain.pool
+        weights = AdaptedSubnet(pool, digest, WeightOptions(method="tent"), None).weights
+        net = pool.bundle.manifest.by_digest[digest].nets["onnx"].adaptable
+        assert net is not None
+        assert weights.scales is not None
+        belongs = pool.bundle.manifest.files[net.source].sha256
+        factors = np.random.default_rng(0).choice(np.array([0.3, 3], np.float32), len(weights.scales.scale_F))
+        scales = NormScales(weights.scales.scale_F * factors, weights.scales.bias_F[::-1].copy())
+    AdaptedFiles(tmp_path / "state").write(digest, belongs, weights.source, 3, scales)
+    with opened(bundle, tmp_path / "state", "tent") as model:
+        assert model.weights is not None
+        model.weights.wait()
+        assert serving_adapted(model)
+        assert not np.allclose(model.infer(x_NCHW[:1]).logits, expected, rtol=1e-3)
+        error(model, x_NCHW[1:], y_N[1:])
+        assert kinds(model) == ["undone"]
+        assert np.array_equal(model.infer(x_NCHW[:1]).logits, expected)
+
+
+def adapted_state(bundle: Path, tmp_path: Path, method: WeightMethod) -> tuple[Path, np.ndarray, np.ndarray]:
     """The side file of a model that adapted, an image, and its adapted logits."""
     x_NCHW, y_N = pictures(192, 8)
-    with opened(bundle, tmp_path / "state") as model:
+    with opened(bundle, tmp_path / "state", method) as model:
         error(model, drifted(x_NCHW), y_N)
         assert serving_adapted(model)
         digest = model.state.serving.digest
@@ -176,15 +212,55 @@ def adapted_state(bundle: Path, tmp_path: Path) -> tuple[Path, np.ndarray, np.nd
     return tmp_path / "state" / f"{digest}.adapted.npz", x_NCHW[:1], logits
 
 
-def test_what_was_adapted_survives_a_restart_and_no_weights_are_written(bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["statistics", "tent"])
+def test_what_was_adapted_survives_a_restart_and_no_weights_are_written(
+    bundle: Path, tmp_path: Path, method: WeightMethod
+) -> None:
     before = {file.name: file.read_bytes() for file in bundle.iterdir() if file.is_file()}
-    _, x_1CHW, logits = adapted_state(bundle, tmp_path)
-    with opened(bundle, tmp_path / "state") as again:
+    _, x_1CHW, logits = adapted_state(bundle, tmp_path, method)
+    with opened(bundle, tmp_path / "state", method) as again:
         assert again.weights is not None
         again.weights.wait()
         assert serving_adapted(again)
         assert np.array_equal(again.infer(x_1CHW).logits, logits)
     assert {file.name: file.read_bytes() for file in bundle.iterdir() if file.is_file()} == before
+
+
+@pytest.mark.parametrize(("written", "read"), [("statistics", "tent"), ("tent", "statistics")])
+def test_another_method_goes_on_with_the_statistics_of_a_side_file(
+    bundle: Path, tmp_path: Path, written: WeightMethod, read: WeightMethod
+) -> None:
+    file, x_1CHW, logits = adapted_state(bundle, tmp_path, written)
+    with np.load(file) as arrays:
+        kept = NormStatistics(arrays["mean"], arrays["variance"])
+        assert ("scale" in arrays) is (written == "tent")
+    with opened(bundle, tmp_path / "state", read) as again:
+        assert again.weights is not None
+        again.weights.wait()
+        assert serving_adapted(again)
+        found = again.infer(x_1CHW).logits
+        subnet = AdaptedSubnet(again.pool, again.state.serving.digest, WeightOptions(), None)
+        expected = subnet.weights.network.look(x_1CHW, kept).logits_BK
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert np.array_equal(found, logits) is (written == "statistics")
+
+
+def test_scales_that_were_learned_are_kept_with_a_checksum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = AdaptedFiles(tmp_path / "state")
+    one, two, three = (np.full(5, value, np.float32) for value in (1, 2, 3))
+    files.write("subnet", "a bundle", NormStatistics(one, two), 2, NormScales(two, three))
+    found = files.read("subnet", "a bundle", 5)
+    assert found is not None
+    assert found.scales is not None
+    assert [each[0] for each in (*found.statistics, *found.scales)] == [1, 2, 2, 3]
+    file = files.file("subnet")
+    with np.load(file) as arrays:
+        np.savez(file, **{**arrays, "bias": arrays["bias"] + 1})
+    with caplog.at_level(logging.WARNING, "adaptive_runtime"):
+        assert files.read("subnet", "a bundle", 5) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"'{file}' is damaged (another checksum); the SubNet is as the bundle has it"
+    ]
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "foreign"])
@@ -248,10 +324,46 @@ def test_a_bundle_without_what_adapting_needs_is_one_clear_line(plain_bundle: Pa
         adaptive_runtime.load(plain_bundle, prepares=False, weights="gradients")  # type: ignore[arg-type]
 
 
-def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
-    bundle: Path, plain_bundle: Path, tmp_path: Path
+def test_gradients_without_torch_are_one_line_with_its_installation(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--weights", "statistics", "--state", str(tmp_path / "state"), "--cache", str(tmp_path / "cache"))
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    line = refused("serve", str(bundle), "--weights", "tent")
+    wanted = "weights 'tent': gradients need torch and onnx (No module named 'torch'); pip install 'autotailor-runtime[adapt]'"
+    assert wanted in line
+
+
+def test_a_subnet_that_cannot_be_differentiated_serves_as_it_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OPERATORS, "Relu")
+    x_NCHW, y_N = pictures(64, 11)
+    with opened(bundle, method="tent") as model:
+        error(model, drifted(x_NCHW), y_N)
+        assert model.state.weights is not None
+        (event,) = model.state.weights.events
+    assert event.kind == "failed"
+    assert "operator 'Relu' at '" in event.reason
+    assert "has no gradients here; adapt by 'statistics'" in event.reason
+
+
+def test_statistics_adapt_without_torch(bundle: Path) -> None:
+    program = (
+        "import sys, numpy, adaptive_runtime\n"
+        "with adaptive_runtime.load(sys.argv[1], prepares=False, weights='statistics') as model:\n"
+        "    model.infer(numpy.zeros((16, 3, 16, 16), numpy.float32))\n"
+        "    model.weights.wait()\n"
+        "    assert [one.images for one in model.state.weights.subnets.values()] == [16]\n"
+        "assert not {'torch', 'onnx'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, bundle], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("method", ["statistics", "tent"])
+def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
+    bundle: Path, plain_bundle: Path, tmp_path: Path, method: WeightMethod
+) -> None:
+    options = ("--weights", method, "--state", str(tmp_path / "state"), "--cache", str(tmp_path / "cache"))
     x_NCHW, _ = pictures(192, 10)
     with served(bundle, tmp_path / "log", *options) as service:
 
@@ -279,4 +391,4 @@ def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
             return [one["adapted"] for one in again.state()["model"]["weights"]["subnets"].values()] == [True]
 
         assert soon(is_adapted, WITHIN_S)
-    assert "has nothing to adapt by statistics" in refused("serve", str(plain_bundle), "--weights", "statistics")
+    assert "has nothing to adapt by statistics" in refused("serve", str(plain_bundle), "--weights", method)

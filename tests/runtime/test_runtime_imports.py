@@ -1,4 +1,7 @@
-"""The run time needs numpy, the messages' pydantic, and psutil for sensing; nothing that a device does not have."""
+"""The run time needs numpy, the messages' pydantic, and psutil for sensing; nothing that a device does not have.
+
+Gradients are left out: whoever asks for them installs torch.
+"""
 
 import pkgutil
 import subprocess
@@ -10,7 +13,12 @@ import pytest
 import adaptive_runtime
 
 ROOM = Path(adaptive_runtime.__path__[0])
-MODULES = [module.name for module in pkgutil.walk_packages([str(ROOM)], "adaptive_runtime.")]
+GRADIENTS = "adaptive_runtime.adapting_weights.gradients"
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages([str(ROOM)], "adaptive_runtime.")
+    if not module.name.startswith(GRADIENTS)
+]
 SERVICE, COMMANDS = ("adaptive_runtime.service",), ("adaptive_runtime.cli", "adaptive_runtime.__main__")
 NEEDED = {"numpy", "psutil", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
 SERVED = {"anyio", "click", "h11", "idna", "prometheus_client", "sniffio", "starlette", "uvicorn"}

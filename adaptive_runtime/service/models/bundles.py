@@ -85,7 +85,7 @@ def _loaded(
         key_file=options.key_file,
         cache=options.cache,
         also=also,
-        weights=None if options.weights is None else WeightOptions(state=options.state),
+        weights=None if options.weights is None else WeightOptions(method=options.weights, state=options.state),
         taken_out=taken_out or {},
         after=after,
     )
