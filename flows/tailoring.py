@@ -18,7 +18,7 @@ from flows.stages.report import report
 from flows.stages.spec import Outputs, StageSpec
 from flows.stages.streams import check_streams
 from flows.stages.walk import results, walk
-from flows.stages.winners import readable_exports
+from flows.stages.winners import check_adapted, readable_exports
 from tasks.choose import Question
 from tasks.plan import ProfilePlan
 
@@ -28,6 +28,7 @@ def tailor(
 ) -> dict[str, Any]:
     """Work the stages of a table up to command `until`. question: to the search with which it ends."""
     check_streams(config, until)
+    check_adapted(config)
     with open_run(config, until) as run:
         devices, place = ", ".join(config.device), config.output_dir.resolve()
         get_run_logger().info(f"{config.name} for {devices}, up to '{until}': results in '{place}'")

@@ -124,6 +124,11 @@ class BundleManifest(FileMessage):
     def to_json(self) -> str:
         """The file's text; fields that older run times do not know are there where they say something."""
         absent: dict[str, Any] = {name: True for name in ("policy", "problem") if getattr(self, name) is None}
+        of_subnets: dict[str, Any] = {}
         if len(self.known_formats) == 1:
-            absent["subnets"] = {"__all__": {"nets": {"__all__": {"figures"}}}}
+            of_subnets["nets"] = {"__all__": {"figures"}}
+        if all(subnet.adapted is None for subnet in self.subnets):
+            of_subnets["adapted"] = True
+        if of_subnets:
+            absent["subnets"] = {"__all__": of_subnets}
         return self.model_dump_json(indent=1, exclude=absent or None) + "\n"

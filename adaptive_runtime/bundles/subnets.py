@@ -136,6 +136,7 @@ class BundledSubNet(Message):
     """A SubNet. accuracy: by split, of whole answers. latency: as measured; None: it failed. predicted_ms: what chose it.
 
     nets: by format; at least one. exits: of its chain, in order. thresholds: by which samples leave; early: what comes of it.
+    adapted: sha256 of the side file whose tensors the SubNet has in the place of shared weights; None: it has not adapted.
     """
 
     digest: str
@@ -153,6 +154,7 @@ class BundledSubNet(Message):
     exits: tuple[BundledExit, ...] = ()
     thresholds: Thresholds | None = None
     early: EarlyAnswers | None = None
+    adapted: str | None = None
 
     @property
     def named_files(self) -> Iterator[str]:

@@ -37,13 +37,13 @@ def model_key(settings: ModelSettings) -> dict[str, Any]:
     key = key_settings(settings)
     if settings.kind == "onnx":
         del key["name"]
-    files = {name: _content(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
+    files = {name: content_of(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
     if settings.kind == "callable" and (source := _source(settings.name)):
         files["source"] = source
     return {**key, "files": files}
 
 
-def _content(file: Path) -> str:
+def content_of(file: Path) -> str:
     """sha256 of a file, whatever it is called."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -15,6 +15,7 @@ from flows.pages import facts
 from flows.pages.tables import exported_rows, front_rows
 from flows.results import of
 from flows.run import Output
+from flows.stages.inputs import content_of
 from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
 from profiling_agents.client import AgentClient
 from tasks.artifacts import digest_of, key_settings
@@ -23,6 +24,7 @@ from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
+from tasks.export.adapted import read_side_files
 from tasks.export.bundles import FurtherFormat, further_formats
 from tasks.levels import LEVELS_FILE, Levels
 from tasks.measuring.settings import RepeatedTimingSettings
@@ -288,6 +290,11 @@ def _source(config: FlowConfig) -> dict[str, str]:
     return origin_of(config.supernet).model_dump(exclude={"version"})
 
 
+def check_adapted(config: FlowConfig) -> None:
+    """UserError for side files that no export takes, whatever its winners are; told before anything is trained."""
+    read_side_files(config.export.adapted)
+
+
 def _export_inputs(at: Context) -> tuple[Any, ...]:
     provenance = _provenance(at)
     front = chosen(at)[at.device].folder / FRONT_FILE
@@ -296,7 +303,19 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
     made_from = dict(provenance.network), dict(provenance.digests)
     rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
     levels = (at.file("front", LEVELS_FILE), *map(at.fingerprint_of, _others(at))) if _others(at) else ()
-    return at.fingerprint, at.data, at.trained, front, *made_from, *others, at.implementations(), *rules, *levels
+    adapted = sorted(map(content_of, at.config.export.adapted))
+    return (
+        at.fingerprint,
+        at.data,
+        at.trained,
+        front,
+        *made_from,
+        *others,
+        at.implementations(),
+        *rules,
+        *levels,
+        *adapted,
+    )
 
 
 def _others(at: Context) -> tuple[str, ...]:
@@ -321,9 +340,14 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
         data, provenance = _images(at.config), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
         implementations = ChosenImplementations.read(at.implementations())
-        return tasks.export.run(
-            settings, *given, _substitutes(at), implementations, _policies(at), at.config.policy.rules, formats
-        )
+        known = _substitutes(at), implementations, _policies(at), at.config.policy.rules, formats, _elsewhere(at)
+        return tasks.export.run(settings, *given, *known)
+
+
+def _elsewhere(at: Context) -> frozenset[str]:
+    """Digests of the winners of other devices; none where no side files are given, since these alone may belong to them."""
+    others = [one.folder for name, one in chosen(at).items() if name != at.device] if at.config.export.adapted else []
+    return frozenset(row.digest for folder in others for row in Front.read(folder / FRONT_FILE).winners)
 
 
 def _policies(at: Context) -> Sequence[SubnetPolicy]:

@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-Statistics = dict[str, torch.Tensor]  # name of a running mean or variance -> (channels of the SubNet,)
+Statistics = dict[str, torch.Tensor]
+"""A SubNet's own tensors, in its shapes: name of a running mean or variance -> (channels of the SubNet,).
+
+Of a SubNet that has adapted also other tensors (`SuperNet.own_tensors`).
+"""
 
 
 @dataclass(slots=True)

@@ -97,7 +97,8 @@ class _OnnxGraph:
     def stored(self, name: str) -> gs.Tensor:
         """A value that does not depend on the network's input; without weights, the numbers of large tensors are all equal."""
         graph, shape = self.structure.graph, self.shape(name)
-        if self.take is not None and (taken := self.take(name, self.subnet)) is not None:
+        take = None if name in self.tensors.statistics else self.take
+        if take is not None and (taken := take(name, self.subnet)) is not None:
             self.nodes += taken[1]
             return taken[0]
         if self.weights or prod(shape) <= SMALL or name in graph.constants or name in self.tensors.computed:

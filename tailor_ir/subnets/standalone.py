@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any
 
@@ -23,7 +23,7 @@ MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "self", "training
 
 
 class SubnetTensors:
-    """Copies of a SubNet's weights, and of all values that follow from its weights alone."""
+    """Copies of a SubNet's weights, and of all values that follow from its weights alone. `statistics`: its own tensors."""
 
     def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
         self.elastic, self.subnet, self.statistics = elastic, subnet, statistics or {}
@@ -37,10 +37,10 @@ class SubnetTensors:
 
     def __call__(self, name: str) -> torch.Tensor:
         """The value (a copy) under the SubNet's config."""
-        if name in self.computed:
-            return self._evaluated(name).clone()
         if name in self.statistics:
             return self.statistics[name].detach().clone()
+        if name in self.computed:
+            return self._evaluated(name).clone()
         tensor = self.elastic.tensor(name).detach()
         axes = self.elastic.structure.axis_map.axes[name]
         cut = make_cut(axes, self.subnet.sizes, labels=name in self.elastic.labels)
@@ -68,6 +68,7 @@ class _Builder:
         self.graph = fx.Graph()
         self.values: dict[str, fx.Node] = {}
         self.names: set[str] = set()
+        self.sources: dict[str, str] = {}  # a tensor's name in the module's state -> in the network
 
     def build(self, inputs: Sequence[str]) -> fx.GraphModule:
         own = self.elastic.structure.graph.inputs
@@ -94,14 +95,17 @@ class _Builder:
 
     def _add(self, node: Node) -> None:
         record = OPERATORS[node.op]
-        if record.layer is not None and all(self.tensors.has(name) for name in node.inputs[1:] if name):
+        weights = [name for name in node.inputs[1:] if name]
+        if record.layer is not None and all(map(self.tensors.has, weights)):
             shapes = self.lowering.shapes(node, self.subnet.sizes)
-            module = record.layer(node, shapes, [self.tensors(name) for name in node.inputs[1:] if name])
+            module = record.layer(node, shapes, [self.tensors(name) for name in weights])
             operands: Sequence[str] = node.inputs[:1]
         else:
             lowered = self.lowering.lower(node, self.subnet.sizes)
-            module, operands = copy.deepcopy(lowered.module), lowered.inputs  # equal nodes share theirs
+            module, operands, weights = copy.deepcopy(lowered.module), lowered.inputs, []  # equal nodes share theirs
         name = self._name(node.name)
+        # layers keep their tensors in the order of the node's operands; what comes after these is no tensor of the network
+        self.sources.update(zip((f"{name}.{key}" for key in module.state_dict()), weights, strict=False))
         self.root.add_module(name, module)
         result = self._variable("call_module", name, *(self._operand(o) for o in operands))
         if len(node.outputs) == 1:
@@ -114,6 +118,7 @@ class _Builder:
         if name not in self.values:
             attribute = self._name(name)
             tensor = self.tensors(name)
+            self.sources[attribute] = name
             if tensor.is_floating_point() and name not in self.elastic.structure.graph.constants:
                 self.root.register_parameter(attribute, nn.Parameter(tensor))
             else:
@@ -139,3 +144,15 @@ def build(elastic: Elastic, codes: np.ndarray, statistics: Statistics | None) ->
 def build_nodes(elastic: Elastic, subnet: Subnet, inputs: Sequence[str], statistics: Statistics | None) -> nn.Module:
     """The stand-alone network of a SubNet, or of a part of one that is called with the values of `inputs`, in eval mode."""
     return _Builder(elastic, subnet, statistics).build(inputs).eval()
+
+
+def own_tensors(elastic: Elastic, codes: np.ndarray, state: Mapping[str, torch.Tensor]) -> Statistics:
+    """Tensors of the module that `build` makes, by their names in the network: those of `state`, and what weights give.
+
+    The latter, as they were, do not follow the weights in `state` that they were computed from: in the module they are apart.
+    """
+    subnet = elastic.structure.subnet(codes)
+    builder = _Builder(elastic, subnet, None)
+    builder.build(elastic.structure.graph.inputs)
+    found = {name: builder.tensors(name) for name in builder.sources.values() if name in builder.tensors.computed}
+    return found | {builder.sources[key]: tensor for key, tensor in state.items() if key in builder.sources}

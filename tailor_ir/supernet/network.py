@@ -41,7 +41,7 @@ from tailor_ir.subnets.segments import (
     find_parts,
     with_all_answers,
 )
-from tailor_ir.subnets.standalone import build, build_nodes
+from tailor_ir.subnets.standalone import build, build_nodes, own_tensors
 from tailor_ir.summary import describe
 from tailor_ir.supernet.exporting import WithStatistics, export_together
 
@@ -175,6 +175,15 @@ class SuperNet:
     def build(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> nn.Module:
         """A stand-alone network of ordinary torch layers with its own copy of the SubNet's weights, in eval mode."""
         return build(self.elastic, self.space.row(config), statistics)
+
+    def own_tensors(self, config: Mapping[str, Choice], state: Mapping[str, torch.Tensor]) -> Statistics:
+        """Tensors of a SubNet that has adapted, by their names in the network.
+
+        state: what differs from the network that `build` made, by names of its `state_dict`. Given as statistics to `build` and
+        to exports, beside those of BatchNorm, they take the place of shared weights in this SubNet alone. A name that the
+        network does not know is left out; of one tensor that several layers have the last one counts.
+        """
+        return own_tensors(self.elastic, self.space.row(config), state)
 
     def exits(self, config: Mapping[str, Choice]) -> tuple[str, ...]:
         """The exits that a SubNet passes, its own as the last one; () for a space without exits."""

@@ -10,7 +10,7 @@ from tasks.adaptation.settings import (
     MethodSettings,
     StepSettings,
 )
-from tasks.adaptation.side_file import load_adapted, save_adapted
+from tasks.adaptation.side_file import SideFile, load_adapted, read_side_file, save_adapted
 from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
 
 __all__ = [
@@ -27,8 +27,10 @@ __all__ = [
     "GuardedSubnet",
     "MethodName",
     "MethodSettings",
+    "SideFile",
     "StepSettings",
     "load_adapted",
     "make_method",
+    "read_side_file",
     "save_adapted",
 ]

@@ -6,6 +6,7 @@ SubNet and of the source's tensors (BatchNorm statistics of the SubNet included)
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,6 +36,45 @@ class SideFileFacts(BaseModel):
     steps: int
 
 
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """What is in a side file: its metadata, the tensors by their names in the SubNet's state, and how images are aligned.
+
+    sha256: of the file.
+    """
+
+    path: Path
+    sha256: str
+    facts: SideFileFacts
+    state: Mapping[str, torch.Tensor]
+    alignment: InputAlignment | None
+
+    @property
+    def where(self) -> str:
+        """What errors call it."""
+        return f"side file '{self.path}'"
+
+    def check_supernet(self, net: SuperNet) -> None:
+        """UserError for the side file of another SuperNet, or of another format."""
+        self._check("format", "format", FORMAT)
+        self._check("supernet", "the SuperNet", _supernet_digest(net))
+
+    def give(self, subnet: AdaptiveSubnet, digest: str) -> None:
+        """Let a SubNet of this digest be as it had adapted. UserError, and nothing is changed, for a file of another one."""
+        self._check("subnet", "the SubNet", digest)
+        self._check("source", "the SubNet with the BatchNorm statistics", tensors_digest(subnet.source))
+        unknown = [name for name, tensor in self.state.items() if _shape(subnet.source.get(name)) != _shape(tensor)]
+        if unknown:
+            raise UserError(self.where, f"no such tensor in the SubNet: {unknown[0]}", next_step="adapt it again")
+        subnet.restore(self.state)
+        subnet.alignment, subnet.rule.steps = self.alignment, self.facts.steps
+
+    def _check(self, part: str, title: str, wanted: str) -> None:
+        if (found := getattr(self.facts, part)) != wanted:
+            next_step = "load the side file of this SubNet, or none"
+            raise UserError(self.where, f"it belongs to {title} {found}", allowed=wanted, next_step=next_step)
+
+
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """sha256 (first 16 hex characters) of names, types, shapes and bytes."""
     digest = hashlib.sha256()
@@ -45,62 +85,46 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()[:DIGEST_LENGTH]
 
 
-def _facts(subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> SideFileFacts:
-    return SideFileFacts(
-        supernet=tensors_digest(net.elastic.tensors()),
-        subnet=net.space.digest(config),
-        source=tensors_digest(subnet.source),
-        steps=subnet.rule.steps,
-    )
+def _supernet_digest(net: SuperNet) -> str:
+    return tensors_digest(net.elastic.tensors())
 
 
 def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
     """Write what a SubNet adapted, whole or not at all."""
-    metadata = {name: str(value) for name, value in _facts(subnet, net, config).model_dump().items()}
+    facts = SideFileFacts(
+        supernet=_supernet_digest(net),
+        subnet=net.space.digest(config),
+        source=tensors_digest(subnet.source),
+        steps=subnet.rule.steps,
+    )
+    metadata = {name: str(value) for name, value in facts.model_dump().items()}
     aligned = {} if subnet.alignment is None else subnet.alignment.tensors()
     write_bytes(Path(path), save(subnet.state() | aligned, metadata))
 
 
-def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
-    """Take what a SubNet adapted. UserError, and nothing is changed, for a file that is torn or not of this SubNet."""
+def read_side_file(path: str | Path) -> SideFile:
+    """A side file, whatever it belongs to. UserError: it cannot be read."""
     try:
         with safe_open(path, "pt") as content:
-            told = SideFileFacts.model_validate(content.metadata() or {})
+            facts = SideFileFacts.model_validate(content.metadata() or {})
             state = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - no mapping
+        sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except (OSError, SafetensorError, ValidationError) as error:
         raise UserError(
             f"side file '{path}'", f"cannot be read ({shortened(error)})", next_step="adapt the SubNet again"
         ) from error
-    _check(path, told, _facts(subnet, net, config))
     alignment = InputAlignment.of_tensors(state)
     if alignment is not None:
         state = {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
-    unknown = [name for name, tensor in state.items() if _shape(subnet.source.get(name)) != _shape(tensor)]
-    if unknown:
-        raise UserError(
-            f"side file '{path}'", f"no such tensor in the SubNet: {unknown[0]}", next_step="adapt it again"
-        )
-    subnet.restore(state)
-    subnet.alignment, subnet.rule.steps = alignment, told.steps
+    return SideFile(Path(path), sha256, facts, state, alignment)
+
+
+def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
+    """Take what a SubNet adapted. UserError, and nothing is changed, for a file that is torn or not of this SubNet."""
+    file = read_side_file(path)
+    file.check_supernet(net)
+    file.give(subnet, net.space.digest(config))
 
 
 def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
     return None if tensor is None else tuple(tensor.shape)
-
-
-def _check(path: str | Path, told: SideFileFacts, own: SideFileFacts) -> None:
-    """UserError for another SuperNet, SubNet or source."""
-    for part, title in (
-        ("format", "format"),
-        ("supernet", "the SuperNet"),
-        ("subnet", "the SubNet"),
-        ("source", "the SubNet with the BatchNorm statistics"),
-    ):
-        found, wanted = getattr(told, part), getattr(own, part)
-        if found != wanted:
-            raise UserError(
-                f"side file '{path}'",
-                f"it belongs to {title} {found}",
-                allowed=wanted,
-                next_step="load the side file of this SubNet, or none",
-            )

@@ -14,6 +14,7 @@ from tasks.data.images import INTERPOLATION
 from tasks.engine.chosen import ChosenEngine
 from tasks.problems import problem_named
 from tasks.schemas.exports import (
+    AdaptedTensors,
     Architecture,
     Brought,
     Card,
@@ -149,9 +150,21 @@ def markdown(card: Card) -> str:
         "Operators: " + ", ".join(f"{count} {name}" for name, count in card.architecture.operators.items()) + ".",
         "## Made from",
         _table(("", "digest"), list(source.digests.items())),
-        "BatchNorm statistics are the SubNet's own.",
+        _own_tensors(card.adapted),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _own_tensors(told: AdaptedTensors | None) -> str:
+    """Which tensors are no shared weights: BatchNorm statistics, and what the SubNet has adapted, if anything."""
+    statistics = "BatchNorm statistics are the SubNet's own."
+    if told is None:
+        return statistics
+    return (
+        f"{statistics} The SubNet has adapted: {told.tensors} of its tensors are those of the side file with sha256 "
+        f"`{told.sha256}`, after {told.steps} batches. Accuracies are those of the adapted SubNet, predictions those of the "
+        "SubNet before."
+    )
 
 
 def _answers(card: Card) -> list[str]:

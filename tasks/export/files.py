@@ -16,8 +16,9 @@ from profiling_agents.messages import Format, Precision
 from tailor_ir import Config, SuperNet
 from tasks.conversion import onnx_of
 from tasks.evaluation.onnx_files import OnnxNetwork
-from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.evaluation.subnets import EvaluationData
 from tasks.executorch.programs import subnet_jobs
+from tasks.export.adapted import Adapted, own_tensors
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
 from tasks.export.running import archive_run, run_of
@@ -68,7 +69,7 @@ class Maker:
     """Makes the files of SubNets; local runtimes are started at first need and end with `agents`.
 
     data: split -> images, on which int8 files are calibrated and judged. formats: those of the settings, and on a device in
-    int8 its own.
+    int8 its own. adapted: SubNets whose files are made as they have adapted.
     """
 
     settings: Settings
@@ -78,6 +79,7 @@ class Maker:
     data: Mapping[str, EvaluationData]
     progress: Progress
     implementations: ChosenImplementations = OWN_CHOICES
+    adapted: Adapted = field(default_factory=dict)
     _local: dict[Format, AgentClient] = field(default_factory=dict)
     _quantised: dict[str, QuantisedSubNet] = field(default_factory=dict)
 
@@ -91,6 +93,10 @@ class Maker:
         """In the order in which files are made."""
         asked = self.settings.formats
         return ("onnx_int8", *(one for one in asked if one != "onnx_int8")) if self.in_int8 else asked
+
+    def tensors(self, config: Config) -> Statistics:
+        """The tensors of a SubNet that are no shared weights, BatchNorm statistics among them."""
+        return own_tensors(self.net, config, next(iter(self.data.values())), self.adapted)
 
     def make(self, name: FileFormat, card: Card, statistics: Statistics, module: nn.Module) -> Made:
         """The files of one format, which tell what the card tells. ConversionError where there are none."""
@@ -131,7 +137,7 @@ class Maker:
         """A SubNet in int8, made once. ConversionError: it has no such file."""
         digest = self.net.space.digest(config)
         if digest not in self._quantised:
-            statistics = statistics_of(self.net, config, next(iter(self.data.values())))
+            statistics = self.tensors(config)
             exact = self._onnx(config, statistics)
             given = (self.net, config, statistics, exact, self.settings.quantise, self.data, self.progress)
             self._quantised[digest] = quantise(*given)
@@ -228,7 +234,7 @@ class Maker:
 
 
 def references(
-    net: SuperNet, module: nn.Module, config: Config, images: EvaluationData, count: int
+    net: SuperNet, module: Callable[[torch.Tensor], torch.Tensor], config: Config, images: EvaluationData, count: int
 ) -> tuple[Images, Images]:
     """So many real images (N, C, H, W), and torch's outputs for them."""
     height, width = net.input_shape(dict(config))[-2:]

@@ -4,7 +4,7 @@ After a refinement, the next best of its measured candidates takes the winner's 
 asked again, for a smaller budget: divided by the ratio of measured to predicted latency.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -112,17 +112,19 @@ def replaced(
     substitutes: Callable[[], Substitutes] | None,
     times: int,
     measure: Callable[[Mapping[str, Config]], dict[str, Measurement]],
+    kept: Collection[str] = (),
 ) -> tuple[list[Winner], dict[str, Measurement]]:
     """The winners, with replacements for those that miss their budgets; and all measurements, by digest.
 
     substitutes: called at the first miss; None: nothing is replaced. times: SubNets that are tried for a budget at most.
-    measure: measures SubNets by digest. Where no SubNet keeps a budget, its winner stays.
+    measure: measures SubNets by digest. Where no SubNet keeps a budget, its winner stays. kept: digests of winners that stay in
+    any case.
     """
     rows, source = [[winner] for winner in winners], None
     while True:
         measured = measure({row.digest: row.config for own in rows for row in own})
         known_ms = {digest: one.p50_ms for digest, one in measured.items() if one.p50_ms is not None}
-        asked = [own for own in rows if len(own) <= times and _is_missed(own, known_ms)]
+        asked = [own for own in rows if len(own) <= times and own[0].digest not in kept and _is_missed(own, known_ms)]
         if substitutes is None or not asked:
             break
         source = source or substitutes()
@@ -134,7 +136,7 @@ def replaced(
     if substitutes is None or not times:
         return list(winners), measured
     every = [row for own in rows for row in own]
-    return [_chosen(own, every, known_ms) for own in rows], measured
+    return [own[0] if own[0].digest in kept else _chosen(own, every, known_ms) for own in rows], measured
 
 
 def _is_missed(own: Sequence[Winner], known_ms: Mapping[str, float]) -> bool:

@@ -1,10 +1,11 @@
 """Settings of the export stage."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from tasks.artifacts import OutsideKey
 from tasks.executorch.conversion import require_executorch
 from tasks.measuring.settings import TimingSettings, Tolerance
 from tasks.quantise import Settings as QuantiseSettings
@@ -51,6 +52,9 @@ class Settings(TimingSettings):
         None,
         description="file with a secret of 16 bytes or more, by which the bundle's manifest is signed (HMAC-SHA256)",
     )
+    adapted: Annotated[tuple[Path, ...], OutsideKey("their contents count")] = Field(
+        (), description="side files of winners that have adapted, which are exported so; one for each SubNet at most"
+    )
     replacements: int = Field(
         2,
         ge=0,
@@ -89,6 +93,14 @@ class Settings(TimingSettings):
                 "planned_memory=true with dynamic_batch=true: an order is of one batch; allowed: one of them"
             )
         return self
+
+    @field_validator("adapted")
+    @classmethod
+    def _are_files(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in paths:
+            if not path.is_file():
+                raise ValueError(f"'{path}' does not exist; allowed: side files, as autotailor stream writes them")
+        return paths
 
     @field_validator("formats")
     @classmethod

@@ -6,7 +6,7 @@ runtime. A file whose outputs differ from torch is not kept.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,8 +22,9 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import describe
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, statistics_of
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
 from tasks.exits.policies import SubnetPolicy
+from tasks.export.adapted import Adapted, adapted_winners, read_side_files
 from tasks.export.bundles import (
     FurtherFormat,
     require_adaptable,
@@ -89,6 +90,7 @@ def run(
     policies: Sequence[SubnetPolicy] = (),
     rules: str | None = None,
     formats: Sequence[FurtherFormat] = (),
+    elsewhere: Collection[str] = (),
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
@@ -97,21 +99,20 @@ def run(
     is not done again. Winners are always timed here, others come from the store. `substitutes`: SubNets for missed budgets.
     `implementations`: of operators there; UserError for those that it has not. `policies`: of SubNets, for their chains.
     `rules`: by which a device with the bundle chooses. `formats`: further ones of it. AgentError when it is gone; call again.
+    `elsewhere`: winners of other devices, whose side files are none of this one's. UserError for side files of no winner.
     """
-    front = read_front(search / FRONT_FILE)
-    if (device := client.capabilities()).backend == "ncnn":
-        require_masks(device.version, implementations.operators.values())
-    require_exits(settings, net := tailor_ir.load(supernet, batch=batch))
-    require_blocks(settings, net)
-    require_adaptable(settings, net)
+    front, device = read_front(search / FRONT_FILE), client.capabilities()
+    _require(settings, net := tailor_ir.load(supernet, batch=batch), device, implementations)
+    files, known = read_side_files(settings.adapted), next(iter(data.values()))
+    adapted = adapted_winners(files, net, front.winners, elsewhere, known)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
-        maker = Maker(settings, net, client, stack, data, progress, implementations)
+        maker = Maker(settings, net, client, stack, data, progress, implementations, adapted)
         measure = partial(_measured, maker, meter, lines, progress)
-        rows, measured = replaced(front.winners, substitutes, settings.replacements, measure)
-        winners, exits = {row.digest: row for row in rows}, {row.digest: row for row in policies}
-        accuracy = _evaluated(net, winners, supernet, data, out, progress, store)
+        rows, measured = replaced(front.winners, substitutes, settings.replacements, measure, adapted)
+        winners, exits = {row.digest: row for row in rows}, _still_true(policies, adapted)
+        accuracy = _evaluated(net, winners, supernet, data, out, progress, store, adapted)
         exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, exits)
         done = exporter.export_all(winners, measured, progress)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
@@ -120,9 +121,23 @@ def run(
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=largest_of(measured),
-        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, exits, rules, formats),
+        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, exits, rules, formats, adapted),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
+
+
+def _require(settings: Settings, net: SuperNet, device: Capabilities, implementations: ChosenImplementations) -> None:
+    """UserError for what this network or this device has not."""
+    if device.backend == "ncnn":
+        require_masks(device.version, implementations.operators.values())
+    require_exits(settings, net)
+    require_blocks(settings, net)
+    require_adaptable(settings, net)
+
+
+def _still_true(policies: Sequence[SubnetPolicy], adapted: Adapted) -> dict[str, SubnetPolicy]:
+    """Policies by digest; those of SubNets that have adapted since were measured with other answers, and are left out."""
+    return {row.digest: row for row in policies if row.digest not in adapted}
 
 
 def _measured(
@@ -155,12 +170,13 @@ def _bundle(
     policies: Mapping[str, SubnetPolicy],
     rules: str | None,
     formats: Sequence[FurtherFormat],
+    adapted: Adapted,
 ) -> dict[str, Any]:
     """The bundle as a field, where one is wanted."""
     if not settings.bundle:
         return {}
     images, known = next(iter(data.values())), _replaced(settings, net, supernet, data, out, progress, store)
-    given = (settings, net, cards, images, out, progress, device, policies, known, rules, formats)
+    given = (settings, net, cards, images, out, progress, device, policies, known, rules, formats, adapted)
     return {"bundle": write_bundle(*given)}
 
 
@@ -191,14 +207,20 @@ def _evaluated(
     out: Path,
     progress: Progress,
     store: SubNetStore,
+    adapted: Adapted,
 ) -> dict[str, dict[str, float]]:
-    """Accuracy by split, of each winner (digest); what is in the store or in `out` is not evaluated again."""
-    configs = [row.config for row in winners.values()]
+    """Accuracy by split, of each winner (digest); what is in the store or in `out` is not evaluated again.
+
+    The store is of SubNets as they were; adapted ones are evaluated here.
+    """
+    own = {digest: one.accuracies(net, data) for digest, one in adapted.items() if digest in winners}
+    configs = {digest: row.config for digest, row in winners.items() if digest not in own}
     found: dict[str, dict[str, float]] = {}
     for split, images in data.items():
         lines = accuracy_lines(store, supernet, split, images, out / EVALUATED_FILE.format(split), progress)
-        of_split = accuracies(net, configs, images, lines, progress, f"evaluate winners, {split}")
-        found[split] = {digest: one.share for digest, one in zip(winners, of_split, strict=True)}
+        of_split = accuracies(net, list(configs.values()), images, lines, progress, f"evaluate winners, {split}")
+        found[split] = {digest: one.share for digest, one in zip(configs, of_split, strict=True)}
+        found[split] |= {digest: of_splits[split] for digest, of_splits in own.items()}
     return found
 
 
@@ -270,9 +292,10 @@ class Exporter:
         The card of a device in int8 has the accuracy of the int8 file; files of other formats tell theirs.
         """
         images, config = next(iter(self.data.values())), winner.config
-        statistics = statistics_of(self.net, config, images)
+        statistics, adapted = self.maker.tensors(config), self.maker.adapted.get(winner.digest)
         module = self.net.build(config, statistics).eval()
-        inputs, expected = references(self.net, module, config, images, self.settings.check_images)
+        reference = module if adapted is None else adapted.subnet
+        inputs, expected = references(self.net, reference, config, images, self.settings.check_images)
         card = self._card(winner, timed[0], images, expected)
         files: dict[str, ExportedFile] = {}
         for name in self.maker.formats:
@@ -313,6 +336,8 @@ class Exporter:
             engine=used_engine(self.provenance.engine),
             made_from=self.provenance.origin,
         )
+        if winner.digest in self.maker.adapted:
+            card = card.model_copy(update={"adapted": self.maker.adapted[winner.digest].told})
         if data.problem == CLASSIFICATION.name:
             return card
         decoding = images.problem.decoding(outputs, (shape[-2], shape[-1]))

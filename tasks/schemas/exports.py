@@ -221,12 +221,21 @@ class Decoding(Record):
     images: int
 
 
+class AdaptedTensors(Record):
+    """What a SubNet has adapted: the sha256 of its side file, the batches it comes from, and how many tensors differ."""
+
+    sha256: str
+    steps: int
+    tensors: int
+
+
 class Card(Named, Stored):
     """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
 
     predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
     accuracy: on a device in int8 that of its int8 file, where it has one. problem: the learning problem, whose score accuracies
     are; written where it is another one than classification. decoding: of detectors; None: there is nothing to decode.
+    adapted: where the SubNet is exported as it has adapted; accuracies are of that, predictions of the SubNet before.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -247,6 +256,7 @@ class Card(Named, Stored):
     made_from: Origin
     problem: str = "classification"
     decoding: Decoding | None = None
+    adapted: AdaptedTensors | None = None
 
 
 class MissedWinner(Record):

@@ -73,6 +73,8 @@ def test_a_winner_that_misses_gives_way_to_the_best_that_keeps_the_budget(
     assert found.predicted_score == pytest.approx(accuracy.score(fits).max(), abs=1e-3)
     assert replaced(front.winners, lambda: substitutes, 0, measure)[0] == list(before)
     assert replaced(front.winners, None, 2, measure)[0] == list(before)
+    kept = replaced(front.winners, lambda: substitutes, 2, measure, [missed.digest])[0]
+    assert kept == list(before), "a winner that has adapted stays"
 
 
 def test_a_refined_winner_gives_way_to_the_most_accurate_candidate(supernet: Path) -> None:

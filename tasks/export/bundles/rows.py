@@ -48,6 +48,7 @@ def subnet_row(
         exits=() if chain is None else _exits(chain, thresholds, policy),
         thresholds=thresholds,
         early=None if thresholds is None else _early(policy),
+        adapted=None if card.adapted is None else card.adapted.sha256,
     )
 
 

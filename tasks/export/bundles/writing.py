@@ -42,8 +42,9 @@ from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
 from tasks.artifacts import write_bytes
 from tasks.data.description import describe
 from tasks.errors import UserError
-from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of
+from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.exits.policies import SubnetPolicy
+from tasks.export.adapted import Adapted, own_tensors
 from tasks.export.bundles.adaptable import (
     SOURCE_IMAGES_FILE,
     adaptable_net,
@@ -80,20 +81,21 @@ def write_bundle(
     accuracies: Mapping[str, Mapping[str, Accuracy]] | None = None,
     rules: str | None = None,
     formats: Sequence[FurtherFormat] = (),
+    adapted: Adapted | None = None,
 ) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
 
     policies: by digest those of SubNets with exits. accuracies: by split and digest those that segments of blocks are told
     with. rules: by which the device chooses. formats: in which SubNets are there, too. `bytes_alone`: of the ONNX files, where
-    these were exported. The folder is there whole, or not at all. UserError: the key cannot be read, or rules need what nobody
-    knows of the SubNets.
+    these were exported. adapted: SubNets that are there as they have adapted. The folder is there whole, or not at all.
+    UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
     """
     _check(settings, images.problem)
-    final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
-    key = _key(settings)
+    final, partial, key = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial", _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {}, rules, formats)
+    of_subnets = policies or {}, accuracies or {}, rules, formats, adapted or {}
+    writer = _Writer(settings, net, images, out, partial, device, *of_subnets)
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
     worst, difference = writer.worst(rows)
@@ -150,6 +152,7 @@ class _Writer:
     accuracies: Mapping[str, Mapping[str, Accuracy]]
     rules: str | None
     formats: Sequence[FurtherFormat]
+    adapted: Adapted
     broken: list[str] = field(default_factory=list)
     of_blocks: dict[str, float] = field(default_factory=dict)
 
@@ -169,7 +172,8 @@ class _Writer:
             write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
         for card in cards:
-            module = net.build(card.config, statistics[card.digest]).eval()
+            own = self.adapted.get(card.digest)
+            module = net.build(card.config, statistics[card.digest]).eval() if own is None else own.subnet
             inputs, expected = references(net, module, card.config, self.images, self.settings.check_images)
             rows.append(self._row(card, statistics[card.digest], inputs, expected))
             sampled.append(SampledSubNet(card, statistics[card.digest], inputs, chains.get(card.digest, ())))
@@ -219,8 +223,8 @@ class _Writer:
         return manifest
 
     def _statistics(self, card: Card) -> Statistics:
-        """BatchNorm statistics of a SubNet, and of the heads of its chain where it is one, too."""
-        own = statistics_of(self.net, dict(card.config), self.images)
+        """A SubNet's own tensors, BatchNorm statistics among them; where it is a chain, also those of its heads."""
+        own = own_tensors(self.net, dict(card.config), self.images, self.adapted)
         return chain_statistics(self.net, card.config, chain_exits(card), self.images) | own
 
     def _row(self, card: Card, statistics: Statistics, inputs: Images, expected: Images) -> BundledSubNet:

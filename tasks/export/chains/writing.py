@@ -63,6 +63,8 @@ class ChainWriter:
             return {}
         plan = plan_of(maker.net, card, self.policies.get(card.digest))
         statistics = chain_statistics(maker.net, plan.config, plan.exits, self.images)
+        if card.digest in maker.adapted:
+            statistics |= maker.adapted[card.digest].tensors
         segments = maker.net.segments(plan.config, statistics, plan.exits)
         found = {}
         for name in (one for one in FORMATS if one in maker.settings.formats):

@@ -1,0 +1,117 @@
+"""Winners that are exported as they have adapted: by side files (`tasks.adaptation`), beside the shared weights."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tailor_ir import Config, Statistics, SuperNet
+from tasks.adaptation import AdaptiveSubnet, SideFile, read_side_file
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData, count_correct, statistics_of
+from tasks.schemas.exports import AdaptedTensors
+from tasks.schemas.front import Winner
+
+WHERE = "export.adapted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedWinner:
+    """A winner as it has adapted.
+
+    subnet: in torch; its files are compared with it. tensors: its own ones by their names in the network, BatchNorm statistics
+    included. told: what its model card says of it.
+    """
+
+    config: Config
+    subnet: AdaptiveSubnet
+    tensors: Statistics
+    told: AdaptedTensors
+
+    def accuracies(self, net: SuperNet, data: Mapping[str, EvaluationData]) -> dict[str, float]:
+        """The score of the learning problem in [0, 1], by split."""
+        height, width = net.input_shape(self.config)[-2:]
+        return {
+            split: count_correct(self.subnet, images.batches((height, width)), images.problem).share
+            for split, images in data.items()
+        }
+
+
+Adapted = Mapping[str, AdaptedWinner]
+"""By the digests of SubNets."""
+
+
+def own_tensors(net: SuperNet, config: Config, images: EvaluationData, adapted: Adapted) -> Statistics:
+    """The tensors of a SubNet that are no shared weights: BatchNorm statistics, and what it has adapted."""
+    found = adapted.get(net.space.digest(config))
+    return statistics_of(net, config, images) if found is None else found.tensors
+
+
+def read_side_files(paths: Sequence[Path]) -> dict[str, SideFile]:
+    """Side files by the digests of their SubNets.
+
+    UserError: one cannot be read, aligns images (which no exported file does), or is of the same SubNet as another one.
+    """
+    found: dict[str, SideFile] = {}
+    for path in paths:
+        file = read_side_file(path)
+        if file.alignment is not None:
+            raise UserError(
+                f"{WHERE}: {file.where}",
+                "aligns the mean and the contrast of each image, which exported files do not",
+                allowed="side files without alignment",
+                next_step="adapt with input_deviations=null (adaptation.methods, adaptation.guarded)",
+            )
+        other = found.setdefault(file.facts.subnet, file)
+        if other is not file:
+            got = f"is of SubNet {file.facts.subnet}, as '{other.path}'"
+            raise UserError(
+                f"{WHERE}: {file.where}", got, allowed="one file for each SubNet", next_step="leave one out"
+            )
+    return found
+
+
+def adapted_winners(
+    files: Mapping[str, SideFile],
+    net: SuperNet,
+    winners: Sequence[Winner],
+    elsewhere: Collection[str],
+    images: EvaluationData,
+) -> dict[str, AdaptedWinner]:
+    """The winners that side files belong to, by digest.
+
+    elsewhere: digests of winners of other devices, whose files are left out here. images: for BatchNorm statistics, as of the
+    SubNets that adapted. UserError: a file belongs to another SuperNet, to no winner, or to other BatchNorm statistics.
+    """
+    configs = {row.digest: row.config for row in winners}
+    for digest, file in files.items():
+        file.check_supernet(net)
+        if digest not in configs and digest not in elsewhere:
+            known = ", ".join(f"{row.digest} ({row.budget_ms:g} ms)" for row in winners)
+            raise UserError(
+                f"{WHERE}: {file.where}",
+                f"it belongs to SubNet {digest}, which is no winner",
+                allowed=f"side files of {known}",
+                next_step="leave it out, or adapt a winner",
+            )
+    return {digest: _adapted(file, net, configs[digest], images) for digest, file in files.items() if digest in configs}
+
+
+def _adapted(file: SideFile, net: SuperNet, config: Config, images: EvaluationData) -> AdaptedWinner:
+    """A SubNet with what its side file has. UserError: some tensor of it has no place in the network."""
+    statistics = statistics_of(net, config, images)
+    subnet = AdaptiveSubnet.of(net, config, statistics)
+    file.give(subnet, net.space.digest(config))
+    tensors = statistics | net.own_tensors(config, file.state)
+    exported, wanted = net.build(config, tensors).state_dict(), subnet.network.state_dict()
+    lost = next((name for name, tensor in wanted.items() if not torch.equal(tensor, exported[name])), None)
+    if lost is not None:
+        raise UserError(
+            f"{WHERE}: {file.where}",
+            f"tensor '{lost}' of SubNet {net.space.digest(config)} is no tensor of its own in exported files",
+            allowed="tensors that one layer alone has",
+            next_step="export this SubNet as it was",
+        )
+    told = AdaptedTensors(sha256=file.sha256, steps=file.facts.steps, tensors=len(file.state))
+    return AdaptedWinner(config=config, subnet=subnet, tensors=tensors, told=told)
