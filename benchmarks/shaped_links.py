@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.control_group import group, short_period_us
+from flows.machine.locks import in_turn
 from tests.agents.agent_processes import environment
 
 PREFIX = "atl"
@@ -65,22 +66,23 @@ def unlimit(ends: LinkEnds) -> None:
 def added_spaces(spaces: Sequence[str]) -> Iterator[None]:
     """Network namespaces, each with a loopback of its own; removed at the end, after SIGTERM, too.
 
-    One that was left by a benchmark that had no end is made anew.
+    Waits for other benchmarks that have some. One that was left by a benchmark that had no end is made anew.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     made: list[str] = []
-    try:
-        for space in spaces:
-            if (NAMED_SPACES / space).exists():
-                _wait_for_nobody(space)
-                command("ip", "netns", "delete", space)
-            command("ip", "netns", "add", space)
-            made.append(space)
-            command(*inside(space, "ip", "link", "set", "lo", "up"))
-        yield
-    finally:
-        for space in made:
-            subprocess.run(("ip", "netns", "delete", space), check=False)
+    with in_turn(PREFIX):
+        try:
+            for space in spaces:
+                if (NAMED_SPACES / space).exists():
+                    _wait_for_nobody(space)
+                    command("ip", "netns", "delete", space)
+                command("ip", "netns", "add", space)
+                made.append(space)
+                command(*inside(space, "ip", "link", "set", "lo", "up"))
+            yield
+        finally:
+            for space in made:
+                subprocess.run(("ip", "netns", "delete", space), check=False)
 
 
 def _wait_for_nobody(space: str) -> None:
