@@ -103,7 +103,8 @@ def _adapted(file: SideFile, net: SuperNet, config: Config, images: EvaluationDa
     statistics = statistics_of(net, config, images)
     subnet = AdaptiveSubnet.of(net, config, statistics)
     file.give(subnet, net.space.digest(config))
-    tensors = statistics | net.own_tensors(config, file.state)
+    state = subnet.state()
+    tensors = statistics | net.own_tensors(config, state)
     exported, wanted = net.build(config, tensors).state_dict(), subnet.network.state_dict()
     lost = next((name for name, tensor in wanted.items() if not torch.equal(tensor, exported[name])), None)
     if lost is not None:
@@ -113,5 +114,5 @@ def _adapted(file: SideFile, net: SuperNet, config: Config, images: EvaluationDa
             allowed="tensors that one layer alone has",
             next_step="export this SubNet as it was",
         )
-    told = AdaptedTensors(sha256=file.sha256, steps=file.facts.steps, tensors=len(file.state))
+    told = AdaptedTensors(sha256=file.sha256, steps=file.facts.steps, tensors=len(state))
     return AdaptedWinner(config=config, subnet=subnet, tensors=tensors, told=told)
