@@ -23,6 +23,8 @@ from tests.runtime.bundled import write_plain_bundle
 ROOMS = {"adaptive_runtime", "profiling_agents", "solvers"}
 MOST_DEPENDENCIES = 12
 RUNTIMES = {"onnxruntime", "ncnn"}
+GRADIENTS, OF_GRADIENTS = "adaptive_runtime/adapting_weights/gradients", {"torch", "onnx"}
+"""The one room with libraries of the extra `adapt`, and these."""
 FOREIGN = (
     "torch",
     "onnx",
@@ -68,10 +70,12 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def imported(unpacked: Path) -> set[str]:
-    """All modules that the wheel's modules import, also inside functions."""
+def imported(unpacked: Path, without: str | None = None) -> set[str]:
+    """All modules that the wheel's modules import, also inside functions. without: a room whose modules are left out."""
     found = set()
     for path in unpacked.rglob("*.py"):
+        if without is not None and path.is_relative_to(unpacked / without):
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
@@ -105,11 +109,15 @@ def test_the_same_sources_give_the_same_bytes(wheel: Path, tmp_path: Path) -> No
 
 
 def test_everything_that_its_modules_import_is_a_dependency_or_an_extra(unpacked: Path) -> None:
-    modules = {name.split(".")[0] for name in imported(unpacked)} - ROOMS - set(sys.stdlib_module_names)
+    every, others = (
+        {name.split(".")[0] for name in imported(unpacked, without)} - ROOMS - set(sys.stdlib_module_names)
+        for without in (None, GRADIENTS)
+    )
     declared = {name.replace("-", "_") for name in required(unpacked)}
-    assert {"numpy", "pydantic"} | RUNTIMES <= modules
-    assert modules <= declared
-    assert not modules.intersection(FOREIGN)
+    assert {"numpy", "pydantic"} | RUNTIMES <= others
+    assert every <= declared
+    assert not others.intersection(FOREIGN)
+    assert every.intersection(FOREIGN) == OF_GRADIENTS
 
 
 def test_it_depends_on_few_packages_within_the_bounds_of_the_project(unpacked: Path) -> None:
@@ -122,7 +130,7 @@ def test_it_depends_on_few_packages_within_the_bounds_of_the_project(unpacked: P
     }
     (own,) = distributions(path=[str(unpacked)])
     assert own.version == project["version"]
-    assert set(own.metadata.get_all("Provides-Extra") or ()) == RUNTIMES
+    assert set(own.metadata.get_all("Provides-Extra") or ()) == RUNTIMES | {"adapt"}
 
 
 def test_an_unpacked_wheel_checks_a_bundle_without_the_repository(unpacked: Path, tmp_path: Path) -> None:
