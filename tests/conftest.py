@@ -1,6 +1,7 @@
 """What tests of all rooms share."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 """How long an example takes to draw and to run says what else the machine does, and fails no test."""
+
+os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
+"""Where tests import Prefect before a command has started a server, Prefect starts one itself, and waits 20 s otherwise."""
 
 COMPILING_ROOMS = {"flows", "tasks", "tailor_ir"}
 
