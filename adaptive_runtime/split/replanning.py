@@ -117,7 +117,7 @@ class HomeCosts:
     def elsewhere_ms(self, coding: ActivationCoding) -> float:
         """What a run elsewhere takes at home beside the link; 0 before there was one with values in this coding."""
         known = self._elsewhere.get(coding)
-        return known.mean if known is not None and known.count else 0.0
+        return 0.0 if known is None else known.mean
 
 
 class PlanChange(NamedTuple):
