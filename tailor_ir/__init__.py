@@ -1,5 +1,6 @@
 """Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
 
+from tailor_ir.alignment import InputAlignment
 from tailor_ir.alternatives import PASSES as FITTING_PASSES
 from tailor_ir.alternatives import FirstWeights
 from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
@@ -47,6 +48,7 @@ __all__ = [
     "FirstWeights",
     "HandedValue",
     "ImportFailed",
+    "InputAlignment",
     "InputError",
     "NetworkPiece",
     "NetworkPieces",

@@ -10,7 +10,7 @@ class ImportFailed(TailorError):
 
 
 class InputError(TailorError):
-    """A network is called with other inputs than it has, or has several where one is needed."""
+    """A network is called with other inputs than it has, has several where one is needed, or gets too few images."""
 
 
 class SpaceError(TailorError):

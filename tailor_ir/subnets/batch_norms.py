@@ -10,7 +10,8 @@ from torch.nn import functional as F
 Statistics = dict[str, torch.Tensor]
 """A SubNet's own tensors, in its shapes: name of a running mean or variance -> (channels of the SubNet,).
 
-Of a SubNet that has adapted also other tensors (`SuperNet.own_tensors`).
+Of a SubNet that has adapted also other tensors (`SuperNet.own_tensors`), and those of how images are aligned in front of it
+(`InputAlignment.tensors`).
 """
 
 

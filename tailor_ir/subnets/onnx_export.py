@@ -9,6 +9,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import torch
 
+from tailor_ir.alignment import InputAlignment
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.ops import OPERATORS, NodeShapes
 from tailor_ir.reading.trace import OPSET
@@ -84,7 +85,9 @@ class _OnnxGraph:
         self.elastic, self.structure, self.subnet = elastic, elastic.structure, subnet
         self.weights, self.take = weights, take
         self.tensors = SubnetTensors(elastic, subnet, statistics)
+        self.alignment = InputAlignment.of_tensors(self.tensors.statistics)
         self.values: dict[str, gs.Tensor] = {}
+        self.unaligned: dict[str, gs.Tensor] = {}
         self.nodes: list[gs.Node] = []
         self.folded: dict[str, dict[int, gs.Tensor]] = {}
 
@@ -123,7 +126,20 @@ class _OnnxGraph:
             else:
                 kind = np.dtype(self.structure.graph.input_type(name))
                 self.values[name] = gs.Variable(name, kind, self.shape(name))
+                if self.alignment is not None and self.structure.graph.inputs == (name,):
+                    self._align(name, self.alignment)
         return self.values[name]
+
+    def _align(self, name: str, alignment: InputAlignment) -> None:
+        """Let nodes read an input of the network as it is aligned."""
+        given = self.unaligned[name] = self.values[name]
+        self.values[name] = gs.Variable(f"{name}/aligned", given.dtype, given.shape)
+        self.nodes += alignment.nodes(given, self.values[name])
+
+    def input(self, name: str) -> gs.Tensor:
+        """A value as the model gets it."""
+        value = self.value(name)
+        return self.unaligned.get(name, value)
 
     def add(self, node: Node) -> None:
         shapes = self.structure.axis_map.node_shapes(node, self.subnet.sizes)
@@ -271,7 +287,7 @@ def _model(
         nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:
             exporter.add(node)
-        read, given = [exporter.value(name) for name in inputs], exporter.outputs(outputs)
+        read, given = [exporter.input(name) for name in inputs], exporter.outputs(outputs)
     return to_onnx(exporter.nodes, read, given, "subnet")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from tailor_ir.alignment import InputAlignment
 from tailor_ir.graph import Node
 from tailor_ir.ops import OPERATORS
 from tailor_ir.spaces.structure import Subnet
@@ -74,6 +75,9 @@ class _Builder:
         own = self.elastic.structure.graph.inputs
         for value in inputs:
             self.values[value] = self.graph.placeholder("input" if own == (value,) else self._name(value))
+            if own == (value,) and (alignment := InputAlignment.of_tensors(self.tensors.statistics)) is not None:
+                self.root.add_module(name := self._name("alignment"), alignment)
+                self.values[value] = self._variable("call_module", name, self.values[value])
         for node in self.subnet.nodes:
             if not self.tensors.has(node.outputs[0]):
                 self._add(node)

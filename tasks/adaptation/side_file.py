@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from tailor_ir import Config, SuperNet
-from tasks.adaptation.alignment import PREFIX, InputAlignment
+from tailor_ir import Config, InputAlignment, SuperNet
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.artifacts.digests import DIGEST_LENGTH
 from tasks.artifacts.files import write_bytes
@@ -115,7 +114,7 @@ def read_side_file(path: str | Path) -> SideFile:
         ) from error
     alignment = InputAlignment.of_tensors(state)
     if alignment is not None:
-        state = {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
+        state = {name: tensor for name, tensor in state.items() if name not in alignment.tensors()}
     return SideFile(Path(path), sha256, facts, state, alignment)
 
 

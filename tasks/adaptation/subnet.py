@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from tailor_ir import Config, Statistics, SuperNet
-from tasks.adaptation.alignment import InputAlignment
+from tailor_ir import Config, InputAlignment, Statistics, SuperNet
 from tasks.adaptation.norms import AdaptiveBatchNorm, StatisticsRule, make_adaptive
 
 AdaptedState = dict[str, torch.Tensor]

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tailor_ir import InputAlignment, InputError
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, load_adapted, make_method, save_adapted
-from tasks.adaptation.alignment import InputAlignment
-from tasks.errors import UserError
 from tests.adaptation.small_subnets import batches, smallest, supernet
 
 
@@ -42,8 +41,15 @@ def test_an_unusual_image_goes_to_the_edge_of_what_is_usual() -> None:
     torch.testing.assert_close(mean_BC, edge_C.expand(8, 3), rtol=1e-4, atol=1e-4)
 
 
+def test_an_image_of_one_colour_goes_to_the_edge_of_what_is_usual() -> None:
+    alignment = InputAlignment.of([lit(256, 0)], deviations=2.0)
+    found = alignment(torch.full((1, 3, 16, 16), 1.5))
+    edge_C = alignment.mean_C + 2 * alignment.mean_spread_C
+    torch.testing.assert_close(found, edge_C[:, None, None].expand_as(found), rtol=0, atol=1e-4)
+
+
 def test_what_is_usual_takes_images() -> None:
-    with pytest.raises(UserError, match="source images: 1; allowed: 2 or more"):
+    with pytest.raises(InputError, match="source images: 1; allowed: 2 or more"):
         InputAlignment.of([lit(1, 0)], 1.0)
 
 

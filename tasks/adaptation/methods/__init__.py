@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tasks.adaptation.alignment import InputAlignment
+from tailor_ir import InputAlignment
 from tasks.adaptation.methods.budgeted import Budgeted
 from tasks.adaptation.methods.cotta import Cotta
 from tasks.adaptation.methods.eata import Eata
