@@ -253,10 +253,12 @@ def exported(result: Exports) -> Facts:
     """Of an export."""
     rows, files = result.winners, [file for card in result.subnets for file in card.files.values()]
     failed = sum(file.state == "failed" for file in files)
-    adapted = sum(card.adapted is not None for card in result.subnets)
+    adapted = [card.adapted for card in result.subnets if card.adapted is not None]
+    aligned = sum(one.input_deviations is not None for one in adapted)
     return {
         "winners": count(len(rows)),
-        **({"SubNets as they have adapted": count(adapted)} if adapted else {}),
+        **({"SubNets as they have adapted": count(len(adapted))} if adapted else {}),
+        **({"of these with aligned images": count(aligned)} if aligned else {}),
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "largest SubNet": milliseconds(result.largest.latency.p50_ms),

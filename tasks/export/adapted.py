@@ -21,12 +21,13 @@ class AdaptedWinner:
     """A winner as it has adapted.
 
     subnet: in torch; its files are compared with it. tensors: its own ones by their names in the network, BatchNorm statistics
-    included. told: what its model card says of it.
+    included. aligning: those by which its files align images; none where it does not. told: what its model card says of it.
     """
 
     config: Config
     subnet: AdaptiveSubnet
     tensors: Statistics
+    aligning: Statistics
     told: AdaptedTensors
 
     def accuracies(self, net: SuperNet, data: Mapping[str, EvaluationData]) -> dict[str, float]:
@@ -45,24 +46,14 @@ Adapted = Mapping[str, AdaptedWinner]
 def own_tensors(net: SuperNet, config: Config, images: EvaluationData, adapted: Adapted) -> Statistics:
     """The tensors of a SubNet that are no shared weights: BatchNorm statistics, and what it has adapted."""
     found = adapted.get(net.space.digest(config))
-    return statistics_of(net, config, images) if found is None else found.tensors
+    return statistics_of(net, config, images) if found is None else found.tensors | found.aligning
 
 
 def read_side_files(paths: Sequence[Path]) -> dict[str, SideFile]:
-    """Side files by the digests of their SubNets.
-
-    UserError: one cannot be read, aligns images (which no exported file does), or is of the same SubNet as another one.
-    """
+    """Side files by the digests of their SubNets. UserError: one cannot be read, or is of the same SubNet as another one."""
     found: dict[str, SideFile] = {}
     for path in paths:
         file = read_side_file(path)
-        if file.alignment is not None:
-            raise UserError(
-                f"{WHERE}: {file.where}",
-                "aligns the mean and the contrast of each image, which exported files do not",
-                allowed="side files without alignment",
-                next_step="adapt with input_deviations=null (adaptation.methods, adaptation.guarded)",
-            )
         other = found.setdefault(file.facts.subnet, file)
         if other is not file:
             got = f"is of SubNet {file.facts.subnet}, as '{other.path}'"
@@ -114,5 +105,8 @@ def _adapted(file: SideFile, net: SuperNet, config: Config, images: EvaluationDa
             allowed="tensors that one layer alone has",
             next_step="export this SubNet as it was",
         )
-    told = AdaptedTensors(sha256=file.sha256, steps=file.facts.steps, tensors=len(state))
-    return AdaptedWinner(config=config, subnet=subnet, tensors=tensors, told=told)
+    aligning, deviations = {}, None
+    if (alignment := subnet.alignment) is not None:
+        aligning, deviations = alignment.tensors(), alignment.deviations.item()
+    told = AdaptedTensors(sha256=file.sha256, steps=file.facts.steps, tensors=len(state), input_deviations=deviations)
+    return AdaptedWinner(config=config, subnet=subnet, tensors=tensors, aligning=aligning, told=told)

@@ -160,10 +160,16 @@ def _own_tensors(told: AdaptedTensors | None) -> str:
     statistics = "BatchNorm statistics are the SubNet's own."
     if told is None:
         return statistics
+    aligned = ""
+    if told.input_deviations is not None:
+        aligned = (
+            " Files bring the mean and the contrast of each image back to what is usual "
+            f"(`input_deviations` {told.input_deviations:g}), so applications need not; latencies include it."
+        )
     return (
         f"{statistics} The SubNet has adapted: {told.tensors} of its tensors are those of the side file with sha256 "
-        f"`{told.sha256}`, after {told.steps} batches. Accuracies are those of the adapted SubNet, predictions those of the "
-        "SubNet before."
+        f"`{told.sha256}`, after {told.steps} batches.{aligned} Accuracies are those of the adapted SubNet, predictions those "
+        "of the SubNet before."
     )
 
 

@@ -31,6 +31,7 @@ def facts(card: Card) -> dict[str, Any]:
         **({"problem": card.problem} if "problem" in card.model_fields_set else {}),
         **({} if card.decoding is None else {"decoding": card.decoding.to_json()}),
         **({} if card.adapted is None else {"adapted": card.adapted.sha256}),
+        **({} if card.adapted is None else {"input_deviations": card.adapted.input_deviations}),
         **card.preparation.to_json(),
         "accuracy": card.accuracy,
         "predicted_ms": card.predicted_ms,

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import Format, Precision
-from tailor_ir import Config, SuperNet
+from tailor_ir import Config, Statistics, SuperNet
 from tasks.conversion import onnx_of
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData
@@ -24,7 +24,7 @@ from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
 from tasks.export.running import archive_run, run_of
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.measuring.subnets import Statistics, SubNetMeter, implementations_of
+from tasks.measuring.subnets import SubNetMeter, implementations_of
 from tasks.ncnn.conversion import ConversionError, convert
 from tasks.ncnn.kernels import masks_of
 from tasks.progress import Progress

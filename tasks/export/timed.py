@@ -4,17 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from profiling_agents.messages import Measurement
-from tailor_ir import Config, SuperNet
+from tailor_ir import Config
 from tasks.conversion import onnx_of
 from tasks.export.files import Maker
 from tasks.measuring.subnets import Subject, implementations_of
 from tasks.schemas.exports import Latency, MeasuredLargest
-from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.schemas.operators import OWN_CHOICES
 
 LARGEST = "largest"
 OWN_CHOICES_OF = "by the runtime's own choices"
 IN_FP32 = "in fp32"
 AS_EXPORTED = "as exported"
+ALIGNED = "with aligned images"
 Timed = tuple[Measurement, Measurement | None]
 """A SubNet by its chosen implementations, and by the runtime's own choices where these are others."""
 
@@ -23,16 +24,17 @@ def subjects_of(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subjec
     """The largest SubNet and some others (by digest), by name."""
     if maker.in_int8:
         return _quantised(maker, configs)
-    return _subjects(maker.net, configs, maker.implementations)
+    return _subjects(maker, configs)
 
 
-def _subjects(
-    net: SuperNet, configs: Mapping[str, Config], implementations: ChosenImplementations
-) -> dict[str, Subject]:
-    """Each in which implementations were chosen also without them."""
-    named = {LARGEST: net.max_config, **configs}
+def _subjects(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
+    """Each in which implementations were chosen also without them, and with aligned images where its files align them."""
+    net, named = maker.net, {LARGEST: maker.net.max_config, **configs}
     subjects = {name: Subject(net.space.digest(config), net, config) for name, config in named.items()}
-    own = [name for name, config in named.items() if implementations_of(net, config, implementations)]
+    for name in configs.keys() & maker.adapted.keys():
+        if aligning := maker.adapted[name].aligning:
+            subjects[name] = replace(subjects[name], key=f"{name} {ALIGNED}", statistics=aligning)
+    own = [name for name, config in named.items() if implementations_of(net, config, maker.implementations)]
     keys = {f"{name} {OWN_CHOICES_OF}": subjects[name] for name in own}
     return subjects | {key: replace(one, key=key, implementations=OWN_CHOICES) for key, one in keys.items()}
 

@@ -7,15 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MIB, Capabilities, Measurement, MeasureSettings, Precision
 from profiling_agents.sensing.machine import available_cores
-from tailor_ir import Config, SuperNet
+from tailor_ir import Config, Statistics, SuperNet
 from tasks.artifacts import SubNetLines, SubNetStore, digest_of
 from tasks.conversion import ConversionError, ConversionLimits
-from tasks.executorch.programs import subnet_jobs
+from tasks.executorch.programs import jobs_of_modules
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import ncnn_job, onnx_job
@@ -24,7 +23,6 @@ from tasks.progress import Progress
 from tasks.quantise.timing import timed_onnx
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
-Statistics = dict[str, torch.Tensor]
 ATTEMPTS = 2  # while a measurement is noisy
 MOST_ROUNDS = 3  # while the device is not calm
 SLOW = 1.03  # of a latency on a calm device
@@ -52,19 +50,23 @@ def implementations_of(net: SuperNet, config: Config, chosen: ChosenImplementati
 class Subject:
     """A SubNet to be timed. `key`: its name among those that are measured together.
 
-    implementations: of its operators; None: those of the meter. content: of its ONNX file, where it is to be timed by a file
-    that is there; ConversionError where there is none.
+    implementations: of its operators; None: those of the meter. statistics: its own tensors, where they change more than
+    numbers; None: the shared ones. content: of its ONNX file, where it is to be timed by a file that is there; ConversionError
+    where there is none.
     """
 
     key: str
     net: SuperNet
     config: Config
     implementations: ChosenImplementations | None = None
+    statistics: Statistics | None = None
     content: Callable[[], bytes] | None = None
 
     def model(self, precision: Precision = "fp32", *, weights: bool) -> bytes:
         """Its ONNX model, as `timed_onnx`."""
-        return timed_onnx(self.net, self.config, precision, weights=weights) if self.content is None else self.content()
+        if self.content is not None:
+            return self.content()
+        return timed_onnx(self.net, self.config, precision, self.statistics, weights=weights)
 
 
 def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Config]:
@@ -203,7 +205,11 @@ class SubNetMeter:
         if "onnx" in device.formats:
             return [(one.key, _onnx(one, device.precision, weights=weights)) for one in subjects]
         if "executorch" in device.formats:
-            outcomes = subnet_jobs({one.key: (one.net, one.config) for one in subjects}, self.limits)
+            modules = {
+                one.key: (one.net.build(one.config, one.statistics), (one.net.input_shape(one.config),))
+                for one in subjects
+            }
+            outcomes = jobs_of_modules(modules, self.limits)
             return [(key, str(one) if isinstance(one, ConversionError) else one) for key, one in outcomes.items()]
         models = [(one, one.model(weights=True)) for one in subjects]
         with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in a process of its own

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from profiling_agents.messages import Precision
-from tailor_ir import Config, SuperNet
+from tailor_ir import Config, Statistics, SuperNet
 from tasks.conversion import ConversionError, onnx_of
 from tasks.errors import shortened
 from tasks.quantise.qdq import Quantiser
@@ -21,14 +21,16 @@ from tasks.quantise.qdq import Quantiser
 SEED = 0
 
 
-def timed_onnx(net: SuperNet, config: Config, precision: Precision, *, weights: bool) -> bytes:
+def timed_onnx(
+    net: SuperNet, config: Config, precision: Precision, statistics: Statistics | None = None, *, weights: bool
+) -> bytes:
     """The ONNX model of one SubNet, to be timed in a precision. weights: whether those in fp32 are there; int8 needs its own.
 
     ConversionError where a model cannot be quantised.
     """
     if precision != "int8":
-        return onnx_of(net, config, weights=weights)
-    return int8_to_time(onnx_of(net, config))
+        return onnx_of(net, config, statistics, weights=weights)
+    return int8_to_time(onnx_of(net, config, statistics))
 
 
 def int8_to_time(model: bytes) -> bytes:

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 def files_of(exports: Exports) -> Row:
     """`formats`: files, sizes and largest difference of each; `bundle`: its size, or None where none was asked for.
 
-    `int8`: whether a file is quantised. `adapted`: by SubNet that has adapted the sha256 of its side file.
+    `int8`: whether a file is quantised. `adapted`: by SubNet that has adapted what is told of it.
     """
     files: dict[str, list[ExportedFile]] = {}
     for card in exports.subnets:
@@ -22,7 +22,7 @@ def files_of(exports: Exports) -> Row:
         "formats": [_format(name, rows) for name, rows in files.items()],
         "bundle": bundle,
         "int8": any(map(int8_of, exports.subnets)),
-        "adapted": {card.digest: card.adapted.sha256 for card in exports.subnets if card.adapted is not None},
+        "adapted": {card.digest: card.adapted.to_json() for card in exports.subnets if card.adapted is not None},
     }
 
 

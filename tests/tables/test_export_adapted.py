@@ -23,7 +23,6 @@ from tailor_ir import Config, SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export
 from tasks.adaptation import AdaptiveSubnet, MethodName, MethodSettings, load_adapted, make_method, save_adapted
-from tasks.adaptation.alignment import InputAlignment
 from tasks.artifacts import digest_of
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
@@ -42,7 +41,9 @@ QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=
 SPACE: SpaceSpec = {"*.width_mult": [0.5, 1], "resolution": [8, 16], "exits": ["stage.1.block.*"]}
 FORMATS = ("onnx", "onnx_int8", "ncnn", "torch")
 TOLERANCE = 1e-4
-METHODS: tuple[MethodName, ...] = ("batchnorm", "tent", "cotta")
+METHODS: tuple[MethodName, ...] = ("batchnorm", "tent", "cotta", "roid")
+ALIGNS: MethodName = "roid"
+"""The method whose side file aligns images, as that of a `GuardedSubnet` does."""
 
 
 class Made(NamedTuple):
@@ -61,7 +62,10 @@ class Made(NamedTuple):
         subnet = AdaptiveSubnet.of(net, config, statistics_of(net, config, self.images))
         height, width = net.input_shape(config)[-2:]
         batches = [x_BCHW for x_BCHW, _ in self.images.batches((height, width))]
-        settings = MethodSettings(method=method, learning_rate=0.01, views=2, entropy_share=1.0)
+        deviations = 1.0 if method == ALIGNS else None
+        settings = MethodSettings(
+            method=method, learning_rate=0.01, views=2, entropy_share=1.0, input_deviations=deviations
+        )
         adapting = make_method(subnet, settings, batches[:1])
         for x_BCHW in batches[:2]:
             adapting.adapt(x_BCHW + 0.5)
@@ -159,8 +163,9 @@ def images_of(made: Made, card: Card) -> torch.Tensor:
     return next(iter(made.images.batches((height, width))))[0][:5]
 
 
-def test_files_answer_as_the_adapted_subnet_in_torch(made: Made, exported: ExportedAdapted) -> None:
-    card, x = exported.card, images_of(made, exported.card)
+@pytest.mark.parametrize("lighter", [0.0, 0.8])
+def test_files_answer_as_the_adapted_subnet_in_torch(made: Made, exported: ExportedAdapted, lighter: float) -> None:
+    card, x = exported.card, images_of(made, exported.card) + lighter
     expected = torch_answers(exported.subnet, x)
     net, config = made.net, made.net.max_config
     source = torch_answers(net.build(config, statistics_of(net, config, made.images)), x)
@@ -298,17 +303,6 @@ def test_files_that_no_export_takes_are_one_line(made: Made, tmp_path: Path) -> 
     save_adapted(file, subnet, net, config)
     with pytest.raises(UserError, match=f"is of SubNet {net.space.digest(config)}, as '.*'; allowed: one file for"):
         read_side_files([file, file])
-    subnet.alignment = InputAlignment.of([images_of_size(made, 8)], 1.0)
-    save_adapted(file, subnet, net, config)
-    line = (
-        "aligns the mean and the contrast of each image.*; allowed: side files without alignment; adapt with input_dev"
-    )
-    with pytest.raises(UserError, match=line):
-        read_side_files([file])
-
-
-def images_of_size(made: Made, size: int) -> torch.Tensor:
-    return next(iter(made.images.batches((size, size))))[0]
 
 
 def test_a_tensor_that_two_layers_have_differently_is_refused(made: Made, tmp_path: Path) -> None:
