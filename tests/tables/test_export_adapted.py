@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,18 +18,32 @@ from torch import nn
 
 import adaptive_runtime
 import tailor_ir
+from adaptive_runtime.adapting_weights import AdaptedSubnet, WeightMethod, WeightOptions
 from adaptive_runtime.bundles import OpenBundle
+from flows.pages.facts import exported as page_facts
 from profiling_agents.client import MeasureSettings, local_agent
 from tailor_ir import Config, SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export
-from tasks.adaptation import AdaptiveSubnet, MethodName, MethodSettings, load_adapted, make_method, save_adapted
-from tasks.artifacts import digest_of
+from tasks.adaptation import (
+    AdaptiveSubnet,
+    Anchor,
+    GuardedSubnet,
+    MethodName,
+    MethodSettings,
+    load_adapted,
+    make_method,
+    save_adapted,
+)
+from tasks.artifacts import digest_of, read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, statistics_of
 from tasks.exits.policies import MeasuredExit, SubnetPolicy
-from tasks.export.adapted import adapted_winners, read_side_files
+from tasks.export.adapted import adapted_winners, own_tensors, read_side_files
+from tasks.export.stage import MEASURED_FILE
+from tasks.export.timed import ALIGNED
+from tasks.measuring.subnets import Subject
 from tasks.progress import Silent
 from tasks.schemas.exports import Card, Exports
 from tasks.schemas.front import FRONT_FILE
@@ -133,6 +148,10 @@ class ExportedAdapted(NamedTuple):
     def card(self) -> Card:
         return self.result.subnets[0]
 
+    @property
+    def aligns(self) -> bool:
+        return self.subnet.alignment is not None
+
 
 @pytest.fixture(scope="module", params=METHODS)
 def exported(request: pytest.FixtureRequest, made: Made) -> ExportedAdapted:
@@ -158,9 +177,9 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def images_of(made: Made, card: Card) -> torch.Tensor:
+def images_of(made: Made, card: Card, count: int = 5) -> torch.Tensor:
     height, width = card.input_shape[-2:]
-    return next(iter(made.images.batches((height, width))))[0][:5]
+    return next(iter(made.images.batches((height, width))))[0][:count]
 
 
 @pytest.mark.parametrize("lighter", [0.0, 0.8])
@@ -227,7 +246,14 @@ def test_card_file_manifest_and_report_tell_the_side_file(
     assert f"those of the side file with sha256 `{sha256}`" in (exported.out / f"{card.digest}.md").read_text()
     assert "adapted" not in (plain[0] / f"{card.digest}.md").read_text()
     model = onnx.load(exported.out / f"{card.digest}.onnx")
-    assert {one.key: one.value for one in model.metadata_props}["autotailor.adapted"] == sha256
+    told = {one.key: one.value for one in model.metadata_props}
+    assert told["autotailor.adapted"] == sha256
+    assert card.adapted.input_deviations == (1.0 if exported.aligns else None)
+    assert ("(`input_deviations` 1)" in (exported.out / f"{card.digest}.md").read_text()) is exported.aligns
+    assert told.get("autotailor.input_deviations") == ("1.0" if exported.aligns else None)
+    facts = page_facts(exported.result)
+    assert facts["SubNets as they have adapted"] == "1"
+    assert ("of these with aligned images" in facts) is exported.aligns
     subnets = OpenBundle.open(exported.out / "bundle").manifest.subnets
     assert [one.adapted for one in subnets] == [sha256, None]
     before = json.loads((plain[0] / "bundle" / "bundle.json").read_text())
@@ -245,9 +271,55 @@ def test_accuracies_are_those_of_the_adapted_subnet(
     assert exported.result.subnets[1].accuracy == plain[1].subnets[1].accuracy
 
 
-def test_the_run_time_serves_the_adapted_subnet_and_can_adapt_it_further(exported: ExportedAdapted) -> None:
-    with adaptive_runtime.load(exported.out / "bundle", weights="statistics") as model:
+def test_latencies_include_the_alignment(made: Made, exported: ExportedAdapted) -> None:
+    keys = {line["key"] for line in read_lines(exported.out / MEASURED_FILE)}
+    assert (f"{exported.card.digest} {ALIGNED}" in keys) is exported.aligns
+    assert exported.result.subnets[1].digest in keys
+    config = made.net.max_config
+    tensors = {} if exported.subnet.alignment is None else exported.subnet.alignment.tensors()
+    timed = onnx.load_from_string(Subject("", made.net, config, statistics=tensors).model(weights=False))
+    file = onnx.load(exported.out / f"{exported.card.digest}.onnx")
+    found = [Counter(node.op_type for node in model.graph.node) for model in (timed, file)]
+    assert found[0] - Counter(ConstantOfShape=found[0]["ConstantOfShape"]) == found[1]
+    assert found[1]["Log"] == exported.aligns
+
+
+@pytest.mark.parametrize("method", ["statistics", "tent"])
+def test_the_run_time_serves_the_adapted_subnet_and_can_adapt_it_further(
+    made: Made, exported: ExportedAdapted, method: WeightMethod
+) -> None:
+    options, x = WeightOptions(method=method), (images_of(made, exported.card, 16) + 0.8).numpy()
+    with adaptive_runtime.load(exported.out / "bundle", weights=options) as model:
         assert max(adaptive_runtime.check(model).values()) <= TOLERANCE
+        model.use(exported.card.digest)
+        served = model.infer(x).logits
+        assert difference(served, torch_answers(exported.subnet, torch.from_numpy(x))) <= TOLERANCE
+        further = AdaptedSubnet(model.pool, exported.card.digest, options, None)
+        further.weights.adapt(x)
+        expected = further.weights.look(x).logits_BK
+        further.weights.example = x[:1], expected[:1]
+        further.serve_adapted()
+        assert difference(model.infer(x).logits, expected) <= TOLERANCE
+        assert difference(served, expected) > TOLERANCE
+
+
+def test_a_side_file_of_a_guarded_subnet_that_aligned_is_exported(made: Made, tmp_path: Path) -> None:
+    net, config, file = made.net, made.net.max_config, tmp_path / "guarded.safetensors"
+    x_parts, y_parts = zip(*made.images.batches((16, 16)), strict=True)
+    x, y = torch.cat(x_parts), torch.cat(y_parts)
+    source = AdaptiveSubnet.of(net, config, statistics_of(net, config, made.images))
+    guard = GuardedSubnet(source, Anchor(x[:64], y[:64]), [x[64:]])
+    hazy = 0.3 * x + 1.5
+    for x_BCHW in hazy.split(16):
+        guard.answer(x_BCHW)
+    assert guard.answering.alignment is not None
+    save_adapted(file, guard.answering, net, config)
+    adapted = winners_of(made, read_side_files([file]))
+    assert adapted[net.space.digest(config)].told.input_deviations == 1.0
+    net.export(config, tmp_path / "own.onnx", statistics=own_tensors(net, config, made.images, adapted))
+    found = onnx_answers(tmp_path / "own.onnx", hazy[:5])
+    assert difference(found, torch_answers(guard.answering, hazy[:5])) <= TOLERANCE
+    assert difference(found, torch_answers(guard.source, hazy[:5])) > TOLERANCE
 
 
 def winners_of(made: Made, files: Mapping[str, Any], elsewhere: tuple[str, ...] = ()) -> Any:
