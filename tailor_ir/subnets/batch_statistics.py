@@ -45,9 +45,9 @@ def with_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
     for name in (MEAN, VARIANCE):
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [sum(channels)]))
     graph.input.append(helper.make_tensor_value_info(SHARE, TensorProto.FLOAT, []))
-    ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in (*graph.input, *graph.value_info)}
+    shapes = {one.name: _shape(one) for one in (*graph.input, *graph.value_info)}
     for node in graph.node:
-        nodes += _observed(node, ranks[node.input[0]]) if node.op_type == BATCH_NORM else [node]
+        nodes += _observed(node, shapes[node.input[0]], _batch(model)) if node.op_type == BATCH_NORM else [node]
     for name in (MEANS, VARIANCES):
         nodes.append(helper.make_node("Concat", [f"{norm.name}/{name}" for norm in norms], [name], axis=1))
         graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [_batch(model), sum(channels)]))
@@ -65,22 +65,36 @@ def _channels(model: onnx.ModelProto) -> list[int]:
     return [sizes[mean] for mean, _ in statistics_names(model)]
 
 
+def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    return tuple(int(one.dim_value) for one in value.type.tensor_type.shape.dim)
+
+
 def _batch(model: onnx.ModelProto) -> int:
-    return int(model.graph.input[0].type.tensor_type.shape.dim[0].dim_value)
+    return _shape(model.graph.input[0])[0]
 
 
-def _observed(norm: onnx.NodeProto, rank: int) -> Iterator[onnx.NodeProto]:
-    """A BatchNorm of an input of so many axes, and what computes by what it normalises."""
-    x = norm.input[0]
+def _observed(norm: onnx.NodeProto, shape: tuple[int, ...], batch: int) -> Iterator[onnx.NodeProto]:
+    """A BatchNorm of an input of this shape, and what computes by what it normalises.
+
+    Where the tokens of all images are normalised as rows of one matrix, those of an image are one after another.
+    """
+    x, rank = norm.input[0], len(shape)
+    values = x
 
     def follow(op: str, inputs: Sequence[str], name: str, **attributes: Any) -> onnx.NodeProto:
         own = [one if one in (x, SHARE) else f"{norm.name}/{one}" for one in inputs]
         return helper.make_node(op, own, [f"{norm.name}/{name}"], **attributes)
 
+    if rank == 2 and shape[0] > batch:
+        sizes = numpy_helper.from_array(np.array([batch, shape[0] // batch, shape[1]], np.int64))
+        yield follow("Constant", [], "sizes", value=sizes)
+        yield follow("Reshape", [x, "sizes"], "by_image")
+        yield follow("Transpose", ["by_image"], "tokens", perm=[0, 2, 1])
+        values, rank = "tokens", 3
     if rank > 2:
         axes = list(range(2, rank))
-        yield follow("ReduceMean", [x], "image_mean", axes=axes, keepdims=1)
-        yield follow("Sub", [x, "image_mean"], "away")
+        yield follow("ReduceMean", [values], "image_mean", axes=axes, keepdims=1)
+        yield follow("Sub", [values, "image_mean"], "away")
         yield follow("Mul", ["away", "away"], "squares")
         yield follow("ReduceMean", ["squares"], "image_square", axes=axes, keepdims=1)
         yield follow("Flatten", ["image_mean"], MEANS, axis=1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import tailor_ir
 from adaptive_runtime.adapting_weights import NormStatistics, StatisticsWeights, WeightOptions
@@ -74,6 +75,42 @@ def test_steps_on_the_device_are_those_of_torch(net: SuperNet, which: str, tmp_p
     assert np.abs(weights.look(x).logits_BK - logits).max() <= TOLERANCE * np.abs(logits).max()
     weights.reset()
     assert np.abs(weights.look(x).logits_BK - logits).max() > 100 * TOLERANCE
+
+
+class NormalisedTokens(nn.Module):
+    """BatchNorm of the tokens of all images as rows of one matrix, as in LeViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix, self.norm = nn.Conv2d(3, 8, 4, stride=4), nn.Linear(8, 12), nn.BatchNorm1d(12)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.mix(self.stem(x).flatten(2).transpose(1, 2))
+        return self.head(self.norm(tokens.flatten(0, 1)).reshape_as(tokens).relu().mean(1))
+
+
+def test_tokens_that_are_normalised_as_rows_count_by_image(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = tailor_ir.compile(perturb(NormalisedTokens()), torch.zeros(1, 3, 16, 16))
+    config = net.max_config
+    net.export_together({"tokens": (config, None)}, tmp_path, observed_images=OBSERVED_IMAGES)
+    facts = adaptable_net("tokens", OBSERVED_IMAGES, tmp_path, images(96, 2), SETTINGS)
+    assert facts is not None
+    told = AdaptationSource.from_bytes((tmp_path / facts.source).read_bytes(), facts.source)
+    source = AdaptiveSubnet.of(net, config)
+    profile = SourceProfile(source, [torch.from_numpy(images(96, 2))])
+    assert told.calibration_ND == pytest.approx(profile.calibration_ND, rel=1e-3)
+    network, own = observed(facts, tmp_path, SETTINGS), NormStatistics(told.mean, told.variance)
+    batch, (layer,) = images(OBSERVED_IMAGES, 9, 0.7), source.norms.values()
+    read: list[torch.Tensor] = []
+    layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    with torch.no_grad():
+        logits = source(torch.from_numpy(batch)).numpy()
+    assert np.abs(network.look(batch, own).logits_BK - logits).max() <= TOLERANCE * np.abs(logits).max()
+    found, (rows,) = network.statistics(batch, own, 0.0), read
+    assert found.mean_F == pytest.approx(rows.mean(0).numpy(), abs=TOLERANCE)
+    assert found.variance_F == pytest.approx(rows.var(0, correction=0).numpy(), rel=TOLERANCE)
 
 
 def test_images_that_tell_what_is_usual_are_of_all_classes_of_a_sorted_split() -> None:

@@ -48,7 +48,9 @@ class SourceProfile:
     def _look(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         found: list[torch.Tensor] = []
         hooks = [
-            layer.register_forward_pre_hook(lambda module, inputs: found.append(_features(module, inputs[0])))
+            layer.register_forward_pre_hook(
+                lambda module, inputs: found.append(_features(module, inputs[0], len(x_BCHW)))
+            )
             for layer in self._source.norms.values()
         ]
         try:
@@ -61,9 +63,11 @@ class SourceProfile:
         return self._usual.scores([layer.numpy() for layer in layers], logits_BK.numpy())
 
 
-def _features(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """(B, F) of a layer's input (B, C, *S), or (B, *S, C) of LayerNorm."""
+def _features(layer: nn.Module, x: torch.Tensor, images: int) -> torch.Tensor:
+    """(B, F) of a layer's input (B, C, *S), or (B, *S, C) of LayerNorm, or (B·tokens, C)."""
     channels_last = isinstance(layer, nn.LayerNorm)
+    if x.dim() == 2 and len(x) > images:
+        x, channels_last = x.reshape(images, -1, x.shape[1]), True
     x_BCS = (x.movedim(-1, 1) if channels_last else x).flatten(2)
     if x_BCS.dim() < 3 or x_BCS.shape[2] == 1:
         return x_BCS.flatten(1)
