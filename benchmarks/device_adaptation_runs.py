@@ -19,7 +19,7 @@ import numpy as np
 import adaptive_runtime
 from adaptive_runtime import DeployedModel, WeightOptions
 from adaptive_runtime.adapting_weights import AdaptedSubnet, NormStatistics
-from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
+from adaptive_runtime.adapting_weights.side_file import AdaptedFiles, KeptWeights
 from tests.threads import beside
 
 WRONG = ("narrow", "wide", "shuffled", "of other images")
@@ -131,7 +131,8 @@ def undone(job: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
             for how in WRONG:
                 state = folder / f"{stream['name']}-{stream['seed']}-{how}"
                 files = AdaptedFiles(state)
-                files.write(digest, belongs, wrong(weights.source, how, weights.statistics, stream["seed"]), 3)
+                kept = KeptWeights(wrong(weights.source, how, weights.statistics, stream["seed"]), 3)
+                files.write(digest, belongs, kept)
                 yield {"stream": stream["name"], "seed": stream["seed"], "wrong": how, **_until(job, state, x_NCHW)}
 
 

@@ -4,6 +4,7 @@
 """
 
 from adaptive_runtime.adapting_weights.adaptation import WeightAdaptation, WeightEvent, WeightsState
+from adaptive_runtime.adapting_weights.aligning import DEVIATIONS, AlignmentDecision, ImageAlignment
 from adaptive_runtime.adapting_weights.detection import DriftDetector
 from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardedWeights, GuardEvent, GuardEventKind
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap
@@ -18,8 +19,10 @@ from adaptive_runtime.adapting_weights.subnet import AdaptedSubnet, SubnetWeight
 from adaptive_runtime.adapting_weights.weights import LabelledSource, StatisticsWeights
 
 __all__ = [
+    "DEVIATIONS",
     "AdaptedSubnet",
     "AdaptedVerdict",
+    "AlignmentDecision",
     "AnchorGap",
     "BalancedMemory",
     "DriftDetector",
@@ -28,6 +31,7 @@ __all__ = [
     "GuardEventKind",
     "GuardSettings",
     "GuardedWeights",
+    "ImageAlignment",
     "LabelledSource",
     "LearnedScales",
     "NormScales",

@@ -29,7 +29,8 @@ MOST_EVENTS = 100
 class WeightEvent(NamedTuple):
     """What happened to the weights of a SubNet, after so many images of it. at_s: of the monotonic clock.
 
-    drift, over: of the images; kept: adapted weights serve; undone: the source's serve; failed: the SubNet adapts no more.
+    drift, over: of the images; aligned, unaligned: light and contrast are brought back, or not; kept: adapted weights serve;
+    undone: the source's serve; failed: the SubNet adapts no more.
     """
 
     at_s: float

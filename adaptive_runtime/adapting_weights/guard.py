@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.adapting_weights.aligning import AlignmentDecision, LookAligned
 from adaptive_runtime.adapting_weights.detection import DriftDetector
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict
 from adaptive_runtime.adapting_weights.memory import BalancedMemory
@@ -27,7 +28,7 @@ GuardEventKind = Literal["drift", "aligned", "unaligned", "kept", "undone", "ove
 class GuardEvent(NamedTuple):
     """What happened after so many images.
 
-    drift: an alarm; over: none any more; aligned, unaligned: whether images are aligned; kept, undone: verdicts.
+    drift: an alarm; over: none any more; aligned, unaligned: whether images are aligned from now on; kept, undone: verdicts.
     """
 
     image: int
@@ -44,6 +45,10 @@ class GuardedWeights(Protocol):
     @property
     def steps(self) -> int: ...
 
+    def answers(self, x_BCHW: Array) -> Array:
+        """Their logits (B, K) for images."""
+        ...
+
     def adapt(self, x_BCHW: Array) -> None:
         """One step to images."""
         ...
@@ -52,8 +57,8 @@ class GuardedWeights(Protocol):
         """Whether they are better for held-back images than the source, whose logits are given."""
         ...
 
-    def reset(self) -> None:
-        """Back to the source."""
+    def reset(self, *, aligns: bool) -> None:
+        """Back to the source. aligns: whether it gets images aligned from now on, which are given as they come."""
         ...
 
 
@@ -62,11 +67,20 @@ class DriftGuard:
 
     Steps do not depend on the size of batches. Until the first verdict, and after one against them (`kept` is False), the
     source should answer; the weights then begin anew. Alarms go on while images drift. Drift is over when none came for four
-    times the longest time between the last ones: 32 images at least, `quiet_images` at most.
+    times the longest time between the last ones: 32 images at least, `quiet_images` at most. While `aligns`, source and weights
+    should get images aligned (`AlignmentDecision`); the test for drift gets them as they come.
     """
 
-    def __init__(self, weights: GuardedWeights, calibration_ND: NDArray[np.float64], settings: GuardSettings) -> None:
+    def __init__(
+        self,
+        weights: GuardedWeights,
+        calibration_ND: NDArray[np.float64],
+        settings: GuardSettings,
+        aligned: LookAligned | None = None,
+    ) -> None:
+        """aligned: the source's view of aligned images; None: images are not aligned."""
         self.settings, self._weights = settings, weights
+        self._alignment = None if aligned is None else AlignmentDecision(aligned, settings)
         self.detector = DriftDetector(calibration_ND, settings.false_alarms, settings.seed)
         self._memory = BalancedMemory(
             max(settings.memory_images, weights.fewest), settings.oldest_images, settings.redundancy
@@ -81,39 +95,55 @@ class DriftGuard:
         self._resumed = False
         self._intervals: deque[int] = deque(maxlen=ALARMS)
         self._drift_from = 0
-        self.begin()
+        self._begin()
 
     @property
     def drifting(self) -> bool:
         """Whether the last alarm still counts."""
         return self._last_alarm is not None
 
-    def resume(self) -> None:
-        """Go on with weights that were adapted and kept before: as if an alarm had just been, until they are undone."""
-        self._last_alarm, self.kept, self._resumed = self.images, True, True
+    @property
+    def aligns(self) -> bool:
+        """Whether images are aligned now."""
+        return self._alignment is not None and self._alignment.aligns
 
-    def begin(self) -> None:
+    def resume(self, *, kept: bool, aligns: bool) -> None:
+        """Go on with what was adapted and kept before, or aligned: as if an alarm had just been, until it is undone."""
+        self._last_alarm, self.kept, self._resumed = self.images, kept, True
+        if self._alignment is not None:
+            self._alignment.aligns = aligns
+
+    def _begin(self) -> None:
         """The weights are the source's, and know no image."""
-        self._weights.reset()
+        self._weights.reset(aligns=self.aligns)
         self._memory.clear()
         self._held.clear()
         self.kept = False
         self._new = self._unjudged = 0
 
-    def observe(self, x_BCHW: Array, score_BD: NDArray[np.float64], source_BK: Array, adapted_BK: Array) -> None:
-        """Images with their statistics, the source's logits for them, and those of the weights as they are now."""
-        self.watch(score_BD)
-        if self.drifting:
-            self.learn(x_BCHW, source_BK, adapted_BK)
-
-    def watch(self, score_BD: NDArray[np.float64]) -> int:
-        """Images by their statistics. How many of them came until drift was over, if it was; else 0."""
+    def observe(self, x_BCHW: Array, score_BD: NDArray[np.float64], source_BK: Array) -> int:
+        """Images, with their statistics and the source's logits for them. How many came until drift was over; else 0."""
+        if self._alignment is not None:
+            self._alignment.remember(x_BCHW, score_BD)
         first, ended = self.images, 0
         for row, score_D in enumerate(score_BD):
             if self._watch(first + row, self.detector.update(score_D)):
                 ended = row + 1
         self.images += len(score_BD)
+        if self.drifting:
+            base_BK = self._base(x_BCHW, score_BD, source_BK)
+            self._learn(x_BCHW, base_BK, self._weights.answers(x_BCHW) if self._weights.steps else base_BK)
         return ended
+
+    def _base(self, x_BCHW: Array, score_BD: NDArray[np.float64], source_BK: Array) -> Array:
+        """The source's logits for images as the weights get them, aligned from now on or not."""
+        if self._alignment is None:
+            return source_BK
+        aligned_BK, reason = self._alignment.decide(x_BCHW, score_BD)
+        if reason is not None:
+            self._note(self.images, "aligned" if self.aligns else "unaligned", reason)
+            self._begin()
+        return aligned_BK if self.aligns else source_BK
 
     @property
     def _quiet(self) -> int:
@@ -125,24 +155,29 @@ class DriftGuard:
         """After each image: drift begins, goes on, or is over. Whether it is over now."""
         if alarm:
             if self._last_alarm is None:
-                self.note(number, "drift", "images are unlike those of the source")
+                self._note(number, "drift", "images are unlike those of the source")
                 self._drift_from = number + 1
             else:
                 self._intervals.append(number - self._last_alarm)
             self._last_alarm, self._resumed = number, False
         elif self._last_alarm is not None and number - self._last_alarm >= self._quiet:
-            self.note(number, "over", f"no alarm within {self._quiet} images")
-            self._last_alarm = None
-            self._intervals.clear()
-            self.begin()
+            self._note(number, "over", f"no alarm within {self._quiet} images")
+            self._end()
+            self._begin()
             return True
         return False
 
-    def note(self, number: int, kind: GuardEventKind, reason: str) -> None:
-        """Remember an event."""
+    def _note(self, number: int, kind: GuardEventKind, reason: str) -> None:
         self.events.append(GuardEvent(number, kind, reason))
 
-    def learn(self, x_BCHW: Array, source_BK: Array, adapted_BK: Array) -> None:
+    def _end(self) -> None:
+        """Nothing drifts."""
+        self._last_alarm = None
+        self._intervals.clear()
+        if self._alignment is not None:
+            self._alignment.end()
+
+    def _learn(self, x_BCHW: Array, source_BK: Array, adapted_BK: Array) -> None:
         """Hold the images just watched back, remember the others, adapt and judge when it is time.
 
         source_BK: the source's logits of the images as the weights get them.
@@ -166,9 +201,10 @@ class DriftGuard:
         x_BCHW, source_BK = (np.stack(parts) for parts in zip(*self._held, strict=True))
         verdict = self._weights.verdict(x_BCHW, source_BK)
         self._unjudged = 0
-        self.note(self.images, "kept" if verdict.kept else "undone", verdict.reason)
+        self._note(self.images, "kept" if verdict.kept else "undone", verdict.reason)
         if verdict.kept:
             self.kept = True
             return
-        self._last_alarm = None if self._resumed else self._last_alarm  # nobody has seen these images drift
-        self.begin()
+        if self._resumed:  # nobody has seen these images drift
+            self._end()
+        self._begin()

@@ -1,7 +1,8 @@
 """Side files: what a SubNet has adapted, in a folder of the device, never in the bundle's weights.
 
 A side file is npz without pickles. It fits one SubNet of one bundle, and has checksums of all that it says. Scales and biases
-are there where they were learned; versions that know none read the statistics beside them.
+are there where they were learned; versions that know none read the statistics beside them. What was adapted to aligned images
+is of no use without aligning: versions that align none take such a file for damaged.
 """
 
 import hashlib
@@ -23,11 +24,19 @@ LOG = logging.getLogger("adaptive_runtime")
 
 
 class KeptWeights(NamedTuple):
-    """Statistics that come from so many steps, and learned scales and biases. None: nothing of these was learned."""
+    """Statistics that come from so many steps, and learned scales and biases. None: nothing of these was learned.
+
+    aligns: whether images are aligned; without steps, that is all that was done.
+    """
 
     statistics: NormStatistics
     steps: int
     scales: NormScales | None = None
+    aligns: bool = False
+
+    def told(self, source: str) -> str:
+        """What the checksum has of all this but the arrays."""
+        return f"{source} {self.steps}{' aligned' if self.aligns else ''}"
 
 
 class AdaptedFiles:
@@ -54,7 +63,8 @@ class AdaptedFiles:
             with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
                 statistics = NormStatistics(arrays["mean"], arrays["variance"])
                 learned = NormScales(arrays["scale"], arrays["bias"]) if "scale" in arrays else None
-                found = KeptWeights(statistics, int(arrays["steps"]), learned)
+                aligns = "aligns" in arrays and bool(arrays["aligns"])
+                found = KeptWeights(statistics, int(arrays["steps"]), learned, aligns)
                 told, checksum = str(arrays["source"]), str(arrays["checksum"])
                 of_scales = None if learned is None else str(arrays["scales_checksum"])
         except FileNotFoundError:
@@ -63,7 +73,7 @@ class AdaptedFiles:
             line = " ".join(str(error).split())
             LOG.warning("'%s' is damaged (%s); the SubNet is as the bundle has it", file, line)
             return None
-        wanted = _checksum(statistics, f"{told} {found.steps}")
+        wanted = _checksum(statistics, found.told(told))
         arrays_F: tuple[Array, ...] = statistics if learned is None else (*statistics, *learned)
         if checksum != wanted or not (learned is None or of_scales == _checksum(learned, wanted)):
             LOG.warning("'%s' is damaged (another checksum); the SubNet is as the bundle has it", file)
@@ -75,18 +85,19 @@ class AdaptedFiles:
             return found
         return None
 
-    def write(
-        self, digest: str, source: str, statistics: NormStatistics, steps: int, scales: NormScales | None = None
-    ) -> None:
+    def write(self, digest: str, source: str, kept: KeptWeights) -> None:
         """Keep what a SubNet has adapted; where that fails, one line tells so."""
-        stream, checksum = io.BytesIO(), _checksum(statistics, f"{source} {steps}")
+        statistics, scales = kept.statistics, kept.scales
+        stream, checksum = io.BytesIO(), _checksum(statistics, kept.told(source))
         arrays = {
             "mean": statistics.mean_F,
             "variance": statistics.variance_F,
-            "steps": np.array(steps),
+            "steps": np.array(kept.steps),
             "source": np.array(source),
             "checksum": np.array(checksum),
         }
+        if kept.aligns:
+            arrays["aligns"] = np.array(True)
         if scales is not None:
             arrays |= {"scale": scales.scale_F, "bias": scales.bias_F}
             arrays["scales_checksum"] = np.array(_checksum(scales, checksum))

@@ -1,21 +1,25 @@
 """One SubNet of a bundle whose weights adapt while it serves.
 
-Legend: N samples, C channels, H height, W width, K classes.
+Legend: N samples, B of them in the SubNet's size, C channels, H height, W width, K classes, D statistics of an image.
 """
 
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from adaptive_runtime.adapting_weights.aligning import AlignedSession, ImageAlignment
 from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardEvent
 from adaptive_runtime.adapting_weights.network import ObservedNetwork
 from adaptive_runtime.adapting_weights.profile import UsualFeatures
 from adaptive_runtime.adapting_weights.scales import EntropyNetwork, LearnedScales
 from adaptive_runtime.adapting_weights.settings import WeightOptions
-from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
+from adaptive_runtime.adapting_weights.side_file import AdaptedFiles, KeptWeights
 from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics, spans
 from adaptive_runtime.adapting_weights.weights import LabelledSource, StatisticsWeights
 from adaptive_runtime.bundles import AdaptableNet, AdaptationSource
@@ -23,17 +27,21 @@ from adaptive_runtime.chains import ExitChain, OnnxChain
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import SubNetPool, Variant
 
+LOG = logging.getLogger("adaptive_runtime")
+
 
 @dataclass(frozen=True, slots=True)
 class SubnetWeights:
     """What is known of a SubNet's weights at one moment.
 
-    adapted: whether adapted weights serve. drifting: whether images are unlike the source's. images: looked at, so far. steps:
-    of the statistics that are being adapted. look_ms: the latest images, by image. renewed_ms: the latest change of what
-    serves, from statistics to a checked session in its place. None: there was none.
+    adapted: whether adapted weights serve. aligned: whether images are aligned for what serves. drifting: whether images are
+    unlike the source's. images: looked at, so far. steps: of the statistics that are being adapted. look_ms: the latest images,
+    by image. renewed_ms: the latest change of what serves, from statistics to a checked session in its place. None: there was
+    none.
     """
 
     adapted: bool
+    aligned: bool
     drifting: bool
     images: int
     steps: int
@@ -44,6 +52,7 @@ class SubnetWeights:
 class AdaptedSubnet:
     """Looks at images of a SubNet, and puts adapted weights in its place in the pool, or the source's again.
 
+    Either gets images aligned while the guard says so. Weights and alignment go into the pool as one value.
     One thread calls it.
     AdaptiveError: the SubNet cannot adapt. files: None: nothing outlives the process.
     """
@@ -58,50 +67,65 @@ class AdaptedSubnet:
         network = ObservedNetwork(self._observed_session, self._net)
         statistics = NormStatistics(source.mean, source.variance)
         learned = None if options.method == "statistics" else LearnedScales(self._entropy_network, options)
-        self.weights = StatisticsWeights(network, statistics, self._anchor, options, learned)
-        self.guard = DriftGuard(self.weights, source.calibration_ND, options.guard)
-        self.is_adapted = False
+        alignment = image_alignment(source) if options.align else None
+        self.weights = StatisticsWeights(network, statistics, self._anchor, options, learned, alignment)
+        aligned = None if alignment is None else self._look_aligned
+        self.guard = DriftGuard(self.weights, source.calibration_ND, options.guard, aligned)
+        self.is_adapted = self.is_aligned = False
         self._look_ms: float | None = None
         self._renewed_ms: float | None = None
         self._resume()
 
     def observe(self, x_NCHW: Array) -> list[GuardEvent]:
         """Look at images (N, C, H, W) that were served, in the bundle's size; what happened."""
-        scale, weights, guard = self._answerer.scale, self.weights, self.guard
+        scale, guard = self._answerer.scale, self.guard
         x_BCHW = x_NCHW if scale is None else scale(x_NCHW)
         start_s = time.perf_counter()
-        seen = weights.network.look(x_BCHW, weights.source)
-        scores_BD = self._usual.scores(weights.network.features(seen), seen.logits_BK)
+        logits_BK, scores_BD = self._look(x_BCHW)
         self._look_ms = 1e3 * (time.perf_counter() - start_s) / len(x_BCHW)
-        adapted_BK = weights.look(x_BCHW).logits_BK if guard.drifting else seen.logits_BK
         guard.events.clear()
-        guard.observe(x_BCHW, scores_BD, seen.logits_BK, adapted_BK)
+        guard.observe(x_BCHW, scores_BD, logits_BK)
         events = list(guard.events)
-        for event in events:
-            if event.kind == "kept":
-                self.serve_adapted()
-            elif event.kind in ("undone", "over"):
-                self.serve_source()
+        if guard.kept and events and events[-1].kind == "kept":
+            self.serve_adapted()
+        elif not guard.kept and (self.is_adapted or self.is_aligned != guard.aligns):
+            self.serve_source(aligns=guard.aligns)
         return events
+
+    def _look(self, x_BCHW: Array) -> tuple[Array, NDArray[np.float64]]:
+        """The source's logits (B, K) and statistics (B, D) of images."""
+        seen = self.weights.network.look(x_BCHW, self.weights.source)
+        return seen.logits_BK, self._usual.scores(self.weights.network.features(seen), seen.logits_BK)
+
+    def _look_aligned(self, x_BCHW: Array) -> tuple[Array, NDArray[np.float64]]:
+        assert self.weights.alignment is not None
+        return self._look(self.weights.alignment(x_BCHW))
 
     @property
     def state(self) -> SubnetWeights:
         """What is known now."""
         guard, steps = self.guard, self.weights.steps
-        return SubnetWeights(self.is_adapted, guard.drifting, guard.images, steps, self._look_ms, self._renewed_ms)
+        serves = self.is_adapted, self.is_aligned
+        return SubnetWeights(*serves, guard.drifting, guard.images, steps, self._look_ms, self._renewed_ms)
 
     def release(self) -> None:
         """Free what looks at images, until the next ones come."""
         self.weights.release()
 
-    def serve_source(self) -> None:
-        """Let the bundle's own weights answer from the next run on, and forget what was adapted."""
-        if self.is_adapted:
+    def serve_source(self, *, aligns: bool = False) -> None:
+        """Let the bundle's own weights answer from the next run on, and forget what was adapted.
+
+        aligns: they get images aligned, which the side file tells.
+        """
+        if self.is_adapted or self.is_aligned != aligns:
             start_s = time.perf_counter()
-            self._pool.renew(self._answerer, None)
-            self.is_adapted = False
+            own = self._answerer.parts[0].own
+            self._pool.renew(self._answerer, self._loads(own, aligns=True) if aligns else None)
+            self.is_adapted, self.is_aligned = False, aligns
             self._renewed_ms = 1e3 * (time.perf_counter() - start_s)
-        if self._files is not None:
+        if self._files is not None and aligns:
+            self._files.write(self.digest, self._belongs, KeptWeights(self.weights.source, 0, aligns=True))
+        elif self._files is not None:
             self._files.remove(self.digest)
 
     def serve_adapted(self) -> None:
@@ -110,15 +134,22 @@ class AdaptedSubnet:
         AdaptiveError, and nothing is changed: the new session does not compute what was judged.
         """
         start_s = time.perf_counter()
-        weights = self.weights
+        weights, aligns = self.weights, self.guard.aligns
         load = partial(self._adapted_session, weights.folded)
         session = load()
         self._check(session)
-        self._pool.renew(self._answerer, load, session)
-        self.is_adapted = True
+        value = self._loads(lambda: session, aligns=aligns)()
+        self._pool.renew(self._answerer, self._loads(load, aligns=aligns), value)
+        self.is_adapted, self.is_aligned = True, aligns
         self._renewed_ms = 1e3 * (time.perf_counter() - start_s)
         if self._files is not None:
-            self._files.write(self.digest, self._belongs, weights.statistics, weights.steps, weights.scales)
+            kept = KeptWeights(weights.statistics, weights.steps, weights.scales, aligns)
+            self._files.write(self.digest, self._belongs, kept)
+
+    def _loads(self, load: Callable[[], Any], *, aligns: bool) -> Callable[[], Any]:
+        """What loads a session that gets images aligned, or as they come."""
+        alignment = self.weights.alignment
+        return load if not aligns or alignment is None else lambda: AlignedSession(load(), alignment)
 
     def _check(self, session: Any) -> None:
         manifest = self._answerer.chain.manifest
@@ -134,13 +165,20 @@ class AdaptedSubnet:
         """Go on with what an earlier process has kept."""
         if self._files is None:
             return
-        found = self._files.read(self.digest, self._belongs, len(self.weights.source.mean_F))
-        if found is not None:
-            self.weights.restore(*found)
-            self.guard.resume()
-            x_BCHW, _ = self.weights.example
-            self.weights.example = x_BCHW, self.weights.look(x_BCHW).logits_BK
+        found, weights = self._files.read(self.digest, self._belongs, len(self.weights.source.mean_F)), self.weights
+        if found is None:
+            return
+        if found.aligns and weights.alignment is None:
+            LOG.warning("'%s' is of aligned images; the SubNet is as the bundle has it", self._files.file(self.digest))
+            return
+        weights.restore(found.statistics, found.steps, found.scales, aligns=found.aligns)
+        self.guard.resume(kept=found.steps > 0, aligns=found.aligns)
+        if self.guard.kept:
+            x_BCHW = weights.given(weights.example[0])
+            weights.example = x_BCHW, weights.network.look(x_BCHW, weights.folded).logits_BK
             self.serve_adapted()
+        else:
+            self.serve_source(aligns=found.aligns)
 
     @property
     def _observed_files(self) -> tuple[str, ...]:
@@ -188,3 +226,10 @@ def usual_features(source: AdaptationSource, net: AdaptableNet) -> UsualFeatures
     own = [slice(2 * one.start, 2 * one.stop) for one in spans(net.norms)]
     means, deviations = (tuple(values[one] for one in own) for values in (source.usual_mean, source.usual_deviation))
     return UsualFeatures(means, deviations, source.directions)
+
+
+def image_alignment(source: AdaptationSource) -> ImageAlignment | None:
+    """What is usual of images; None: the bundle is of an earlier version, which does not tell it."""
+    if source.usual_light is None or source.light_deviations is None:
+        return None
+    return ImageAlignment(source.usual_light, float(source.light_deviations))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.adapting_weights.aligning import ImageAlignment
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap, confidence, judged
 from adaptive_runtime.adapting_weights.network import ObservedNetwork, SeenImages
 from adaptive_runtime.adapting_weights.scales import LearnedScales, NormScales
@@ -27,8 +28,8 @@ class StatisticsWeights:
     """Statistics of a SubNet's BatchNorms that follow the images. `DriftGuard` says when.
 
     learned: scales and biases that change in each step, too; None: they stay the source's. anchor: labelled source images, read
-    when they are needed. example: an image (1, C, H, W) of the latest verdict and the adapted logits (1, K) for it; before,
-    those of the source.
+    when they are needed. alignment: of images, while it is asked for; None: they are never aligned. example: an image
+    (1, C, H, W) of the latest verdict, aligned where it was, and the adapted logits (1, K) for it; before, those of the source.
 
     A step takes the statistics of images, where each BatchNorm normalises by them, mixed with the source's as by a prior of so
     many images; steps are averaged. One step to a batch is that of `tasks.adaptation` by the method `batchnorm`; with `learned`
@@ -42,9 +43,10 @@ class StatisticsWeights:
         anchor: Callable[[], LabelledSource],
         options: WeightOptions,
         learned: LearnedScales | None = None,
+        alignment: ImageAlignment | None = None,
     ) -> None:
         self.network, self.source, self.options, self._anchor = network, source, options, anchor
-        self._learned = learned
+        self._learned, self.alignment = learned, alignment
         self._usual = self._gap(source)
         x_ACHW, _ = anchor()
         self.example = self._example(x_ACHW, self.network.look(x_ACHW[:1], source))
@@ -55,13 +57,15 @@ class StatisticsWeights:
         """Images of a step, and of a verdict, at least."""
         return self.network.images
 
-    def reset(self) -> None:
-        """Back to the source."""
-        self.restore(self.source, 0)
+    def reset(self, *, aligns: bool = False) -> None:
+        """Back to the source. aligns: images are aligned from now on."""
+        self.restore(self.source, 0, aligns=aligns)
 
-    def restore(self, statistics: NormStatistics, steps: int, scales: NormScales | None = None) -> None:
+    def restore(
+        self, statistics: NormStatistics, steps: int, scales: NormScales | None = None, *, aligns: bool = False
+    ) -> None:
         """Take statistics, and where they are learned scales and biases, that come from so many steps. None: the source's."""
-        self.statistics, self.steps = statistics, steps
+        self.statistics, self.steps, self._aligns = statistics, steps, aligns
         if self._learned is not None:
             self._learned.restore(scales)
 
@@ -87,6 +91,7 @@ class StatisticsWeights:
 
     def adapt(self, x_BCHW: Array) -> None:
         """One step to images, `fewest` at least."""
+        x_BCHW = self.given(x_BCHW)
         share = self.network.images / (self.network.images + self.options.prior_images)
         if self._learned is None:
             found = self.network.statistics(x_BCHW, self.source, share)
@@ -98,10 +103,18 @@ class StatisticsWeights:
 
     def look(self, x_BCHW: Array) -> SeenImages:
         """Images as the SubNet sees them, adapted as it is now."""
-        return self.network.look(x_BCHW, self.folded)
+        return self.network.look(self.given(x_BCHW), self.folded)
+
+    def answers(self, x_BCHW: Array) -> Array:
+        """Logits (B, K) for images."""
+        return self.look(x_BCHW).logits_BK
+
+    def given(self, x_BCHW: Array) -> Array:
+        """Images as the SubNet gets them: aligned, or as they come."""
+        return self.alignment(x_BCHW) if self._aligns and self.alignment is not None else x_BCHW
 
     def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
-        """Whether what was adapted is better for held-back images than the source.
+        """Whether what was adapted is better for held-back images than the source, which gets them as this does.
 
         First, what BatchNorms read of these images is nearer to the statistics that normalise it than with the source
         (`NormStatistics.distance`). The adapted statistics then fit the images as the source's fit the source images, and the
@@ -112,7 +125,8 @@ class StatisticsWeights:
         """
         if not self.statistics.is_finite or not (self.scales is None or self.scales.is_finite):
             return AdaptedVerdict(False, "adapted weights are no finite numbers", 0.0, 0.0)
-        seen, usual = self.look(x_BCHW), self.network.look(x_BCHW, self.source)
+        x_BCHW = self.given(x_BCHW)
+        seen, usual = (self.network.look(x_BCHW, one) for one in (self.folded, self.source))
         self.example = self._example(x_BCHW, seen)
         away, usually_away = seen.statistics.distance(self.statistics), usual.statistics.distance(self.source)
         if not away < usually_away:

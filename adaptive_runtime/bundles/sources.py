@@ -19,6 +19,9 @@ from adaptive_runtime.errors import AdaptiveError
 Array = NDArray[np.float32]
 LEVELS = 255.0
 """Of a colour in uint8."""
+NEEDED = ("mean", "variance", "usual_mean", "usual_deviation", "calibration")
+TOGETHER = (("directions", "distances"), ("usual_light", "light_deviations"))
+"""Of `AdaptationSource`: what every file has, and what earlier versions have not written."""
 
 
 def _written(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -75,8 +78,9 @@ class AdaptationSource:
 
     mean, variance (F,): of its BatchNorms, one after another. usual_mean, usual_deviation (2F,), directions (P, 2F): of the
     features of images (`adaptive_runtime.adapting_weights.UsualFeatures`). calibration (N, 3): statistics of images like those
-    of training; distances (N,): the fourth. Files of version 0.6.0 have neither directions nor distances; run times of that
-    version read no more than the three statistics.
+    of training; distances (N,): the fourth. usual_light (4, C), light_deviations (): of images in the SubNet's size
+    (`adaptive_runtime.adapting_weights.ImageAlignment`). Files of version 0.6.0 have neither directions nor distances, those of
+    versions before 0.12.0 nothing of light; earlier run times leave out what they do not know.
     """
 
     mean: Array
@@ -86,6 +90,8 @@ class AdaptationSource:
     calibration: NDArray[np.float64]
     directions: Array | None = None
     distances: NDArray[np.float64] | None = None
+    usual_light: Array | None = None
+    light_deviations: NDArray[np.float64] | None = None
 
     @property
     def calibration_ND(self) -> NDArray[np.float64]:
@@ -100,8 +106,8 @@ class AdaptationSource:
     @classmethod
     def from_bytes(cls, content: bytes, where: str) -> Self:
         """From a file's content. AdaptiveError: it is none."""
-        names = tuple(one.name for one in fields(cls))
-        found = cls(**_read(content, names[:-2], where, newer=names[-2:]))
-        if (found.directions is None) is not (found.distances is None):
-            raise AdaptiveError(where, "has directions or distances alone", next_step="export the bundle again")
+        found = cls(**_read(content, NEEDED, where, newer=tuple(name for pair in TOGETHER for name in pair)))
+        for pair in TOGETHER:
+            if len({getattr(found, name) is None for name in pair}) > 1:
+                raise AdaptiveError(where, f"has {' or '.join(pair)} alone", next_step="export the bundle again")
         return found

@@ -32,6 +32,7 @@ BUNDLE_ONLY = (
     "policy",
     "decisions",
     "weights",
+    "unaligned",
 )
 """Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -94,6 +95,11 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         "--weights",
         choices=get_args(WeightMethod),
         help="while images drift, the SubNet that serves follows them by its BatchNorm statistics; tent: by gradients, too",
+    )
+    bundle.add_argument(
+        "--unaligned",
+        action="store_true",
+        help="with --weights: light and contrast of images that drift are not brought back; weights alone follow them",
     )
     bundle.add_argument(
         "--policy",

@@ -102,6 +102,7 @@ def _of_weights(state: WeightsState) -> Iterator[Metric]:
     """What SubNets have adapted to their images."""
     for name, text, values in (
         ("adapted_weights", "Whether adapted weights serve: 1.", [one.adapted for one in state.subnets.values()]),
+        ("aligned_images", "Whether images are aligned: 1.", [one.aligned for one in state.subnets.values()]),
         (
             "drifting_images",
             "Whether images are unlike the source's: 1.",

@@ -41,7 +41,8 @@ class BundleOptions:
     budget_ms, memory_mib, format, key_file, cache: as `adaptive_runtime.load` takes them. also: folder of a search on this
     device, whose SubNets join when they are found. state: folder in which the choice is kept, what weights have adapted, and
     what has crashed; None: it is forgotten. adapts: what serves changes with the load; policy: with it, too, by these rules;
-    decisions: the file of what was decided, which can be replayed. weights: they follow the images that are served.
+    decisions: the file of what was decided, which can be replayed. weights: they follow the images that are served;
+    unaligned: these stay as they come.
     sensors_root: where the device's /sys and /proc are. hit_rate: that of the caches is sensed, too.
     """
 
@@ -57,6 +58,7 @@ class BundleOptions:
     policy: str | None = None
     decisions: Path | None = None
     weights: WeightMethod | None = None
+    unaligned: bool = False
     sensors_root: Path = SYSTEM
     hit_rate: bool = False
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from adaptive_runtime.adapting_weights import GuardSettings
+from adaptive_runtime.adapting_weights import DEVIATIONS, GuardSettings
 
 MethodName = Literal["batchnorm", "tent", "eata", "sar", "cotta", "roid"]
 BATCH_IMAGES = 64
@@ -65,7 +65,7 @@ class MethodSettings(StepSettings):
         return self.model_copy(update={"learning_rate": self.learning_rate * images / BATCH_IMAGES})
 
 
-GUARDED_METHOD = MethodSettings(method="roid", prior_images=16.0, newest_share=0.6, input_deviations=1.0)
+GUARDED_METHOD = MethodSettings(method="roid", prior_images=16.0, newest_share=0.6, input_deviations=DEVIATIONS)
 """The method that is guarded, unless another one is asked for."""
 
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from adaptive_runtime.adapting_weights import DEVIATIONS, ImageAlignment
 from tailor_ir import InputAlignment, InputError
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, load_adapted, make_method, save_adapted
 from tests.adaptation.small_subnets import batches, smallest, supernet
@@ -51,6 +53,28 @@ def test_an_image_of_one_colour_goes_to_the_edge_of_what_is_usual() -> None:
 def test_what_is_usual_takes_images() -> None:
     with pytest.raises(InputError, match="source images: 1; allowed: 2 or more"):
         InputAlignment.of([lit(1, 0)], 1.0)
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.0, -3.0])
+def test_the_device_aligns_as_torch_does(shift: float) -> None:
+    usual = lit(256, 0)
+    alignment, on_device = InputAlignment.of(usual.split(64), DEVIATIONS), ImageAlignment.of(usual.numpy())
+    told = torch.stack([getattr(alignment, f"{of}_C") for of in ("mean", "mean_spread", "log", "log_spread")])
+    assert np.abs(on_device.usual_4C - told.numpy()).max() <= 1e-6
+    x_BCHW = (0.3 if shift else 1.0) * lit(32, 1) + shift
+    expected = alignment(x_BCHW).numpy()
+    assert np.abs(on_device(x_BCHW.numpy()) - expected).max() <= 1e-6 * np.abs(expected).max()
+    assert not torch.equal(alignment(x_BCHW), x_BCHW)
+
+
+def test_usual_images_stay_bit_by_bit_on_the_device_beside_unusual_ones() -> None:
+    alignment = ImageAlignment.of(lit(64, 0).numpy(), deviations=5.0)
+    x_BCHW = lit(32, 2).numpy()
+    assert np.array_equal(alignment(x_BCHW), x_BCHW)
+    x_BCHW[7] += 9
+    found = alignment(x_BCHW)
+    changed_B = (found != x_BCHW).any((1, 2, 3))
+    assert np.flatnonzero(changed_B).tolist() == [7]
 
 
 @pytest.mark.parametrize("kind", ["batch", "layer"])

@@ -7,7 +7,7 @@ import pytest
 
 from adaptive_runtime.adapting_weights import DriftDetector, UsualFeatures
 from adaptive_runtime.adapting_weights.profile import RIDGE, STATISTICS
-from adaptive_runtime.adapting_weights.subnet import usual_features
+from adaptive_runtime.adapting_weights.subnet import image_alignment, usual_features
 from adaptive_runtime.bundles import AdaptableNet, AdaptableNorm, AdaptationSource
 from adaptive_runtime.errors import AdaptiveError
 
@@ -79,16 +79,24 @@ def test_what_an_earlier_version_has_written_tells_three_statistics() -> None:
         calibration=scores[:, :3],
         directions=usual.directions_PF,
         distances=scores[:, 3],
+        usual_light=np.ones((4, 3), np.float32),
+        light_deviations=np.array(1.0),
     )
     norms = (AdaptableNorm(mean="mean", variance="variance", channels=5),)
     net = AdaptableNet(file="net.onnx", images=2, norms=norms, source="net.npz")
     content = told.to_bytes()
     whole = AdaptationSource.from_bytes(content, "net.npz")
-    earlier = AdaptationSource.from_bytes(without(content, "directions", "distances"), "net.npz")
+    light = ("usual_light", "light_deviations")
+    earlier = AdaptationSource.from_bytes(without(content, "directions", "distances", *light), "net.npz")
+    assert image_alignment(earlier) is None
+    found = image_alignment(whole)
+    assert found is not None
+    assert (found.usual_4C.tolist(), found.deviations) == ([[1.0] * 3] * 4, 1.0)
     for source, count in ((whole, 4), (earlier, 3)):
         assert np.array_equal(source.calibration_ND, scores[:, :count])
         assert np.array_equal(usual_features(source, net).scores(layers, logits), scores[:, :count])
-    with pytest.raises(AdaptiveError, match=r"net\.npz: has directions or distances alone; export the bundle again"):
-        AdaptationSource.from_bytes(without(content, "directions"), "net.npz")
+    for one, pair in (("directions", "directions or distances"), (light[1], "usual_light or light_deviations")):
+        with pytest.raises(AdaptiveError, match=rf"net\.npz: has {pair} alone; export the bundle again"):
+            AdaptationSource.from_bytes(without(content, one), "net.npz")
     with pytest.raises(AdaptiveError, match=r"net\.npz: cannot be read .*export the bundle again"):
         AdaptationSource.from_bytes(without(content, "calibration"), "net.npz")

@@ -14,6 +14,7 @@ import torch
 import tailor_ir
 from tests.ir.networks import perturb, small_net
 from tests.runtime.bundled import write_plain_bundle
+from tests.runtime.drifting import write_adaptable_bundle
 from tests.runtime.local_client import LocalClient
 from tests.runtime.service_process import Served, served
 
@@ -39,6 +40,14 @@ def plain_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = tailor_ir.compile(perturb(small_net(blocks=3)), torch.randn(1, 3, 16, 16), SPACE)
     folder = tmp_path_factory.mktemp("plain") / "bundle"
     write_plain_bundle(net, [net.max_config, net.min_config], folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def adaptable_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SubNets that can adapt, of a network that has learnt. To be copied by whoever changes it."""
+    folder = tmp_path_factory.mktemp("adaptable") / "bundle"
+    write_adaptable_bundle(folder)
     return folder
 
 

@@ -11,89 +11,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 import adaptive_runtime
-import tailor_ir
 from adaptive_runtime.adapting_weights import (
     AdaptedSubnet,
-    GuardSettings,
     NormScales,
     NormStatistics,
     WeightMethod,
     WeightOptions,
 )
 from adaptive_runtime.adapting_weights.gradients.operators import OPERATORS
-from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
+from adaptive_runtime.adapting_weights.side_file import AdaptedFiles, KeptWeights
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.load import LoadTold
 from adaptive_runtime.service.recent import RecentService
 from adaptive_runtime.service.told import state_told
-from tests.ir.networks import small_net
-from tests.runtime.bundled import SourceData, write_plain_bundle
+from tests.runtime.drifting import drifted, error, followed, kinds, pictures, serving_adapted
 from tests.runtime.service_process import INFER, body, refused, served, soon
 from tests.threads import beside
 
-PATTERNS = functional.interpolate(torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(7)), (16, 16))
 MOST_IMAGES = 200
 WITHIN_S = 60.0
 
 
-def pictures(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Faint patterns of five classes in noise, in [0, 1]: x (N, 3, 16, 16), labels (N,)."""
-    generator = torch.Generator().manual_seed(seed)
-    y_N = torch.randint(5, (count,), generator=generator)
-    x_NCHW = 0.5 + 0.08 * (1.2 * PATTERNS[y_N] + torch.randn(count, 3, 16, 16, generator=generator))
-    return x_NCHW.clamp(0, 1).numpy(), y_N.numpy()
-
-
-def drifted(x_NCHW: np.ndarray) -> np.ndarray:
-    """Brighter in two colours, darker in one, with less contrast."""
-    colours = np.array([0.12, -0.08, 0.06], np.float32).reshape(3, 1, 1)
-    return (0.5 + 0.4 * (x_NCHW - 0.5) + colours).astype(np.float32)
-
-
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    network = small_net(blocks=1).train()
-    optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
-    for step in range(50):
-        x_NCHW, y_N = map(torch.from_numpy, pictures(64, 1000 + step))
-        optimiser.zero_grad()
-        functional.cross_entropy(network(x_NCHW), y_N).backward()
-        optimiser.step()
-    net = tailor_ir.compile(network.eval(), torch.zeros(1, 3, 16, 16), {"*.width_mult": [0.5, 1]})
-    folder = tmp_path_factory.mktemp("adaptable") / "bundle"
-    write_plain_bundle(net, [net.max_config, net.min_config], folder, source=SourceData(*pictures(64 + 256, 1)))
-    return folder
+def bundle(adaptable_bundle: Path) -> Path:
+    return adaptable_bundle
 
 
 def opened(bundle: Path, state: Path | None = None, method: WeightMethod = "statistics") -> DeployedModel:
-    options = WeightOptions(method=method, state=state, waiting_images=10_000, guard=GuardSettings(judged_from=8))
-    return adaptive_runtime.load(bundle, prepares=False, weights=options)
-
-
-def error(model: DeployedModel, x_NCHW: np.ndarray, y_N: np.ndarray) -> float:
-    """Of answers while the model looks at the images, 16 at once."""
-    wrong = 0
-    for start in range(0, len(x_NCHW), 16):
-        wrong += int((model.infer(x_NCHW[start : start + 16]).classes != y_N[start : start + 16]).sum())
-        assert model.weights is not None
-        model.weights.wait()
-    return wrong / len(x_NCHW)
-
-
-def kinds(model: DeployedModel) -> list[str]:
-    assert model.state.weights is not None
-    return [event.kind for event in model.state.weights.events]
-
-
-def serving_adapted(model: DeployedModel) -> bool:
-    assert model.state.weights is not None
-    return model.state.weights.subnets[model.state.serving.digest].adapted
+    """A model that adapts alone: images stay as they come."""
+    return followed(bundle, method=method, state=state, align=False)
 
 
 @pytest.mark.parametrize("method", ["statistics", "tent"])
@@ -154,7 +103,7 @@ def test_statistics_that_are_wrong_on_purpose_are_undone_soon(
         assert net is not None
         source = AdaptedSubnet(pool, digest, WeightOptions(), None).weights.source
         belongs = pool.bundle.manifest.files[net.source].sha256
-    AdaptedFiles(tmp_path / "state").write(digest, belongs, wrong(source, how), 3)
+    AdaptedFiles(tmp_path / "state").write(digest, belongs, KeptWeights(wrong(source, how), 3))
     with opened(bundle, tmp_path / "state") as model:
         assert model.weights is not None
         model.weights.wait()
@@ -190,7 +139,7 @@ def test_scales_that_are_wrong_on_purpose_are_undone_soon(bundle: Path, tmp_path
         belongs = pool.bundle.manifest.files[net.source].sha256
         factors = np.random.default_rng(0).choice(np.array([0.3, 3], np.float32), len(weights.scales.scale_F))
         scales = NormScales(weights.scales.scale_F * factors, weights.scales.bias_F[::-1].copy())
-    AdaptedFiles(tmp_path / "state").write(digest, belongs, weights.source, 3, scales)
+    AdaptedFiles(tmp_path / "state").write(digest, belongs, KeptWeights(weights.source, 3, scales))
     with opened(bundle, tmp_path / "state", "tent") as model:
         assert model.weights is not None
         model.weights.wait()
@@ -248,7 +197,7 @@ def test_another_method_goes_on_with_the_statistics_of_a_side_file(
 def test_scales_that_were_learned_are_kept_with_a_checksum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = AdaptedFiles(tmp_path / "state")
     one, two, three = (np.full(5, value, np.float32) for value in (1, 2, 3))
-    files.write("subnet", "a bundle", NormStatistics(one, two), 2, NormScales(two, three))
+    files.write("subnet", "a bundle", KeptWeights(NormStatistics(one, two), 2, NormScales(two, three)))
     found = files.read("subnet", "a bundle", 5)
     assert found is not None
     assert found.scales is not None
@@ -268,7 +217,7 @@ def test_a_damaged_side_file_is_one_line_and_the_source_serves(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     files, statistics = AdaptedFiles(tmp_path / "state"), NormStatistics(np.ones(5, np.float32), np.ones(5, np.float32))
-    files.write("subnet", "a bundle", statistics, 2)
+    files.write("subnet", "a bundle", KeptWeights(statistics, 2))
     found = files.read("subnet", "a bundle", 5)
     assert found is not None
     assert (found[1], found[0].mean_F.tolist()) == (2, [1.0] * 5)
@@ -359,11 +308,11 @@ def test_statistics_adapt_without_torch(bundle: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("method", ["statistics", "tent"])
+@pytest.mark.parametrize(("method", "further"), [("statistics", ()), ("tent", ("--unaligned",))])
 def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
-    bundle: Path, plain_bundle: Path, tmp_path: Path, method: WeightMethod
+    bundle: Path, plain_bundle: Path, tmp_path: Path, method: WeightMethod, further: tuple[str, ...]
 ) -> None:
-    options = ("--weights", method, "--state", str(tmp_path / "state"), "--cache", str(tmp_path / "cache"))
+    options = ("--weights", method, *further, "--state", str(tmp_path / "state"), "--cache", str(tmp_path / "cache"))
     x_NCHW, _ = pictures(192, 10)
     with served(bundle, tmp_path / "log", *options) as service:
 
@@ -381,7 +330,10 @@ def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
             assert soon(partial(has_looked_at, start + 16), WITHIN_S)
         assert known()["adapted"]
         assert soon(lambda: "weights: kept" in [one["step"] for one in service.state()["decisions"]], WITHIN_S)
+        assert known()["aligned"] is not bool(further)
+        assert ("weights: aligned" in [one["step"] for one in service.state()["decisions"]]) is not bool(further)
         assert "autotailor_adapted_weights{" in service.http.get("/metrics").text
+        assert "autotailor_aligned_images{" in service.http.get("/metrics").text
         assert any(": kept: " in line for line in service.lines())
         service.process.kill()
         service.process.wait()

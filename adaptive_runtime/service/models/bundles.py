@@ -73,6 +73,9 @@ def _loaded(
 ) -> DeployedModel:
     """A model; what comes after another one goes on with the record of its decisions."""
     decisions = options.decisions if after is None else None
+    weights = None
+    if options.weights is not None:
+        weights = WeightOptions(method=options.weights, state=options.state, align=not options.unaligned)
     adapting = AdaptingOptions(decisions=decisions, sensors_root=options.sensors_root, hit_rate=options.hit_rate)
     return load(
         options.bundle,
@@ -85,7 +88,7 @@ def _loaded(
         key_file=options.key_file,
         cache=options.cache,
         also=also,
-        weights=None if options.weights is None else WeightOptions(method=options.weights, state=options.state),
+        weights=weights,
         taken_out=taken_out or {},
         after=after,
     )

@@ -19,8 +19,6 @@ from tasks.adaptation.subnet import AdaptiveSubnet
 
 FEWEST_IMAGES = 2
 """Of a step."""
-MORE_USUAL = 0.9
-"""Images are aligned where their features are then at most so many times as unusual; until they are no better than without."""
 
 
 class GuardedAnswer(NamedTuple):
@@ -30,26 +28,22 @@ class GuardedAnswer(NamedTuple):
     by: Literal["source", "aligned", "adapted"]
 
 
-class _Seen(NamedTuple):
-    """An image, and how unusual its features are."""
-
-    x_CHW: torch.Tensor
-    unusual: float
-
-
 class _MethodWeights:
-    """A copy of the source that a method adapts, as `DriftGuard` asks for it. aligns: whether images are aligned for it."""
+    """A copy of the source that a method adapts, as `DriftGuard` asks for it."""
 
     fewest = FEWEST_IMAGES
 
     def __init__(self, method: AdaptationMethod, judge: AnchorJudge) -> None:
         self.method, self._judge = method, judge
         self.alignment = method.subnet.alignment
-        self.aligns = False
 
     @property
     def steps(self) -> int:
         return self.method.subnet.rule.steps
+
+    def answers(self, x_BCHW: Array) -> Array:
+        found: Array = self.method.subnet(torch.from_numpy(x_BCHW)).numpy()
+        return found
 
     @torch.enable_grad()
     def adapt(self, x_BCHW: Array) -> None:
@@ -58,18 +52,17 @@ class _MethodWeights:
     def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
         return self._judge.verdict(self.method.subnet, torch.from_numpy(x_BCHW), torch.from_numpy(source_BK))
 
-    def reset(self) -> None:
+    def reset(self, *, aligns: bool) -> None:
         self.method.reset()
-        self.method.subnet.alignment = self.alignment if self.aligns else None
+        self.method.subnet.alignment = self.alignment if aligns else None
 
 
 class GuardedSubnet:
     """Answers with the source until drift is detected, then with the best of three: source, aligned source, adapted copy.
 
-    After an alarm images are aligned (`InputAlignment`) while that makes their features more usual; the images just before
-    the alarm tell it first. `DriftGuard` says when the copy adapts, to which images, and whether it answers; held-back images
-    and labelled source images judge it against the source, with the images as both get them (`AnchorJudge`). The copy
-    normalises by statistics that are kept, so one image is enough.
+    `DriftGuard` says when images are aligned (`InputAlignment`), when the copy adapts, to which images, and whether it answers;
+    held-back images and labelled source images judge it against the source, with the images as both get them (`AnchorJudge`).
+    The copy normalises by statistics that are kept, so one image is enough.
     """
 
     def __init__(
@@ -86,9 +79,8 @@ class GuardedSubnet:
         self.profile = SourceProfile(source, profile_batches)
         judge = AnchorJudge(source, anchor, self.settings)
         self._weights = _MethodWeights(make_method(copy.deepcopy(source), method, profile_batches), judge)
-        self._guard = DriftGuard(self._weights, self.profile.calibration_ND, self.settings)
-        self._recent: deque[_Seen] = deque(maxlen=self.settings.judged_from)
-        self._unusual: deque[tuple[float, float]] = deque(maxlen=self.settings.held_back_images)
+        aligned = None if self._weights.alignment is None else self._look_aligned
+        self._guard = DriftGuard(self._weights, self.profile.calibration_ND, self.settings, aligned)
 
     @property
     def adapted(self) -> AdaptiveSubnet:
@@ -100,7 +92,7 @@ class GuardedSubnet:
         """What answers now: the copy, the source with aligned images, or the source itself."""
         if self._guard.kept:
             return self.adapted
-        if not self._weights.aligns:
+        if not self._guard.aligns:
             return self.source
         aligned = copy.deepcopy(self.source)
         aligned.alignment = self._weights.alignment
@@ -134,13 +126,7 @@ class GuardedSubnet:
         """
         source_BK, score_BD = self.profile.look(x_BCHW)
         before = self._now(x_BCHW, source_BK) if self.drifting else GuardedAnswer(source_BK, "source")
-        self._recent.extend(_Seen(x_CHW, float(score_D[0])) for x_CHW, score_D in zip(x_BCHW, score_BD, strict=True))
-        if ended := self._guard.watch(score_BD):
-            self._unusual.clear()
-            self._align(aligns=False)
-        if self.drifting:
-            base_BK = self._aligned(x_BCHW, source_BK, score_BD)
-            self._guard.learn(x_BCHW.numpy(), base_BK.numpy(), self.adapted(x_BCHW).numpy())
+        ended = self._guard.observe(x_BCHW.numpy(), score_BD, source_BK.numpy())
         now = self._now(x_BCHW, source_BK)
         if not ended:
             return now
@@ -150,32 +136,12 @@ class GuardedSubnet:
         """By what answers now."""
         if self._guard.kept:
             return GuardedAnswer(self.adapted(x_BCHW), "adapted")
-        if self._weights.aligns and self._weights.alignment is not None:
+        if self._guard.aligns and self._weights.alignment is not None:
             return GuardedAnswer(self.source(self._weights.alignment(x_BCHW)), "aligned")
         return GuardedAnswer(source_BK, "source")
 
-    def _aligned(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor, score_BD: NDArray[np.float64]) -> torch.Tensor:
-        """Whether images are aligned from now on; the source's logits for the batch as the copy gets it."""
-        alignment = self._weights.alignment
-        if alignment is None:
-            return source_BK
-        if not self._unusual:
-            recent = torch.stack([seen.x_CHW for seen in self._recent])
-            _, scores = self.profile.look(alignment(recent))
-            self._unusual.extend(
-                (seen.unusual, float(score[0])) for seen, score in zip(self._recent, scores, strict=True)
-            )
-        aligned_BK, aligned_BD = self.profile.look(alignment(x_BCHW))
-        self._unusual.extend(zip(score_BD[:, 0].tolist(), aligned_BD[:, 0].tolist(), strict=True))
-        plain, aligned = (sum(values) / len(values) for values in zip(*self._unusual, strict=True))
-        aligns = self._weights.aligns
-        if (aligned >= plain) if aligns else (aligned < MORE_USUAL * plain):
-            reason = f"features are {aligned:.1f} times as unusual as usual, {plain:.1f} without"
-            self._guard.note(self.images, "unaligned" if aligns else "aligned", reason)
-            self._align(aligns=not aligns)
-        return aligned_BK if self._weights.aligns else source_BK
-
-    def _align(self, *, aligns: bool) -> None:
-        """From now on; the copy begins anew."""
-        self._weights.aligns = aligns
-        self._guard.begin()
+    def _look_aligned(self, x_BCHW: Array) -> tuple[Array, NDArray[np.float64]]:
+        """The source's view of aligned images."""
+        assert self._weights.alignment is not None
+        logits_BK, score_BD = self.profile.look(self._weights.alignment(torch.from_numpy(x_BCHW)))
+        return logits_BK.numpy(), score_BD

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from torch import nn
 
-from adaptive_runtime.adapting_weights import NormStatistics, ObservedNetwork, UsualFeatures
+from adaptive_runtime.adapting_weights import ImageAlignment, NormStatistics, ObservedNetwork, UsualFeatures
 from adaptive_runtime.adapting_weights.judging import FEWEST_LABELLED
 from adaptive_runtime.bundles import AdaptableNet, AdaptableNorm, AdaptationSource, SourceImages
 from adaptive_runtime.chains import ImagePreparation, session_options
@@ -102,6 +102,7 @@ def adaptable_net(
     seen = network.look(x_NCHW, source)
     layers, half = network.features(seen), len(x_NCHW) // 2
     usual = UsualFeatures.of([layer[:half] for layer in layers])
+    alignment = ImageAlignment.of(x_NCHW)
     *others_N, distances_N = usual.scores(layers, seen.logits_BK)[half:].T
     content = AdaptationSource(
         mean=source.mean_F,
@@ -111,6 +112,8 @@ def adaptable_net(
         calibration=np.stack(others_N, 1),
         directions=usual.directions_PF,
         distances=distances_N,
+        usual_light=alignment.usual_4C,
+        light_deviations=np.array(alignment.deviations),
     )
     write_bytes(folder / found.source, content.to_bytes())
     return found

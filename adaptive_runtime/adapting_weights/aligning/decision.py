@@ -1,0 +1,65 @@
+"""Whether images are aligned. Legend: B batch, C channels, H height, W width, K classes, D statistics of an image."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.adapting_weights.settings import GuardSettings
+
+Array = NDArray[np.float32]
+Scores = NDArray[np.float64]
+LookAligned = Callable[[Array], tuple[Array, Scores]]
+"""The source's logits (B, K) and statistics (B, D) of images (B, C, H, W) once they are aligned."""
+MORE_USUAL = 0.9
+"""Images are aligned where their features are then at most so many times as unusual; until they are no better than without."""
+
+
+class _Seen(NamedTuple):
+    """An image, and how unusual its features are."""
+
+    x_CHW: Array
+    unusual: float
+
+
+class AlignmentDecision:
+    """Images that drift are aligned while that makes their features more usual; the images just before the alarm tell it first.
+
+    So what is known at the alarm is enough, and nothing has to be learned. `aligns`: whether they are aligned now.
+    """
+
+    def __init__(self, look: LookAligned, settings: GuardSettings) -> None:
+        self._look, self.aligns = look, False
+        self._recent: deque[_Seen] = deque(maxlen=settings.judged_from)
+        self._unusual: deque[tuple[float, float]] = deque(maxlen=settings.held_back_images)
+
+    def remember(self, x_BCHW: Array, score_BD: Scores) -> None:
+        """Images as they come, drifting or not, and what the source sees of them."""
+        seen = zip(x_BCHW, score_BD, strict=True)
+        self._recent.extend(_Seen(x_CHW.copy(), float(score_D[0])) for x_CHW, score_D in seen)
+
+    def end(self) -> None:
+        """Drift is over: images are not aligned."""
+        self.aligns = False
+        self._unusual.clear()
+
+    def decide(self, x_BCHW: Array, score_BD: Scores) -> tuple[Array, str | None]:
+        """Images that drift, which were remembered: the source's logits for them once they are aligned; why `aligns` changed.
+
+        None: it stays.
+        """
+        if not self._unusual:
+            _, scores = self._look(np.stack([seen.x_CHW for seen in self._recent]))
+            self._unusual.extend(
+                (seen.unusual, float(score_D[0])) for seen, score_D in zip(self._recent, scores, strict=True)
+            )
+        aligned_BK, aligned_BD = self._look(x_BCHW)
+        self._unusual.extend(zip(score_BD[:, 0].tolist(), aligned_BD[:, 0].tolist(), strict=True))
+        plain, aligned = (sum(values) / len(values) for values in zip(*self._unusual, strict=True))
+        if (aligned >= plain) if self.aligns else (aligned < MORE_USUAL * plain):
+            self.aligns = not self.aligns
+            reason = f"features are {aligned:.1f} times as unusual as usual in aligned images, {plain:.1f} as they come"
+            return aligned_BK, reason
+        return aligned_BK, None
