@@ -1,16 +1,18 @@
 """Weights that adapt on the device: times, errors beside torch, and how soon what was adapted wrongly is undone.
 
     python -m benchmarks.device_adaptation [--size 224] [--repeats 20] [--seeds 5] [--images 350] [--epochs 40] [--severity 5]
-        [--corruptions contrast fog …] [--markdown] [--json FILE]
+        [--corruptions contrast fog …] [--tent] [--markdown] [--json FILE]
 
-Everything of the device runs in a process of its own that never imports torch.
+Everything of the device runs in a process of its own that never imports torch; with --tent it does in the end.
 
 *Times*: of MobileNetV2 at --size with random weights, one thread, medians of --repeats: to look at an image, 16 at once, which
-is what collecting costs; a step by image; and from statistics to a checked session that serves, quiet and beside requests.
+is what collecting costs; to align one; a step by image, with --tent also one by gradients; and from statistics to a checked
+session that serves, quiet and beside requests.
 
 *Errors*: a small convolutional network that learnt digits, on streams of --images (`tasks.data.drift`) for each corruption and
-seed: of the source, of the deployed model that adapts, and of torch, which adapts to each batch of 16 by the method
-`batchnorm` with the same prior. *Differences*: statistics and logits after ten steps to the same batches.
+seed: of the source; of the deployed model whose statistics alone follow them, and of the one that aligns them, too, with --tent
+also by gradients; and of torch, which adapts to each batch of 16 by the method `batchnorm` with the same prior. *Differences*:
+statistics and logits after ten steps to the same batches.
 
 *Undone*: the model goes on with a side file whose statistics are wrong on purpose: too narrow, too wide, shuffled over
 channels, or those of another stream. Counted are images until the source serves again; on drifted streams, which statistics
@@ -49,6 +51,7 @@ OPTIONS = WeightOptions()
 DATA = DataSettings(kind="noisy_digits", images=1797, validation_share=0.2, test_share=0.2, workers=1)
 """Each digit once, so that images of the splits, and of a stream, are different digits."""
 BATCH = 64
+ERRORS = ("source_points", "statistics_points", "device_points", "tent_points", "torch_points", "aligned_at", "kept_at")
 METHOD = MethodSettings(method="batchnorm", prior_images=OPTIONS.prior_images, newest_share=OPTIONS.newest_share)
 
 
@@ -151,7 +154,11 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     """All rows, by the process without torch."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = {"times": large_job(folder, options.size, options.repeats), "small": small_job(folder, options)}
+        job = {
+            "times": large_job(folder, options.size, options.repeats),
+            "small": small_job(folder, options),
+            "gradients": options.tent,
+        }
         (folder / "job.json").write_text(json.dumps(job))
         command = [sys.executable, "-m", "benchmarks.device_adaptation_runs", str(folder / "job.json")]
         subprocess.run([*command, str(folder / "result.json")], check=True)
@@ -202,7 +209,9 @@ def _bar(bar: str, limit: str, got: str, reached: bool) -> dict[str, Any]:
 def _tables(found: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
     """Rows of each table; those of streams are means over seeds."""
     yield found["times"]
-    yield _means(found["errors"], "stream", ("source_points", "device_points", "torch_points", "kept_at"))
+    if "gradient_step_ms" in found:
+        yield [{"a step by gradients, by image": found["gradient_step_ms"]}]
+    yield _means(found["errors"], "stream", tuple(one for one in ERRORS if one in found["errors"][0]))
     yield _means(found["steps"], "stream", ("statistics", "logits"))
     yield _means(found["undone"], "wrong", ("images",))
     yield found["bars"]
@@ -240,6 +249,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--severity", type=int, choices=range(1, 6), default=5)
     parser.add_argument("--corruptions", nargs="+", choices=CORRUPTIONS, default=list(CORRUPTIONS))
+    parser.add_argument("--tent", action="store_true", help="also by gradients, for which the device needs torch")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

@@ -38,9 +38,11 @@ def wrong(source: NormStatistics, how: str, other: NormStatistics, seed: int) ->
     return NormStatistics(source.mean_F, source.variance_F * factor)
 
 
-def opened(bundle: Path, state: Path | None = None) -> DeployedModel:
-    """A model that looks at all that it serves."""
-    return adaptive_runtime.load(bundle, weights=WeightOptions(state=state, waiting_images=EVERYTHING))
+def opened(bundle: Path, **options: object) -> DeployedModel:
+    """A model that looks at all that it serves. options: of weights."""
+    return adaptive_runtime.load(
+        bundle, weights=WeightOptions.model_validate({"waiting_images": EVERYTHING, **options})
+    )
 
 
 def answered(model: DeployedModel, x_NCHW: Images) -> np.ndarray:
@@ -67,7 +69,7 @@ def requests(model: DeployedModel, x_1CHW: Images, pause_s: float | None) -> Ite
 
 
 def times(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Milliseconds to look at an image, of a step by image, and from statistics to a session that serves."""
+    """Milliseconds to look at an image, to align it, of a step by image, and from statistics to a session that serves."""
     rows = []
     with adaptive_runtime.load(job["bundle"]) as model:
         digest = model.state.serving.digest
@@ -79,12 +81,13 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
         seen = weights.look(x_BCHW[:1])
         weights.example = x_BCHW[:1], seen.logits_BK
         for name, pause_s in (("no requests", None), ("a request each 100 ms", 0.1)):
-            look_ms, step_ms, renewed_ms, computed_ms = [], [], [], []
+            look_ms, align_ms, step_ms, renewed_ms, computed_ms = [], [], [], [], []
             with requests(model, x_BCHW[:1], pause_s) as latencies_ms:
                 for _ in range(job["repeats"]):
                     start_s = time.perf_counter()
                     weights.network.features(weights.network.look(x_BCHW[:size], weights.source))
                     look_ms.append(1e3 * (time.perf_counter() - start_s) / size)
+                    align_ms.append(aligning_ms(subnet, x_BCHW[:size]))
                     statistics, number = weights.statistics, weights.steps
                     start_s = time.perf_counter()
                     weights.adapt(x_BCHW[:size])
@@ -99,6 +102,7 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
                 {
                     "serving": name,
                     "look_ms": float(np.median(look_ms)),
+                    "align_ms": float(np.median(align_ms)),
                     "step_ms": float(np.median(step_ms)),
                     "renewed_ms": float(np.median(renewed_ms)),
                     "renewed_most_ms": float(np.max(renewed_ms)),
@@ -108,6 +112,29 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def aligning_ms(subnet: AdaptedSubnet, x_BCHW: Images) -> float:
+    """Milliseconds to align an image that comes alone, a mean over some."""
+    alignment = subnet.weights.alignment
+    assert alignment is not None
+    start_s = time.perf_counter()
+    for x_CHW in x_BCHW:
+        alignment(x_CHW[None])
+    return 1e3 * (time.perf_counter() - start_s) / len(x_BCHW)
+
+
+def gradient_step_ms(job: dict[str, Any]) -> float:
+    """Milliseconds of a step by gradients, by image, a median."""
+    with adaptive_runtime.load(job["bundle"]) as model, np.load(job["images"]) as arrays:
+        subnet = AdaptedSubnet(model.pool, model.state.serving.digest, WeightOptions(method="tent"), None)
+        x_BCHW, found = arrays["x"][: subnet.weights.network.images], []
+        subnet.weights.adapt(x_BCHW)
+        for _ in range(job["repeats"]):
+            start_s = time.perf_counter()
+            subnet.weights.adapt(x_BCHW)
+            found.append(1e3 * (time.perf_counter() - start_s) / len(x_BCHW))
+    return float(np.median(found))
 
 
 def undone(job: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
@@ -137,41 +164,55 @@ def undone(job: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _until(job: dict[str, Any], state: Path, x_NCHW: Images) -> dict[str, Any]:
-    with opened(Path(job["bundle"]), state) as model:
+    with opened(Path(job["bundle"]), state=state) as model:
         assert model.weights is not None
         model.weights.wait()
         (subnet,) = model.weights.state.subnets.values()
         assert subnet.adapted, "wrong weights serve first"
         answered(model, x_NCHW)
-        verdicts = ("undone", "over", "kept")
-        events = [one for one in model.weights.state.events if one.kind in verdicts]
+        ends = ("undone", "over", "aligned", "kept")
+        events = [one for one in model.weights.state.events if one.kind in ends]
         return {"images": events[0].image if events else None, "kind": events[0].kind if events else None}
 
 
 def errors(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """For each stream: errors in points of the source and of the model that adapts, and what it does."""
+    """For each stream: errors in points of the source and of the model that follows it, and what this does.
+
+    Also where images stay as they come, and statistics alone follow them.
+    """
     for stream in job["streams"]:
         with np.load(stream["file"]) as arrays:
             x_NCHW, label_N = arrays["x"], arrays["labels"]
         with adaptive_runtime.load(job["bundle"]) as model:
             source = model.infer(x_NCHW).classes
+        with opened(Path(job["bundle"]), align=False) as model:
+            unaligned = answered(model, x_NCHW)
         with opened(Path(job["bundle"])) as model:
             adapted = answered(model, x_NCHW)
             assert model.weights is not None
             events = model.weights.state.events
-        wrongs = [100 * float((found != label_N).mean()) for found in (source, adapted)]
+        wrongs = [100 * float((found != label_N).mean()) for found in (source, unaligned, adapted)]
         kinds = [event.kind for event in events]
         yield {
             "stream": stream["name"],
             "seed": stream["seed"],
             "source_points": wrongs[0],
-            "device_points": wrongs[1],
+            "statistics_points": wrongs[1],
+            "device_points": wrongs[2],
             "torch_points": stream["torch_points"],
             "drift_at": next((one.image for one in events if one.kind == "drift"), None),
+            "aligned_at": next((one.image for one in events if one.kind == "aligned"), None),
             "kept_at": next((one.image for one in events if one.kind == "kept"), None),
             "kept": kinds.count("kept"),
             "undone": kinds.count("undone"),
         }
+
+
+def gradient_points(job: dict[str, Any]) -> Iterator[float]:
+    """For each stream: errors in points of the model that follows it by gradients, too."""
+    for stream in job["streams"]:
+        with np.load(stream["file"]) as arrays, opened(Path(job["bundle"]), method="tent") as model:
+            yield 100 * float((answered(model, arrays["x"]) != arrays["labels"]).mean())
 
 
 def steps(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -202,6 +243,10 @@ def main(job_file: str, result_file: str) -> None:
     found["undone"] = list(undone(small, Path(result_file).parent / "states"))
     assert "torch" not in sys.modules, "the device needs no torch"
     found["torch_imported"] = False
+    if job["gradients"]:
+        found["gradient_step_ms"] = gradient_step_ms(job["times"])
+        for row, points in zip(found["errors"], gradient_points(small), strict=True):
+            row["tent_points"] = points
     Path(result_file).write_text(json.dumps(found))
 
 
