@@ -137,7 +137,7 @@ class DriftGuard:
 
     def _base(self, x_BCHW: Array, score_BD: NDArray[np.float64], source_BK: Array) -> Array:
         """The source's logits for images as the weights get them, aligned from now on or not."""
-        if self._alignment is None:
+        if self._alignment is None or (self._resumed and not self.aligns):  # nobody has seen these images drift
             return source_BK
         aligned_BK, reason = self._alignment.decide(x_BCHW, score_BD)
         if reason is not None:

@@ -138,6 +138,21 @@ def test_a_restart_goes_on_with_aligned_images(adaptable_bundle: Path, tmp_path:
     assert not AdaptedFiles(tmp_path / "state").file(digest).exists()
 
 
+def test_images_that_nobody_has_seen_drift_are_not_aligned(adaptable_bundle: Path, tmp_path: Path) -> None:
+    """The side file of an earlier process has statistics that are wrong on purpose."""
+    with followed(adaptable_bundle) as plain:
+        digest, pool = plain.state.serving.digest, plain.pool
+        net = pool.bundle.manifest.by_digest[digest].nets["onnx"].adaptable
+        assert net is not None
+        source = AdaptedSubnet(pool, digest, WeightOptions(), None).weights.source
+        belongs = pool.bundle.manifest.files[net.source].sha256
+    narrow = NormStatistics(source.mean_F, source.variance_F * np.float32(0.05))
+    AdaptedFiles(tmp_path / "state").write(digest, belongs, KeptWeights(narrow, 3))
+    with followed(adaptable_bundle, state=tmp_path / "state") as model:
+        error(model, *pictures(MOST_IMAGES, 7))
+        assert kinds(model) == ["undone"]
+
+
 def test_what_was_adapted_to_aligned_images_is_not_taken_without_aligning(
     adaptable_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +260,7 @@ def test_images_are_aligned_without_torch(adaptable_bundle: Path, tmp_path: Path
         "    assert [one.aligned for one in model.state.weights.subnets.values()] == [True]\n"
         "assert not {'torch', 'onnx'} & set(sys.modules)\n"
     )
-    command = [sys.executable, "-c", program, adaptable_bundle, tmp_path / "images.npy"]
+    command = [sys.executable, "-c", program, str(adaptable_bundle), str(tmp_path / "images.npy")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

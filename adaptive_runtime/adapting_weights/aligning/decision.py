@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from adaptive_runtime.adapting_weights.settings import GuardSettings
 
 Array = NDArray[np.float32]
-Scores = NDArray[np.float64]
-LookAligned = Callable[[Array], tuple[Array, Scores]]
+ImageScores = NDArray[np.float64]
+LookAligned = Callable[[Array], tuple[Array, ImageScores]]
 """The source's logits (B, K) and statistics (B, D) of images (B, C, H, W) once they are aligned."""
 MORE_USUAL = 0.9
 """Images are aligned where their features are then at most so many times as unusual; until they are no better than without."""
@@ -35,7 +35,7 @@ class AlignmentDecision:
         self._recent: deque[_Seen] = deque(maxlen=settings.judged_from)
         self._unusual: deque[tuple[float, float]] = deque(maxlen=settings.held_back_images)
 
-    def remember(self, x_BCHW: Array, score_BD: Scores) -> None:
+    def remember(self, x_BCHW: Array, score_BD: ImageScores) -> None:
         """Images as they come, drifting or not, and what the source sees of them."""
         seen = zip(x_BCHW, score_BD, strict=True)
         self._recent.extend(_Seen(x_CHW.copy(), float(score_D[0])) for x_CHW, score_D in seen)
@@ -45,7 +45,7 @@ class AlignmentDecision:
         self.aligns = False
         self._unusual.clear()
 
-    def decide(self, x_BCHW: Array, score_BD: Scores) -> tuple[Array, str | None]:
+    def decide(self, x_BCHW: Array, score_BD: ImageScores) -> tuple[Array, str | None]:
         """Images that drift, which were remembered: the source's logits for them once they are aligned; why `aligns` changed.
 
         None: it stays.
