@@ -1,6 +1,6 @@
-"""Images of unusual brightness or contrast are brought back to what is usual, each by itself, in front of a network.
+"""Images of unusual brightness, contrast or sharpness are brought back to what is usual, each by itself, before a network.
 
-Legend: B batch, C channels, H height, W width.
+Legend: B batch, C channels, H height, W width, S scales (details, all that is coarser).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tailor_ir.errors import InputError
 
@@ -19,17 +20,26 @@ FEWEST = 2
 SMALLEST_DEVIATION = 1e-6
 PREFIX = "input."
 """Of the names of its tensors among a SubNet's own ones, and in side files."""
-TENSORS = ("deviations", "mean_C", "mean_spread_C", "log_C", "log_spread_C")
+TENSORS = ("deviations", "mean_C", "mean_spread_C", "log_SC", "log_spread_SC")
+ONE_SCALE = {"log_SC": "log_C", "log_spread_SC": "log_spread_C"}
+"""What side files of versions before 0.12.0 have instead: of whole images, whose details are not told apart."""
+NODES = "alignment/"
+"""Of the names of its nodes in files."""
+WINDOW = 3
+"""Side of the square [pixels] whose mean is what is coarser than details."""
 
 
 class InputAlignment(nn.Module):
-    """Brings the mean and the deviation of each channel of an image to within `deviations` of what is usual.
+    """Brings mean, contrast and details of each channel of an image to within `deviations` of what is usual.
 
-    mean_C: of the means of source images; mean_spread_C: their deviation. log_C, log_spread_C: the same of the logarithms of
-    the images' deviations. What is beyond `deviations` times the spread is taken off; an image within it stays, bit by bit. So
-    light, contrast and haze, which change all pixels alike, are undone before the first layer, for any network, without
-    a batch and without a step. Normalising each image by its own mean and contrast is old (Pizer et al., Computer Vision,
-    Graphics, and Image Processing 1987); here only unusual ones change, so that usual images keep their light.
+    Details are what a pixel differs from the mean of its neighbourhood; the rest, this mean, has the contrast. mean_C: of the
+    means of source images; mean_spread_C: their deviation. log_SC, log_spread_SC: the same of the logarithms of the deviations
+    of details, and of the rest. What is beyond `deviations` times the spread is taken off; an image within it stays, bit by
+    bit. So light, contrast and haze, which change all pixels alike, are undone before the first layer, and most of blur and
+    noise, which have too few details and too many: for any network, without a batch and without a step. Normalising each image
+    by its own mean and contrast is old (Pizer et al., Computer Vision, Graphics, and Image Processing 1987), as is changing the
+    contrast of single scales (Laplacian pyramids: Burt and Adelson, IEEE Transactions on Communications 1983); here only
+    unusual images change, so that usual ones keep their light.
 
     Torch and exported files compute one formula, by operators that every runtime has.
     """
@@ -37,8 +47,8 @@ class InputAlignment(nn.Module):
     deviations: torch.Tensor
     mean_C: torch.Tensor
     mean_spread_C: torch.Tensor
-    log_C: torch.Tensor
-    log_spread_C: torch.Tensor
+    log_SC: torch.Tensor
+    log_spread_SC: torch.Tensor
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """tensors: by `TENSORS`."""
@@ -52,8 +62,8 @@ class InputAlignment(nn.Module):
         count = sum(map(len, batches))
         if count < FEWEST:
             raise InputError(f"source images: {count}; allowed: {FEWEST} or more; give images like those of training")
-        mean_BC, log_BC = (torch.cat(parts).flatten(1) for parts in zip(*(_light(x)[1:] for x in batches), strict=True))
-        found = (torch.tensor(deviations), mean_BC.mean(0), mean_BC.std(0), log_BC.mean(0), log_BC.std(0))
+        mean_BC, log_BSC = (torch.cat(parts) for parts in zip(*map(_light, batches), strict=True))
+        found = (torch.tensor(deviations), mean_BC.mean(0), mean_BC.std(0), log_BSC.mean(0), log_BSC.std(0))
         return cls(dict(zip(TENSORS, found, strict=True)))
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -70,12 +80,15 @@ class InputAlignment(nn.Module):
 
     def _aligned(self, x: Any) -> Any:
         """x: images as a tensor, or as a value of an ONNX model."""
-        away, mean, log = _light(x)
+        mean = _mean(x)
         lower, upper = self._limits(self.mean_C, self.mean_spread_C)
-        lighter = (mean - upper).relu() - (lower - mean).relu()
-        lower, upper = self._limits(self.log_C, self.log_spread_C)
-        gain = ((lower - log).relu() - (log - upper).relu()).exp()
-        return x + (gain - 1.0) * away - lighter
+        change = (lower - mean).relu() - (mean - upper).relu()
+        scales = _scales(x, mean, detailed=len(self.log_SC) > 1)
+        for scale, usual_C, spread_C in zip(scales, self.log_SC, self.log_spread_SC, strict=True):
+            log, (lower, upper) = _log(scale, prod(x.shape[2:])), self._limits(usual_C, spread_C)
+            gain = ((lower - log).relu() - (log - upper).relu()).exp()
+            change = scale * (gain - 1.0) + change
+        return x + change
 
     def _limits(self, usual_C: torch.Tensor, spread_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The least and the largest that is usual (1, C, 1, 1)."""
@@ -89,23 +102,42 @@ class InputAlignment(nn.Module):
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "InputAlignment | None":
         """Of a SubNet's own tensors; None where those of an alignment are not all there."""
-        names = {name: f"{PREFIX}{name}" for name in TENSORS}
-        if not all(name in tensors for name in names.values()):
+        given = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+        given |= {name: given[whole][None] for name, whole in ONE_SCALE.items() if whole in given}
+        if not all(name in given for name in TENSORS):
             return None
-        return cls({name: tensors[own].detach().clone() for name, own in names.items()})
+        return cls({name: given[name].detach().clone() for name in TENSORS})
 
 
-def _light(x: Any) -> tuple[Any, Any, Any]:
-    """Differences from the mean (B, C, H, W) of each channel, this mean, and the logarithm of the deviation (B, C, 1, 1)."""
-    mean, pixels = _mean(x), prod(x.shape[2:])
-    away = x - mean
-    deviation = (_mean(away * away) * (pixels / (pixels - 1))).sqrt()
-    return away, mean, ((deviation - SMALLEST_DEVIATION).relu() + SMALLEST_DEVIATION).log()
+def _light(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means (B, C) of channels, and logarithms (B, S, C) of the deviations of their scales."""
+    mean = _mean(x_BCHW)
+    scales = _scales(x_BCHW, mean, detailed=True)
+    return mean.flatten(1), torch.stack([_log(scale, prod(x_BCHW.shape[2:])).flatten(1) for scale in scales], 1)
 
 
 def _mean(x: Any) -> Any:
     """Of each channel (B, C, 1, 1): first of rows, since some runtimes add one pixel after another."""
     return x.mean(3, keepdim=True).mean(2, keepdim=True)
+
+
+def _scales(x: Any, mean: Any, *, detailed: bool) -> list[Any]:
+    """Details of images, and what is coarser without its mean; together what images differ from their mean."""
+    if not detailed:
+        return [x - mean]
+    coarse = x.smoothed() if isinstance(x, _OnnxValue) else _smoothed(x)
+    return [x - coarse, coarse - mean]
+
+
+def _smoothed(x_BCHW: torch.Tensor) -> torch.Tensor:
+    """The mean of each pixel's window, as far as it is within the image."""
+    return functional.avg_pool2d(x_BCHW, WINDOW, 1, WINDOW // 2, count_include_pad=False)
+
+
+def _log(scale: Any, pixels: int) -> Any:
+    """Logarithm of the deviation of each channel (B, C, 1, 1), whose mean is about zero."""
+    deviation = (_mean(scale * scale) * (pixels / (pixels - 1))).sqrt()
+    return ((deviation - SMALLEST_DEVIATION).relu() + SMALLEST_DEVIATION).log()
 
 
 class _OnnxValue:
@@ -115,7 +147,7 @@ class _OnnxValue:
         self._tensor, self._made, self.shape = tensor, made, tensor.shape
 
     def _follow(self, op: str, *operands: Any, **attributes: Any) -> "_OnnxValue":
-        place = f"alignment/{len(self._made)}"
+        place = f"{NODES}{len(self._made)}"
         inputs = [
             one._tensor
             if isinstance(one, _OnnxValue)
@@ -128,6 +160,10 @@ class _OnnxValue:
 
     def mean(self, axis: int, *, keepdim: bool) -> "_OnnxValue":
         return self._follow("ReduceMean", self, axes=[axis], keepdims=int(keepdim))
+
+    def smoothed(self) -> "_OnnxValue":
+        window = {"kernel_shape": [WINDOW] * 2, "strides": [1, 1], "pads": [WINDOW // 2] * 4, "count_include_pad": 0}
+        return self._follow("AveragePool", self, **window)
 
     def __add__(self, other: Any) -> "_OnnxValue":
         return self._follow("Add", self, other)

@@ -4,7 +4,7 @@
 """
 
 from adaptive_runtime.adapting_weights.adaptation import WeightAdaptation, WeightEvent, WeightsState
-from adaptive_runtime.adapting_weights.aligning import DEVIATIONS, AlignmentDecision, ImageAlignment
+from adaptive_runtime.adapting_weights.aligning import DEVIATIONS, AlignedView, AlignmentDecision, ImageAlignment
 from adaptive_runtime.adapting_weights.detection import DriftDetector
 from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardedWeights, GuardEvent, GuardEventKind
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap
@@ -22,6 +22,7 @@ __all__ = [
     "DEVIATIONS",
     "AdaptedSubnet",
     "AdaptedVerdict",
+    "AlignedView",
     "AlignmentDecision",
     "AnchorGap",
     "BalancedMemory",

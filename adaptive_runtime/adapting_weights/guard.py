@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.adapting_weights.aligning import AlignmentDecision, LookAligned
+from adaptive_runtime.adapting_weights.aligning import AlignedView, AlignmentDecision
 from adaptive_runtime.adapting_weights.detection import DriftDetector
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict
 from adaptive_runtime.adapting_weights.memory import BalancedMemory
@@ -76,7 +76,7 @@ class DriftGuard:
         weights: GuardedWeights,
         calibration_ND: NDArray[np.float64],
         settings: GuardSettings,
-        aligned: LookAligned | None = None,
+        aligned: AlignedView | None = None,
     ) -> None:
         """aligned: the source's view of aligned images; None: images are not aligned."""
         self.settings, self._weights = settings, weights

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.adapting_weights.aligning import AlignedSession, ImageAlignment
+from adaptive_runtime.adapting_weights.aligning import AlignedSession, AlignedView, ImageAlignment
 from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardEvent
 from adaptive_runtime.adapting_weights.network import ObservedNetwork
 from adaptive_runtime.adapting_weights.profile import UsualFeatures
@@ -69,8 +69,8 @@ class AdaptedSubnet:
         learned = None if options.method == "statistics" else LearnedScales(self._entropy_network, options)
         alignment = image_alignment(source) if options.align else None
         self.weights = StatisticsWeights(network, statistics, self._anchor, options, learned, alignment)
-        aligned = None if alignment is None else self._look_aligned
-        self.guard = DriftGuard(self.weights, source.calibration_ND, options.guard, aligned)
+        view = AlignedView(self._look_aligned, self.weights.lost_by_alignment)
+        self.guard = DriftGuard(self.weights, source.calibration_ND, options.guard, None if alignment is None else view)
         self.is_adapted = self.is_aligned = False
         self._look_ms: float | None = None
         self._renewed_ms: float | None = None

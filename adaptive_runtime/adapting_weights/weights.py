@@ -143,7 +143,13 @@ class StatisticsWeights:
     def _example(x_BCHW: Array, seen: SeenImages) -> tuple[Array, Array]:
         return x_BCHW[:1].copy(), seen.logits_BK[:1]
 
-    def _gap(self, statistics: NormStatistics) -> AnchorGap:
-        """On labelled source images."""
+    def lost_by_alignment(self) -> float:
+        """Points of accuracy on labelled source images that the source loses once these are aligned."""
+        return 100 * (self._usual.accuracy - self._gap(self.source, aligned=True).accuracy)
+
+    def _gap(self, statistics: NormStatistics, *, aligned: bool = False) -> AnchorGap:
+        """On labelled source images, aligned or as they are."""
         x_ACHW, label_A = self._anchor()
+        if aligned and self.alignment is not None:
+            x_ACHW = self.alignment(x_ACHW)
         return AnchorGap.of(self.network.look(x_ACHW, statistics).logits_BK, label_A)

@@ -78,7 +78,7 @@ class AdaptationSource:
 
     mean, variance (F,): of its BatchNorms, one after another. usual_mean, usual_deviation (2F,), directions (P, 2F): of the
     features of images (`adaptive_runtime.adapting_weights.UsualFeatures`). calibration (N, 3): statistics of images like those
-    of training; distances (N,): the fourth. usual_light (4, C), light_deviations (): of images in the SubNet's size
+    of training; distances (N,): the fourth. usual_light (6, C), light_deviations (): of images in the SubNet's size
     (`adaptive_runtime.adapting_weights.ImageAlignment`). Files of version 0.6.0 have neither directions nor distances, those of
     versions before 0.12.0 nothing of light; earlier run times leave out what they do not know.
     """

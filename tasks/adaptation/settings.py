@@ -24,7 +24,7 @@ class StepSettings(BaseModel):
     newest_share: float = Field(default=0.1, gt=0, le=1)
     """BatchNorm: share of each batch in the statistics that are kept."""
     input_deviations: float | None = Field(default=None, ge=0)
-    """Mean and contrast of each image are brought to within so many deviations of what is usual; null: never."""
+    """Mean, contrast and details of each image are brought to within so many deviations of what is usual; null: never."""
     entropy_share: float = Field(default=0.4, gt=0, le=1)
     """EATA, SAR: samples count whose entropy is below this share of the largest one, ln K."""
     redundancy: float = Field(default=0.4, gt=0, le=1)

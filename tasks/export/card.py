@@ -163,7 +163,7 @@ def _own_tensors(told: AdaptedTensors | None) -> str:
     aligned = ""
     if told.input_deviations is not None:
         aligned = (
-            " Files bring the mean and the contrast of each image back to what is usual "
+            " Files bring mean, contrast and details of each image back to what is usual "
             f"(`input_deviations` {told.input_deviations:g}), so applications need not; latencies include it."
         )
     return (

@@ -4,6 +4,8 @@ from collections.abc import Collection
 
 import onnx
 
+from tailor_ir.alignment import NODES as ALIGNMENT
+
 LAYERS = {"Conv": 1, "Gemm": 1, "MatMul": 1}
 """Operators with weights, and the place of the weight among their inputs."""
 FOLDED = ("Relu", "Clip")
@@ -25,12 +27,13 @@ def layers(graph: onnx.GraphProto) -> tuple[str, ...]:
 def quantised_nodes(graph: onnx.GraphProto, kept: Collection[str], going_on: Collection[str] = ()) -> list[str]:
     """Names of the nodes in int8, when the layers `kept` stay in fp32. Nodes are in topological order.
 
-    going_on: results of the graph that go on in int8, such as those of an operator in a network.
+    going_on: results of the graph that go on in int8, such as those of an operator in a network. Images are aligned in fp32:
+    those that need it are out of the range of usual ones.
     """
     weights = {tensor.name for tensor in graph.initializer}
     chosen = set(layers(graph)) - set(kept)
     read = set(going_on)  # values that a node in int8 reads
-    for node in reversed(graph.node):
+    for node in reversed([node for node in graph.node if not node.name.startswith(ALIGNMENT)]):
         goes_on = any(name in read for name in node.output)
         if node.op_type in FOLDED or (node.op_type in BETWEEN and goes_on and not weights.intersection(node.input)):
             chosen.add(node.name)

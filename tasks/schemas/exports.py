@@ -224,7 +224,7 @@ class Decoding(Record):
 class AdaptedTensors(Record):
     """What a SubNet has adapted: the sha256 of its side file, the batches it comes from, and how many tensors differ.
 
-    input_deviations: its files bring mean and contrast of each image to within so many deviations of what is usual; None: they
+    input_deviations: its files bring light and details of each image to within so many deviations of what is usual; None: they
     take images as they are.
     """
 

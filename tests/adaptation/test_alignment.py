@@ -32,15 +32,53 @@ def test_light_and_contrast_are_brought_back_for_each_image_alone() -> None:
     together = torch.cat([darker[:1], x_BCHW[1:]])
     torch.testing.assert_close(alignment(together)[:1], alignment(darker[:1]), rtol=0, atol=0)
     found = alignment(darker)
-    assert found.mean((2, 3)).std(0).max() < 1e-5
+    assert found.mean((2, 3)).std(0).max() < 2e-3  # details have a mean, at the edges
     assert found.std((2, 3)).mean().item() == pytest.approx(1, abs=0.02)
+
+
+def smoothed(x_BCHW: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.avg_pool2d(x_BCHW, 3, 1, 1, count_include_pad=False)
+
+
+def details(x_BCHW: torch.Tensor) -> torch.Tensor:
+    """Their logarithm (B, C)."""
+    return (x_BCHW - smoothed(x_BCHW)).std((2, 3)).log()
+
+
+@pytest.mark.parametrize("drift", ["blur", "noise"])
+def test_details_are_brought_back(drift: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = smoothed(torch.randn(288, 3, 16, 16, generator=generator))
+    alignment = InputAlignment.of([images[:256]], deviations=1.0)
+    clean = images[256:]
+    drifted = smoothed(clean) if drift == "blur" else clean + torch.randn(clean.shape, generator=generator)
+    slack_C = alignment.log_spread_SC[0]
+    before, after = (((details(x) - alignment.log_SC[0]).abs() - slack_C).max() for x in (drifted, alignment(drifted)))
+    assert before > 0.5
+    assert after < before / 2  # what is coarser has details, too
+    if drift == "noise":
+        noise, left = ((x - clean).square().mean().item() for x in (drifted, alignment(drifted)))
+        assert left < 0.5 * noise
+
+
+def test_a_side_file_of_an_earlier_version_aligns_whole_contrast() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x_BCHW = torch.randn(4, 3, 16, 16, generator=generator)
+    whole = {"deviations": torch.tensor(1.0), "mean_C": torch.zeros(3), "mean_spread_C": torch.full((3,), 9.0)}
+    whole |= {"log_C": torch.zeros(3), "log_spread_C": torch.full((3,), 0.01)}
+    alignment = InputAlignment.of_tensors({f"input.{name}": tensor for name, tensor in whole.items()})
+    assert alignment is not None
+    mean = (5 * x_BCHW).mean((2, 3), keepdim=True)
+    deviation = (5 * x_BCHW).var((2, 3), keepdim=True).sqrt()
+    expected = mean + (5 * x_BCHW - mean) / deviation * np.exp(0.01)
+    torch.testing.assert_close(alignment(5 * x_BCHW), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_unusual_image_goes_to_the_edge_of_what_is_usual() -> None:
     alignment = InputAlignment.of([lit(256, 0)], deviations=2.0)
     mean_BC = alignment(lit(8, 1) + 5.0).mean((2, 3))
     edge_C = alignment.mean_C + 2 * alignment.mean_spread_C
-    torch.testing.assert_close(mean_BC, edge_C.expand(8, 3), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mean_BC, edge_C.expand(8, 3), rtol=0, atol=5e-3)
 
 
 def test_an_image_of_one_colour_goes_to_the_edge_of_what_is_usual() -> None:
@@ -59,8 +97,9 @@ def test_what_is_usual_takes_images() -> None:
 def test_the_device_aligns_as_torch_does(shift: float) -> None:
     usual = lit(256, 0)
     alignment, on_device = InputAlignment.of(usual.split(64), DEVIATIONS), ImageAlignment.of(usual.numpy())
-    told = torch.stack([getattr(alignment, f"{of}_C") for of in ("mean", "mean_spread", "log", "log_spread")])
-    assert np.abs(on_device.usual_4C - told.numpy()).max() <= 1e-6
+    scales = torch.stack([alignment.log_SC, alignment.log_spread_SC], 1).flatten(0, 1)
+    told = torch.cat([torch.stack([alignment.mean_C, alignment.mean_spread_C]), scales])
+    assert np.abs(on_device.usual_UC - told.numpy()).max() <= 1e-6
     x_BCHW = (0.3 if shift else 1.0) * lit(32, 1) + shift
     expected = alignment(x_BCHW).numpy()
     assert np.abs(on_device(x_BCHW.numpy()) - expected).max() <= 1e-6 * np.abs(expected).max()

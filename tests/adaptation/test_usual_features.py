@@ -79,7 +79,7 @@ def test_what_an_earlier_version_has_written_tells_three_statistics() -> None:
         calibration=scores[:, :3],
         directions=usual.directions_PF,
         distances=scores[:, 3],
-        usual_light=np.ones((4, 3), np.float32),
+        usual_light=np.ones((6, 3), np.float32),
         light_deviations=np.array(1.0),
     )
     norms = (AdaptableNorm(mean="mean", variance="variance", channels=5),)
@@ -91,7 +91,7 @@ def test_what_an_earlier_version_has_written_tells_three_statistics() -> None:
     assert image_alignment(earlier) is None
     found = image_alignment(whole)
     assert found is not None
-    assert (found.usual_4C.tolist(), found.deviations) == ([[1.0] * 3] * 4, 1.0)
+    assert (found.usual_UC.tolist(), found.deviations) == ([[1.0] * 3] * 6, 1.0)
     for source, count in ((whole, 4), (earlier, 3)):
         assert np.array_equal(source.calibration_ND, scores[:, :count])
         assert np.array_equal(usual_features(source, net).scores(layers, logits), scores[:, :count])

@@ -15,7 +15,7 @@ import pytest
 
 import adaptive_runtime
 from adaptive_runtime.adapting_weights import AdaptedSubnet, GuardSettings, NormStatistics, WeightOptions
-from adaptive_runtime.adapting_weights.aligning import AlignmentDecision
+from adaptive_runtime.adapting_weights.aligning import AlignedView, AlignmentDecision
 from adaptive_runtime.adapting_weights.side_file import AdaptedFiles, KeptWeights
 from adaptive_runtime.adapting_weights.subnet import image_alignment
 from adaptive_runtime.bundles import BUNDLE_FILE, AdaptationSource
@@ -32,13 +32,9 @@ def brighter(x_NCHW: np.ndarray) -> np.ndarray:
     return x_NCHW + np.float32(0.2)
 
 
-def noisy(x_NCHW: np.ndarray) -> np.ndarray:
-    """Noise over the patterns; mean and deviation of each channel stay."""
-    noise_NCHW = x_NCHW + 0.3 * np.random.default_rng(0).standard_normal(x_NCHW.shape)
-    (mean, deviation), (found_mean, found_deviation) = (
-        (x.mean((2, 3), keepdims=True), x.std((2, 3), keepdims=True)) for x in (x_NCHW, noise_NCHW)
-    )
-    return ((noise_NCHW - found_mean) / found_deviation * deviation + mean).astype(np.float32)
+def inverted(x_NCHW: np.ndarray) -> np.ndarray:
+    """Bright is dark; mean, contrast and details of each channel stay."""
+    return 2 * x_NCHW.mean((2, 3), keepdims=True) - x_NCHW
 
 
 def aligned(model: DeployedModel) -> bool:
@@ -65,7 +61,7 @@ def test_light_is_undone_at_the_alarm_and_comes_through_again_when_drift_is_over
         assert aligned(model)
         assert not serving_adapted(model)
         wrong = error(model, far_NCHW[OBSERVED_IMAGES:80], y_N[OBSERVED_IMAGES:80])
-        assert wrong < left_alone(adaptable_bundle, far_NCHW[OBSERVED_IMAGES:80], y_N[OBSERVED_IMAGES:80]) / 2
+        assert wrong < 0.6 * left_alone(adaptable_bundle, far_NCHW[OBSERVED_IMAGES:80], y_N[OBSERVED_IMAGES:80])
         assert kinds(model) == ["drift", "aligned"]  # without a step that was judged
         error(model, *pictures(MOST_IMAGES, 6))
         assert kinds(model)[-1] == "over"
@@ -89,31 +85,41 @@ def test_statistics_adapt_to_aligned_images(adaptable_bundle: Path) -> None:
 def test_images_that_alignment_does_not_make_more_usual_stay_as_they_come(adaptable_bundle: Path) -> None:
     x_NCHW, y_N = pictures(64, 5)
     with followed(adaptable_bundle, guard=NEVER_JUDGED) as model:
-        expected = model.infer(noisy(x_NCHW)).logits
-        error(model, noisy(x_NCHW), y_N)
+        expected = model.infer(inverted(x_NCHW)).logits
+        error(model, inverted(x_NCHW), y_N)
         assert kinds(model) == ["drift"]
         assert not aligned(model)
-        assert np.array_equal(model.infer(noisy(x_NCHW)).logits, expected)
+        assert np.array_equal(model.infer(inverted(x_NCHW)).logits, expected)
 
 
-def test_alignment_is_taken_when_it_makes_features_more_usual_and_left_when_it_does_not() -> None:
-    unusual = iter([9.5, 9.5, 8.6, 8.4, 60.0])  # of the images before the alarm, then of each batch
+@pytest.mark.parametrize(
+    ("lost_points", "unusual"),
+    [
+        (3.0, [9.5, 9.5, 8.6, 8.4, 60.0]),  # 9.5 and 9.05 are more than nine tenths of 10, and 34.2 is more than 10
+        (3.1, [9.5, 4.0, 1.2, 1.2, 7.0]),  # 6.75 and 2.6 are more than a quarter of 10, and 4.1 is more than 2.8
+    ],
+)
+def test_alignment_is_taken_when_it_makes_features_more_usual_and_left_when_it_does_not(
+    lost_points: float, unusual: list[float]
+) -> None:
+    """Of the images before the alarm, then of each batch."""
+    given = iter(unusual)
 
     def look(x_BCHW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.ones((len(x_BCHW), 2), np.float32), np.full((len(x_BCHW), 4), next(unusual))
+        return np.ones((len(x_BCHW), 2), np.float32), np.full((len(x_BCHW), 4), next(given))
 
-    decision = AlignmentDecision(look, GuardSettings(judged_from=4, held_back_images=8))
+    view = AlignedView(look, lambda: lost_points)
+    decision = AlignmentDecision(view, GuardSettings(judged_from=4, held_back_images=8))
     x_BCHW, scores = np.zeros((4, 3, 2, 2), np.float32), np.full((4, 4), 10.0)
     told = []
     for _ in range(4):
         decision.remember(x_BCHW, scores)
         told.append((*decision.decide(x_BCHW, scores)[1:], decision.aligns))
-    assert told == [
-        (None, False),  # 9.5 is more than nine tenths of 10
-        (None, False),  # and so is 9.05
-        ("features are 8.5 times as unusual as usual in aligned images, 10.0 as they come", True),
-        ("features are 34.2 times as unusual as usual in aligned images, 10.0 as they come", False),
-    ]
+    assert [aligns for _, aligns in told] == [False, False, True, False]
+    assert [reason is None for reason, _ in told] == [True, True, False, False]
+    means = [sum(unusual[end - 2 : end]) / 2 for end in (4, 5)]
+    for (reason, _), mean in zip(told[2:], means, strict=True):
+        assert reason == f"features are {mean:.1f} times as unusual as usual in aligned images, 10.0 as they come"
 
 
 @pytest.mark.parametrize("guard", [GuardSettings(judged_from=8), NEVER_JUDGED], ids=["adapted", "aligned alone"])
@@ -272,4 +278,4 @@ def test_what_is_usual_of_images_goes_through_a_file(adaptable_bundle: Path) -> 
     assert alignment is not None
     assert alignment.deviations == 1.0
     x_NCHW, _ = pictures(64 + 256, 1)
-    assert alignment.usual_4C[0] == pytest.approx(x_NCHW[64:].mean((0, 2, 3)), rel=1e-5)
+    assert alignment.usual_UC[0] == pytest.approx(x_NCHW[64:].mean((0, 2, 3)), rel=1e-5)

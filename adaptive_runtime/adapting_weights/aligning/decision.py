@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,23 @@ from adaptive_runtime.adapting_weights.settings import GuardSettings
 
 Array = NDArray[np.float32]
 ImageScores = NDArray[np.float64]
-LookAligned = Callable[[Array], tuple[Array, ImageScores]]
-"""The source's logits (B, K) and statistics (B, D) of images (B, C, H, W) once they are aligned."""
-MORE_USUAL = 0.9
-"""Images are aligned where their features are then at most so many times as unusual; until they are no better than without."""
+MORE_USUAL, MUCH_MORE_USUAL = 0.9, 0.25
+"""Images are aligned where their features are then at most so many times as unusual; until they are no better than without.
+
+Much more usual where alignment costs accuracy: light, contrast or details tell classes apart then, and any image that is
+brought nearer to the others has more usual features.
+"""
+
+
+class AlignedView(NamedTuple):
+    """The source's view of aligned images.
+
+    look: its logits (B, K) and statistics (B, D) of images (B, C, H, W) once they are aligned. lost_points: how many points of
+    accuracy on labelled source images it loses once these are aligned.
+    """
+
+    look: Callable[[Array], tuple[Array, ImageScores]]
+    lost_points: Callable[[], float]
 
 
 class _Seen(NamedTuple):
@@ -30,8 +44,9 @@ class AlignmentDecision:
     So what is known at the alarm is enough, and nothing has to be learned. `aligns`: whether they are aligned now.
     """
 
-    def __init__(self, look: LookAligned, settings: GuardSettings) -> None:
-        self._look, self.aligns = look, False
+    def __init__(self, view: AlignedView, settings: GuardSettings) -> None:
+        self._view, self.aligns = view, False
+        self._tolerated_points = settings.anchor_points
         self._recent: deque[_Seen] = deque(maxlen=settings.judged_from)
         self._unusual: deque[tuple[float, float]] = deque(maxlen=settings.held_back_images)
 
@@ -51,15 +66,21 @@ class AlignmentDecision:
         None: it stays.
         """
         if not self._unusual:
-            _, scores = self._look(np.stack([seen.x_CHW for seen in self._recent]))
+            _, scores = self._view.look(np.stack([seen.x_CHW for seen in self._recent]))
             self._unusual.extend(
                 (seen.unusual, float(score_D[0])) for seen, score_D in zip(self._recent, scores, strict=True)
             )
-        aligned_BK, aligned_BD = self._look(x_BCHW)
+        aligned_BK, aligned_BD = self._view.look(x_BCHW)
         self._unusual.extend(zip(score_BD[:, 0].tolist(), aligned_BD[:, 0].tolist(), strict=True))
         plain, aligned = (sum(values) / len(values) for values in zip(*self._unusual, strict=True))
-        if (aligned >= plain) if self.aligns else (aligned < MORE_USUAL * plain):
+        most = self._most
+        if (aligned >= most / MORE_USUAL * plain) if self.aligns else (aligned < most * plain):
             self.aligns = not self.aligns
             reason = f"features are {aligned:.1f} times as unusual as usual in aligned images, {plain:.1f} as they come"
             return aligned_BK, reason
         return aligned_BK, None
+
+    @cached_property
+    def _most(self) -> float:
+        """Of how unusual features are as images come, the share at which images are aligned; told at the first alarm."""
+        return MORE_USUAL if self._view.lost_points() <= self._tolerated_points else MUCH_MORE_USUAL

@@ -1,6 +1,6 @@
-"""Images of unusual brightness or contrast are brought back to what is usual, each by itself.
+"""Images of unusual brightness, contrast or sharpness are brought back to what is usual, each by itself.
 
-Legend: N images, B of them at once, C channels, H height, W width, S pixels.
+Legend: N images, B of them at once, C channels, H height, W width, S scales, U 2 + 2S.
 """
 
 from typing import NamedTuple, Self
@@ -10,53 +10,77 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 DEVIATIONS = 1.0
-"""How far light and contrast may be from what is usual, unless a bundle says otherwise."""
+"""How far light, contrast and details may be from what is usual, unless a bundle says otherwise."""
 SMALLEST_DEVIATION = 1e-6
+HIGH, WIDE = 2, 3
+"""Axes of images."""
 
 
 class ImageAlignment(NamedTuple):
-    """Brings mean and deviation of each channel of an image to within `deviations` of what is usual.
+    """Brings mean, contrast and details of each channel of an image to within `deviations` of what is usual.
 
-    It computes what `tasks.adaptation.alignment.InputAlignment` does in torch, which says more. usual_4C: of the means of
-    images like those of training, mean and deviation; of the logarithms of the images' deviations, mean and deviation. Images
-    are normalised, and in the SubNet's size. An image within what is usual stays, bit by bit.
+    It computes what `tailor_ir.InputAlignment` does in torch, which says more. usual_UC: of the means of images like those of
+    training, mean and deviation; of the logarithms of the deviations of their details, mean and deviation; the same of what is
+    coarser. Images are normalised, and in the SubNet's size. An image within what is usual stays, bit by bit.
     """
 
-    usual_4C: Array
+    usual_UC: Array
     deviations: float
 
     @classmethod
     def of(cls, x_NCHW: Array, deviations: float = DEVIATIONS) -> Self:
         """Learned from images like those of training, two at least."""
-        _, *light = _light(x_NCHW)
-        each = [statistic for light_N1C in light for statistic in (light_N1C.mean(0), light_N1C.std(0, ddof=1))]
-        return cls(np.stack(each)[..., 0], deviations)
+        mean_NC11, *scales = _light(x_NCHW)
+        each_NC11 = (mean_NC11, *map(_log, scales))
+        usual = [statistic for one in each_NC11 for statistic in (one.mean(0), one.std(0, ddof=1))]
+        return cls(np.stack(usual)[..., 0, 0], deviations)
 
     def __call__(self, x_BCHW: Array) -> Array:
         """The images, within what is usual."""
-        mean_C1, mean_spread_C1, log_C1, log_spread_C1 = self.usual_4C[..., None]
-        away_BCS, mean_BC1, log_BC1 = _light(x_BCHW)
-        deviations = np.float32(self.deviations)
-        lighter_BC1 = _beyond(mean_BC1 - mean_C1, deviations * mean_spread_C1)
-        stronger_BC1 = _beyond(log_BC1 - log_C1, deviations * log_spread_C1)
-        if not (lighter_BC1.any() or stronger_BC1.any()):
+        usual_UC11 = self.usual_UC[..., None, None]
+        mean_BC11, *scales = _light(x_BCHW)
+        change = -self._beyond(mean_BC11, *usual_UC11[:2])
+        changes = [self._beyond(_log(one), *usual_UC11[at : at + 2]) for one, at in zip(scales, (2, 4), strict=True)]
+        if not (change.any() or any(one.any() for one in changes)):
             return x_BCHW
-        away_BCS *= np.expm1(-stronger_BC1)
-        away_BCS -= lighter_BC1
-        found_BCHW: Array = x_BCHW + away_BCS.reshape(x_BCHW.shape)
+        for scale_BCHW, stronger_BC11 in zip(scales, changes, strict=True):
+            scale_BCHW *= np.expm1(-stronger_BC11)
+            change = scale_BCHW + change
+        found_BCHW: Array = x_BCHW + change
         return found_BCHW
+
+    def _beyond(self, value: Array, usual: Array, spread: Array) -> Array:
+        """What of a difference from what is usual is beyond it, with its sign."""
+        away, slack = value - usual, np.float32(self.deviations) * spread
+        found: Array = np.sign(away) * np.maximum(np.abs(away) - slack, 0)
+        return found
 
 
 def _light(x_BCHW: Array) -> tuple[Array, Array, Array]:
-    """Differences from the mean (B, C, S) of each channel, this mean, and the logarithm of the deviation (B, C, 1)."""
-    x_BCS = x_BCHW.reshape(*x_BCHW.shape[:2], -1)
-    mean_BC1 = x_BCS.mean(2, keepdims=True)
-    away_BCS = x_BCS - mean_BC1
-    deviation_BC1 = np.sqrt(np.square(away_BCS).sum(2, keepdims=True) / np.float32(x_BCS.shape[2] - 1))
-    return away_BCS, mean_BC1, np.log(np.maximum(deviation_BC1, np.float32(SMALLEST_DEVIATION)))
+    """Means (B, C, 1, 1) of channels, details (B, C, H, W), and what is coarser without its mean (B, C, H, W)."""
+    mean_BC11: Array = x_BCHW.mean((HIGH, WIDE), keepdims=True)
+    coarse_BCHW = _smoothed(_smoothed(x_BCHW, HIGH), WIDE)
+    details_BCHW = x_BCHW - coarse_BCHW
+    coarse_BCHW -= mean_BC11
+    return mean_BC11, details_BCHW, coarse_BCHW
 
 
-def _beyond(away: Array, slack: Array) -> Array:
-    """What of a difference is beyond a slack, with its sign."""
-    found: Array = np.sign(away) * np.maximum(np.abs(away) - slack, 0)
+def _smoothed(x_BCHW: Array, axis: int) -> Array:
+    """The mean of each pixel and its two neighbours along an axis, as far as they are there."""
+    x_AB = np.moveaxis(x_BCHW, axis, 0)
+    total = x_AB.copy()
+    total[1:] += x_AB[:-1]
+    total[:-1] += x_AB[1:]
+    counts = np.full(len(total), 3, np.float32)
+    counts[0] -= 1
+    counts[-1] -= 1
+    total /= counts.reshape(-1, *(1,) * (total.ndim - 1))
+    return np.moveaxis(total, 0, axis)
+
+
+def _log(scale_BCHW: Array) -> Array:
+    """Logarithm of the deviation of each channel (B, C, 1, 1), whose mean is about zero."""
+    pixels = scale_BCHW.shape[HIGH] * scale_BCHW.shape[WIDE]
+    square_BC11 = np.square(scale_BCHW).sum((HIGH, WIDE), keepdims=True) / np.float32(pixels - 1)
+    found: Array = np.log(np.maximum(np.sqrt(square_BC11), np.float32(SMALLEST_DEVIATION)))
     return found

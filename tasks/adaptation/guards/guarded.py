@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.adapting_weights import AdaptedVerdict, DriftDetector, DriftGuard, GuardEvent, GuardSettings
+from adaptive_runtime.adapting_weights import (
+    AdaptedVerdict,
+    AlignedView,
+    DriftDetector,
+    DriftGuard,
+    GuardEvent,
+    GuardSettings,
+)
 from adaptive_runtime.adapting_weights.guard import Array
 from tasks.adaptation.guards.judging import Anchor, AnchorJudge
 from tasks.adaptation.guards.profile import SourceProfile
@@ -79,8 +86,9 @@ class GuardedSubnet:
         self.profile = SourceProfile(source, profile_batches)
         judge = AnchorJudge(source, anchor, self.settings)
         self._weights = _MethodWeights(make_method(copy.deepcopy(source), method, profile_batches), judge)
-        aligned = None if self._weights.alignment is None else self._look_aligned
-        self._guard = DriftGuard(self._weights, self.profile.calibration_ND, self.settings, aligned)
+        alignment = self._weights.alignment
+        view = None if alignment is None else AlignedView(self._look_aligned, lambda: judge.lost_by(alignment))
+        self._guard = DriftGuard(self._weights, self.profile.calibration_ND, self.settings, view)
 
     @property
     def adapted(self) -> AdaptiveSubnet:

@@ -6,6 +6,7 @@ import torch
 
 from adaptive_runtime.adapting_weights import AdaptedVerdict, AnchorGap, GuardSettings
 from adaptive_runtime.adapting_weights.judging import FEWEST_LABELLED, judged
+from tailor_ir import InputAlignment
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.errors import UserError
 
@@ -37,6 +38,7 @@ class AnchorJudge:
                 next_step="give more images",
             )
         self._anchor, self._settings = anchor, settings
+        self._source = source
         with torch.no_grad():
             self._usual = self._gap(source(anchor.x_ACHW))
             self._usual_by_own = self._gap(self._by_own_statistics(source))
@@ -47,6 +49,12 @@ class AnchorJudge:
 
     def _gap(self, logits_AK: torch.Tensor) -> AnchorGap:
         return AnchorGap.of(logits_AK.numpy(), self._anchor.y_A.numpy())
+
+    @torch.no_grad()
+    def lost_by(self, alignment: InputAlignment) -> float:
+        """Points of accuracy on the anchor that the source loses once its images are aligned."""
+        aligned = self._gap(self._source.network(alignment(self._anchor.x_ACHW)))
+        return 100 * (self._usual.accuracy - aligned.accuracy)
 
     @torch.no_grad()
     def verdict(self, adapted: AdaptiveSubnet, x_BCHW: torch.Tensor, source_BK: torch.Tensor) -> AdaptedVerdict:

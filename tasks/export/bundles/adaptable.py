@@ -112,7 +112,7 @@ def adaptable_net(
         calibration=np.stack(others_N, 1),
         directions=usual.directions_PF,
         distances=distances_N,
-        usual_light=alignment.usual_4C,
+        usual_light=alignment.usual_UC,
         light_deviations=np.array(alignment.deviations),
     )
     write_bytes(folder / found.source, content.to_bytes())
