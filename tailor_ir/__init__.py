@@ -1,5 +1,6 @@
 """Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
 
+from tailor_ir.alignment import NODES as ALIGNMENT_NODES
 from tailor_ir.alignment import InputAlignment
 from tailor_ir.alternatives import PASSES as FITTING_PASSES
 from tailor_ir.alternatives import FirstWeights
@@ -31,6 +32,7 @@ from tailor_ir.subnets.segments import BlockSegment, Segment
 from tailor_ir.supernet import SuperNet, compile, load
 
 __all__ = [
+    "ALIGNMENT_NODES",
     "EXIT_PASSES",
     "FITTING_PASSES",
     "KINDS",

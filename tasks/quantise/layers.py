@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import onnx
 
-from tailor_ir.alignment import NODES as ALIGNMENT
+from tailor_ir import ALIGNMENT_NODES
 
 LAYERS = {"Conv": 1, "Gemm": 1, "MatMul": 1}
 """Operators with weights, and the place of the weight among their inputs."""
@@ -33,7 +33,7 @@ def quantised_nodes(graph: onnx.GraphProto, kept: Collection[str], going_on: Col
     weights = {tensor.name for tensor in graph.initializer}
     chosen = set(layers(graph)) - set(kept)
     read = set(going_on)  # values that a node in int8 reads
-    for node in reversed([node for node in graph.node if not node.name.startswith(ALIGNMENT)]):
+    for node in reversed([node for node in graph.node if not node.name.startswith(ALIGNMENT_NODES)]):
         goes_on = any(name in read for name in node.output)
         if node.op_type in FOLDED or (node.op_type in BETWEEN and goes_on and not weights.intersection(node.input)):
             chosen.add(node.name)
