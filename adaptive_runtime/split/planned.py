@@ -4,6 +4,7 @@ The latency of a plan is linear in what changes: home's slow-down, and for each 
 and down. So a plan is a plane over these, and the plans together are the lower envelope of latencies.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -12,6 +13,7 @@ from pydantic import Field, model_validator
 
 from adaptive_runtime.chains.manifest import AGAIN
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.message_files import FileMessage
 from adaptive_runtime.split.plans import HOME, DeviceName, PlacedSegments, way_name
 from adaptive_runtime.split.segments import SplitSubNet
@@ -60,6 +62,16 @@ class PlannedPlacement(PlacedSegments):
     others_ms: NotNegativeMs
     links: dict[DeviceName, LinkUse] = Field(default_factory=dict)
     straight: dict[str, StraightUse] = Field(default_factory=dict)
+
+    def latency_ms(self, links: Mapping[str, MeasuredLink], slow_down: float = 1.0) -> float:
+        """Of a request over links of all its devices, whose values are known, by home's slow-down; values go through home."""
+        found_ms = self.others_ms + slow_down * self.home_ms
+        for name, use in self.links.items():
+            link = links[name]
+            found_ms += link.transfer_ms(use.up_bytes, use.down_bytes) + (use.messages - 1) * (
+                link.round_trip_ms or 0.0
+            )
+        return found_ms
 
     @model_validator(mode="after")
     def _sends_over_links(self) -> Self:

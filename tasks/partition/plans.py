@@ -136,6 +136,18 @@ def write_plans(
     if HOME in settings.devices[1:]:
         raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
     config = net.space.canonical(config)
+    ahead = plans_ahead(net, config, tables, settings)
+    write_chain(net, config, ahead.groups, folder, threads, statistics, ncnn=ncnn)
+    digest = SplitSubNet.open(folder).subnet.digest
+    plans = placement_plans(ahead, settings.devices, _run_ms(tables), digest)
+    write_bytes(folder / PLANS_FILE, plans.to_json().encode())
+    return plans
+
+
+def plans_ahead(
+    net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
+) -> PlansAhead:
+    """Plans of a SubNet for the ranges of the settings. UserError: home does not keep the limits, or too many segments."""
     dataflow = net.pre_partition().under(net.space.row(config))
     problem = problem_of(dataflow, tables, settings)
     low, high = (
@@ -151,11 +163,19 @@ def write_plans(
     if len(ahead.groups) > MOST_SEGMENTS:
         got, next_step = f"the plans have {len(ahead.groups)} segments", "narrow partition.plans_bandwidth_mbps"
         raise UserError("partition.plans", got, allowed=f"at most {MOST_SEGMENTS}", next_step=next_step)
-    write_chain(net, config, ahead.groups, folder, threads, statistics, ncnn=ncnn)
-    run_ms = [max(table.offset_ms, 0.0) for table in tables]
-    plans = placement_plans(ahead, settings.devices, run_ms, SplitSubNet.open(folder).subnet.digest)
-    write_bytes(folder / PLANS_FILE, plans.to_json().encode())
-    return plans
+    return ahead
+
+
+def placements_ahead(
+    ahead: PlansAhead, tables: Sequence[DeviceTimes], settings: Settings
+) -> tuple[PlannedPlacement, ...]:
+    """The plans as `plans.json` has them."""
+    return tuple(_planned(ahead, plan, settings.devices, _run_ms(tables)) for plan in ahead.plans)
+
+
+def _run_ms(tables: Sequence[DeviceTimes]) -> list[float]:
+    """Of a run on each device besides its operators."""
+    return [max(table.offset_ms, 0.0) for table in tables]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

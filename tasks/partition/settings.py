@@ -22,6 +22,20 @@ class PartitionLink(BaseModel):
     latency_ms: NotNegative
 
 
+class RadioSettings(BaseModel):
+    """Power of home's radio: while it sends, besides for each Mbit/s of bandwidth [mW]; and of the device while it waits [mW].
+
+    Source of the model: Huang et al., A close examination of performance and power characteristics of 4G LTE networks (MobiSys
+    2012), whose table 4 has 132.86 mW and 283.17 mW for each Mbit/s for a phone's Wi-Fi.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sending_mw: NotNegative
+    mw_per_mbps: NotNegative = 0.0
+    waiting_mw: NotNegative = 0.0
+
+
 class Settings(BaseModel):
     """Devices, links and limits of a partition; without devices and links nothing is split."""
 
@@ -38,6 +52,7 @@ class Settings(BaseModel):
     returns: bool = True
     objective: Literal["latency", "throughput"] = "latency"
     coding: ActivationCoding | None = None
+    radio: RadioSettings | None = None
     page: Path | None = None
     parts: Path | None = None
     plans: Path | None = None
@@ -60,7 +75,7 @@ class Settings(BaseModel):
         if self.energy_mj is not None and self.objective == "throughput":
             raise ValueError("energy_mj: it is a limit of one request; allowed with objective=latency")
         if self.plans is not None:
-            self._plans_can_be()
+            self.require_plans()
         return self
 
     @property
@@ -68,7 +83,8 @@ class Settings(BaseModel):
         """Whether a SubNet is to be split at all."""
         return bool(self.devices or self.links)
 
-    def _plans_can_be(self) -> None:
+    def require_plans(self) -> None:
+        """ValueError: plans for the run time cannot be."""
         if self.coding not in (None, "fp32"):
             raise ValueError(
                 f"plans with coding={self.coding}: plans.json counts fp32, and the run time scales it; allowed: coding=fp32"

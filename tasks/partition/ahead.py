@@ -1,0 +1,67 @@
+"""What plans that are made ahead take over given links: by them a SubNet over devices stands in a table beside others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adaptive_runtime.links import MeasuredLink
+from adaptive_runtime.split import PlannedPlacement
+from tasks.partition.settings import RadioSettings, Settings
+
+MBIT_PER_BYTE = 8e-6
+S_PER_MS = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedCosts:
+    """Of the plan that sends and is fastest over links of `bandwidth_mbps`, without load. latency_ms: of a request. home_share:
+    of the time that home computes for the whole SubNet. sent_mj: what home takes to send and to wait; None: unknown.
+    """
+
+    bandwidth_mbps: float
+    latency_ms: float
+    home_share: float
+    sent_mj: float | None
+
+    @classmethod
+    def of(cls, plans: Sequence[PlannedPlacement], settings: Settings) -> "PlacedCosts | None":
+        """plans: the first one sends nothing. None: no other one is there."""
+        mbps = stated_mbps(settings)
+        links = links_of(settings, mbps)
+        sending = [(plan.latency_ms(links), at) for at, plan in enumerate(plans) if plan.peers]
+        if not sending:
+            return None
+        latency_ms, at = min(sending)
+        plan, home_ms = plans[at], plans[0].home_ms
+        sent_mj = None if settings.radio is None else _sent_mj(plan, links, latency_ms, settings.radio)
+        return cls(
+            bandwidth_mbps=mbps,
+            latency_ms=latency_ms,
+            home_share=plan.home_ms / home_ms if home_ms else 0.0,
+            sent_mj=sent_mj,
+        )
+
+
+def stated_mbps(settings: Settings) -> float:
+    """The bandwidth by which plans stand in a table: the middle one of `partition.bandwidth_mbps`."""
+    return sorted(settings.bandwidth_mbps)[len(settings.bandwidth_mbps) // 2]
+
+
+def links_of(settings: Settings, bandwidth_mbps: float) -> dict[str, MeasuredLink]:
+    """The links between home and the other devices, as if they were measured; those without a name have this bandwidth."""
+    home, *others = settings.devices
+    known = {name: settings.link(home, name, bandwidth_mbps) for name in others}
+    return {
+        name: MeasuredLink(up_mbps=one.bandwidth_mbps, down_mbps=one.bandwidth_mbps, round_trip_ms=2 * one.latency_ms)
+        for name, one in known.items()
+        if one.bandwidth_mbps > 0
+    }
+
+
+def _sent_mj(plan: PlannedPlacement, links: dict[str, MeasuredLink], latency_ms: float, radio: RadioSettings) -> float:
+    """Energy of home besides what it computes [mJ]: mW · s."""
+    sending_mj = 0.0
+    for name, use in plan.links.items():
+        mbps = links[name].up_mbps
+        assert mbps, "a plan sends over links that there are"
+        sending_mj += MBIT_PER_BYTE * use.up_bytes * (radio.mw_per_mbps + radio.sending_mw / mbps)
+    return sending_mj + radio.waiting_mw * S_PER_MS * (latency_ms - plan.home_ms)
