@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +21,7 @@ from adaptive_runtime.choice import (
     Decision,
     DecisionInputs,
     DeviceContext,
+    LoadFactors,
     MostAccurate,
     Objective,
     RequestProgress,
@@ -29,6 +30,7 @@ from adaptive_runtime.choice import (
     WarmFirst,
 )
 from adaptive_runtime.forecast import Forecast, Forecaster
+from adaptive_runtime.placed import PlacedSubNets, PlacementRows
 from adaptive_runtime.pool import Variant
 
 if TYPE_CHECKING:
@@ -95,7 +97,8 @@ class Adaptation:
     """Which variant of a bundle should serve. Several threads may call it.
 
     `served` and `sensed` tell it what happens, and renew its factors of slow-down; `choose` decides by them. variants: by the
-    rows of `variants.table`. running: what runs already. policy: a pure function, by which the record of decisions is replayed.
+    rows of `variants.table`. running: what runs already. placed: SubNets over several devices, which are rows, too. policy: a
+    pure function, by which the record of decisions is replayed.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Adaptation:
         options: AdaptingOptions,
         clock: Callable[[], float] = time.monotonic,
         running: Variant | None = None,
+        placed: PlacedSubNets | None = None,
     ) -> None:
         from adaptive_runtime.sensing import Sensing, device_sensors  # psutil is needed by models that adapt alone
 
@@ -120,6 +124,7 @@ class Adaptation:
         sensors, every_s = device_sensors(options.sensors_root), options.every_s
         self.sensing = Sensing(sensors, every_s=every_s, hit_rate=options.hit_rate, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
+        self._placed = None if placed is None else _placement_rows(variants, placed)
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
         self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
         self._decision: Decision | None = None
@@ -157,16 +162,17 @@ class Adaptation:
     @property
     def first(self) -> Variant:
         """What should serve before anything is known."""
+        inputs = self._inputs()
         if self._rules is not None:
-            _, decision = self._rules.decide(ChoiceState(), self._inputs())
+            _, decision = self._rules.decide(ChoiceState(), inputs)
             return self.variants.variants[decision.variant]
-        return self.variants.variants[self.look_up.under(self._limits, self._factors).variant]
+        return self.variants.variants[self.look_up.under(self._limits, inputs.factors, inputs.without).variant]
 
     @property
     def useful(self) -> tuple[Variant, ...]:
-        """Variants that can be an answer, the fastest first."""
+        """Variants at home that can be an answer, the fastest first."""
         rows = sorted(self.look_up.kept_rows, key=self.variants.table.latency_ms.__getitem__)
-        return tuple(self.variants.variants[row] for row in rows)
+        return tuple(one for row in rows if not (one := self.variants.variants[row]).placed)
 
     def choose(
         self,
@@ -186,18 +192,20 @@ class Adaptation:
 
     def served(self, runs: Sequence[ServedRun], request: RequestProgress | None = None) -> None:
         """The runs of a request. request: as it was after the last of them; None: whether it was late is not known."""
-        rows, run_ms = list[int](), 0.0
+        rows, run_ms, over_devices = list[int](), 0.0, False
         for run in runs:
             row = self._row_of.get(run.counts_for) if run.counts_for is not None and run.run_ms > 0 else None
-            if row is not None:
+            over_devices |= run.variant.placed
+            if row is not None and not run.variant.placed:  # other devices say nothing of home's load
                 rows.append(row)
                 run_ms += run.run_ms
-        if not rows:
+        if not rows and not over_devices:
             return
         with self._lock:
             now_s = self._clock()
-            self._estimate.observe(rows, run_ms, now_s, self._load)
-            self._lag, self._has_served = 0.0, True
+            if rows:
+                self._estimate.observe(rows, run_ms, now_s, self._load)
+                self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
                 late = request.spent_ms > self._limits.budget_ms
                 self._caution.observe(late, self._limits.quantile)
@@ -224,7 +232,7 @@ class Adaptation:
     def state(self) -> AdaptingState:
         """What is known now."""
         with self._lock:
-            factors, running = self._factors, self._state.running
+            factors, running = self._inputs().factors, self._state.running
             load_class = 0 if running is None else int(self.variants.table.load_class_V[running])
             slow_down = factors.mean[load_class], factors.deviation[load_class]
             return AdaptingState(
@@ -260,8 +268,9 @@ class Adaptation:
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
         # the index is made here, not when it is asked
-        objective = self._best if self._rules is None else self._rules.objective(self._state, self._inputs())
-        objective.look_up.cells_without(self._factors)
+        inputs = self._inputs()
+        objective = self._best if self._rules is None else self._rules.objective(self._state, inputs)
+        objective.look_up.cells_without(inputs.factors, inputs.without)
 
     def _inputs(
         self,
@@ -270,18 +279,30 @@ class Adaptation:
         request: RequestProgress = ONE_RUN,
     ) -> DecisionInputs:
         """All that is known now."""
+        factors: LoadFactors = self._factors
+        told: Mapping[int, str] = {}
+        if self._placed is not None:
+            factors, unable, told = self._placed.now(self._factors)
+            without = unable | without if len(unable | without) < len(self.variants.table) else without
         return DecisionInputs(
             now_s=self._clock(),
             limits=self._careful.for_run(request),
             for_run=request.left < request.runs or request.has_less(self._limits.budget_ms),
             late=self._late,
-            factors=self._factors,
+            factors=factors,
             ratio=self._estimate.ratio,
             load=self._load,
             without=without,
             cold=cold,
             device=self._context,
+            told=told,
         )
+
+
+def _placement_rows(variants: BundleVariants, placed: PlacedSubNets) -> PlacementRows:
+    home = variants.home_of
+    subnets = {row: placed.subnets[variants.variants[row].digest] for row in home}
+    return PlacementRows(variants.table, subnets, home)
 
 
 def context_of(device: "SensedState") -> DeviceContext:

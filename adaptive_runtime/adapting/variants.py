@@ -1,6 +1,6 @@
 """The table of variants that a bundle has: its SubNets in each format, whole, up to each exit, and by thresholds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
 from typing import NamedTuple, Self
@@ -37,16 +37,18 @@ class BundleVariants:
     accuracy: of the first split; of thresholds by what they lose on test images. latency_ms: as measured, else predicted; of an
     exit that was not timed by its share of the MACs. latency_error: 0 where it was measured; by thresholds it is the spread
     over samples. energy_mj: of an exit by its share of the latency. memory_mib: of the whole SubNet. Exits whose accuracy is
-    unknown are left out. load_class: by octaves of latency, in all formats alike. Of a format with own figures these count; its
-    exits lose and take longer as the whole SubNet does there, and energy that is unknown follows the latency.
+    unknown are left out. load_class: by octaves of latency, in all formats alike; SubNets over devices have one of their own.
+    Of a format with own figures these count; its exits lose and take longer as the whole SubNet does there, and energy that is
+    unknown follows the latency. Over devices a SubNet has its accuracy, and its memory, since home stands in for the others;
+    energy that is unknown is that at home.
     """
 
     variants: tuple[Variant, ...]
     table: VariantTable
 
     @classmethod
-    def of(cls, manifest: BundleManifest, *forms: BundleFormat) -> Self:
-        """All that the manifest tells of some formats, which have a SubNet at least."""
+    def of(cls, manifest: BundleManifest, *forms: BundleFormat, placed: Collection[str] = ()) -> Self:
+        """All that the manifest tells of some formats, which have a SubNet at least. placed: SubNets over devices, too."""
         predicted = manifest.predicted_error
         error = UNKNOWN_ERROR if predicted is None else predicted * DEVIATION_OF_MEAN_ERROR
         rows = [
@@ -57,6 +59,10 @@ class BundleVariants:
                 subnet, form, form if at else None, _error(subnet, form, error, measured=manifest.runs[form].measured)
             )
         ]
+        load_class = load_classes([row.latency_ms for row in rows])
+        served = (subnet for subnet in manifest.subnets if subnet.formats_among(forms))
+        over = [_over_devices(subnet, forms) for subnet in served if subnet.digest in placed]
+        rows += over
         energy_mj = tuple(row.energy_mj for row in rows if row.energy_mj is not None)
         table = VariantTable(
             names=tuple(name_of(row.variant) for row in rows),
@@ -65,9 +71,15 @@ class BundleVariants:
             latency_error=tuple(row.latency_error for row in rows),
             energy_mj=energy_mj if len(energy_mj) == len(rows) else None,
             memory_mib=tuple(row.memory_mib for row in rows),
-            load_class=load_classes([row.latency_ms for row in rows]),
+            load_class=load_class + (max(load_class) + 1,) * len(over),
         )
         return cls(tuple(row.variant for row in rows), table)
+
+    @property
+    def home_of(self) -> dict[int, int]:
+        """Of each row over devices the row of the same SubNet at home."""
+        row_of = {variant: row for row, variant in enumerate(self.variants)}
+        return {row: row_of[Variant(one.digest)] for one, row in row_of.items() if one.placed}
 
 
 def name_of(variant: Variant) -> str:
@@ -121,6 +133,21 @@ def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None,
         left = clipped_share(_early_accuracy(early, subnet) - lost)
         spread = spread_of(early.expected_ms, early.p99_ms)
         yield _Row(whole._replace(early=True), left, early_ms, spread, energy_of(early_ms), memory_mib)
+
+
+def _over_devices(subnet: BundledSubNet, forms: Sequence[BundleFormat]) -> _Row:
+    placement = subnet.placement
+    assert placement is not None, "it was opened"
+    at_home = next(_rows(subnet, subnet.formats_among(forms)[0], None, 0.0))
+    energy_mj = at_home.energy_mj
+    if energy_mj is not None and placement.sent_mj is not None:
+        energy_mj = energy_mj * placement.home_share + placement.sent_mj
+    return at_home._replace(
+        variant=Variant(subnet.digest, placed=True),
+        latency_ms=placement.latency_ms,
+        latency_error=placement.latency_error,
+        energy_mj=energy_mj,
+    )
 
 
 def _until(exit: BundledExit, subnet: BundledSubNet, error: float) -> tuple[float, float]:

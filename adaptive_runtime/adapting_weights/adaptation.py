@@ -84,7 +84,7 @@ class WeightAdaptation:
     def served(self, variant: Variant, x_NCHW: Array) -> None:
         """Samples that a variant has answered, in the bundle's size. Takes as long as a copy of them."""
         digest = variant.digest
-        if variant.early or variant.exit is not None or digest not in self._needed or digest in self._failed:
+        if variant != variant.whole or variant.placed or digest not in self._needed or digest in self._failed:
             return
         with self._changed:
             if digest != self._serving:

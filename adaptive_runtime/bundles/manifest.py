@@ -127,8 +127,9 @@ class BundleManifest(FileMessage):
         of_subnets: dict[str, Any] = {}
         if len(self.known_formats) == 1:
             of_subnets["nets"] = {"__all__": {"figures"}}
-        if all(subnet.adapted is None for subnet in self.subnets):
-            of_subnets["adapted"] = True
+        for name in ("adapted", "placement"):
+            if all(getattr(subnet, name) is None for subnet in self.subnets):
+                of_subnets[name] = True
         if of_subnets:
             absent["subnets"] = {"__all__": of_subnets}
         return self.model_dump_json(indent=1, exclude=absent or None) + "\n"

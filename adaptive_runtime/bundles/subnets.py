@@ -97,6 +97,26 @@ class BundledNet(Message):
         return tuple(name for name in self.files if not name.endswith(ONNX_END))
 
 
+class BundledPlacement(Message):
+    """A SubNet over several devices, as `autotailor partition` plans it.
+
+    segments: name of a `ChainManifest` whose `files` have weights of their own; plans: of `PlacementPlans`. devices: besides
+    home. latency_ms: of the plan that is fastest over links of `bandwidth_mbps`, as predicted; latency_error: its standard
+    deviation, relative. home_share: of the time that home computes for the whole SubNet. sent_mj: what home takes for sending
+    and waiting, as modelled; None: unknown.
+    """
+
+    segments: FileName
+    plans: FileName
+    files: Annotated[tuple[FileName, ...], Field(min_length=1)]
+    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    bandwidth_mbps: float = Field(gt=0)
+    latency_ms: float = Field(gt=0)
+    latency_error: float = Field(0.0, ge=0)
+    home_share: float = Field(ge=0)
+    sent_mj: float | None = Field(None, ge=0)
+
+
 class SubNetLatency(Message):
     """Latency on the device [ms]. spread: (p90 − p10) / p50 of `n` samples; noisy: that was too large, twice."""
 
@@ -137,6 +157,7 @@ class BundledSubNet(Message):
 
     nets: by format; at least one. exits: of its chain, in order. thresholds: by which samples leave; early: what comes of it.
     adapted: sha256 of the side file whose tensors the SubNet has in the place of shared weights; None: it has not adapted.
+    placement: None: other devices do not take part.
     """
 
     digest: str
@@ -155,6 +176,7 @@ class BundledSubNet(Message):
     thresholds: Thresholds | None = None
     early: EarlyAnswers | None = None
     adapted: str | None = None
+    placement: BundledPlacement | None = None
 
     @property
     def named_files(self) -> Iterator[str]:
@@ -165,6 +187,8 @@ class BundledSubNet(Message):
                 yield net.chain
             if net.adaptable is not None:
                 yield from (net.adaptable.file, net.adaptable.source)
+        if self.placement is not None:
+            yield from (self.placement.segments, self.placement.plans, *self.placement.files)
 
     @property
     def likely_ms(self) -> float:

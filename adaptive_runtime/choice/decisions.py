@@ -1,5 +1,6 @@
 """Decisions as messages: from what they follow, what they are and why; and the policies that make them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
@@ -36,7 +37,8 @@ class DecisionInputs(Message):
     predicted latency of the running variant since the last decision; None: it did not run. load: index; None: not sensed.
     without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first. for_run:
     the limits are those of a request's next run, for which alone something else may be chosen. device: where rules decide.
-    late: whether a request since the last decision has taken longer than its budget.
+    late: whether a request since the last decision has taken longer than its budget. told: what is known of variants over
+    several devices now, in words, which reasons take over; it decides nothing.
     """
 
     now_s: float
@@ -49,6 +51,7 @@ class DecisionInputs(Message):
     for_run: bool = False
     late: bool = False
     device: DeviceContext | None = None
+    told: Mapping[int, str] = {}
 
 
 class ChoiceState(Message):

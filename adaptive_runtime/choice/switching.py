@@ -54,7 +54,7 @@ class Switching:
         if best.variant == running:
             return self._stays(state, inputs, now, None, "no other variant is better")
         if running in inputs.without:
-            why = f"{self._name(now)} does not work; {self._told(best, inputs)}"
+            why = f"{self._name(now)} {inputs.told.get(running, 'does not work')}; {self._told(best, inputs)}"
             blameless = state.model_copy(update={"went_up_s": None})
             return self._switched(blameless, inputs, best, self._direction(inputs, now, best), why)
         if not now.within:
@@ -127,9 +127,10 @@ class Switching:
     def _told(self, found: FoundVariant, inputs: DecisionInputs) -> str:
         limits = inputs.limits
         keeps = "keeps the limits with" if found.within else "breaks a limit with"
+        known = inputs.told.get(found.variant)
         return (
             f"{self._name(found)} {keeps} {found.effective_ms:.3g} ms at {limits.quantile:.3g}, "
-            f"budget {limits.budget_ms:.3g} ms"
+            f"budget {limits.budget_ms:.3g} ms" + ("" if known is None else f" ({known})")
         )
 
     def _name(self, found: FoundVariant) -> str:

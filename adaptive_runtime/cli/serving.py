@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from adaptive_runtime.adapting_weights import WeightMethod
-from adaptive_runtime.bundles import BUNDLE_FORMATS
+from adaptive_runtime.bundles import BUNDLE_FILE, BUNDLE_FORMATS
 from adaptive_runtime.cli.devices import add_devices, addresses
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
@@ -35,6 +35,8 @@ BUNDLE_ONLY = (
     "unaligned",
 )
 """Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
+EXACT = "fp32"
+"""The coding in which tensors of bundles cross links."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -61,7 +63,9 @@ model_name.__name__ = "name (letters, digits, '_', '.', '-'; at most 64)"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("folder", type=Path, help="with bundle.json; with --device: with segments.json and plans.json")
+    parser.add_argument(
+        "folder", type=Path, help="with bundle.json; or, with --device, with segments.json and plans.json"
+    )
     parser.add_argument("--model-name", type=model_name, default="model", metavar="NAME", help="default: model")
     add_devices(parser, required=False)
     _add_bundle(parser.add_argument_group("bundle"))
@@ -164,15 +168,21 @@ def run(arguments: argparse.Namespace) -> None:
         socket=arguments.socket,
         load_trace=arguments.load_trace,
     )
-    serve(options, _split(arguments) if arguments.device else _bundle(arguments))
+    is_split = arguments.device and not (arguments.folder / BUNDLE_FILE).exists()
+    serve(options, _split(arguments) if is_split else _bundle(arguments))
 
 
 def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
+    """AdaptiveError: a coding with which nobody knows the accuracy of the bundle's SubNets."""
     from adaptive_runtime.service.models.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
     sensed = {"sensors_root": arguments.sensors_root, "hit_rate": arguments.hit_rate}
-    return bundle_served(BundleOptions(bundle=arguments.folder, **sensed, **given))
+    if arguments.coding != EXACT:
+        raise AdaptiveError(
+            f"--coding {arguments.coding}", "is not of bundles", allowed=EXACT, next_step="leave it out"
+        )
+    return bundle_served(BundleOptions(bundle=arguments.folder, devices=addresses(arguments), **sensed, **given))
 
 
 def _split(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":

@@ -53,6 +53,7 @@ class ModelAnswer(NamedTuple):
             np.concatenate([run.confidence for run in runs]),
             latency_ms,
             tuple(chain.from_iterable(run.formats for run in runs)),
+            tuple(dict.fromkeys(chain.from_iterable(run.devices for run in runs))),
             detections=None
             if runs[0].detections is None
             else tuple(box for run in runs for box in run.detections or ()),

@@ -20,6 +20,7 @@ from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.deployed.decoding import decoder_of
 from adaptive_runtime.deployed.serving import ServedVariants
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.placed import PlacedSubNets
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError
 
 NONE: frozenset[int] = frozenset()
@@ -33,7 +34,8 @@ class DeployedModel:
 
     serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
     is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images. taken_out: whole SubNets
-    that do not serve, each with one line why; the pool need not have them. `clock_ns`: what tells latencies; can be set, too.
+    that do not serve, each with one line why; the pool need not have them. placed: SubNets over several devices, which are
+    closed with the model. `clock_ns`: what tells latencies; can be set, too.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class DeployedModel:
         adaptation: Adaptation | None = None,
         weights: WeightAdaptation | None = None,
         taken_out: Mapping[Variant, str] = MappingProxyType({}),
+        placed: PlacedSubNets | None = None,
     ) -> None:
         self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
+        self.placed = placed
         self.clock_ns: Callable[[], int] = time.perf_counter_ns
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
@@ -99,14 +103,16 @@ class DeployedModel:
         *,
         early: bool = False,
         format: BundleFormat | None = None,
+        placed: bool = False,
         wait: bool = True,
     ) -> None:
         """Let a SubNet serve: whole, up to an exit of its chain, or `early`, by thresholds. At once where it is warm.
 
-        Otherwise it is loaded beside the one that serves. format: of its files; None: the first that it has here. wait: until
-        it serves, or another is wanted. AdaptiveError: there is no such SubNet, exit or format, or it was taken out.
+        Otherwise it is loaded beside the one that serves. format: of its files; None: the first that it has here. placed: over
+        several devices. wait: until it serves, or another is wanted. AdaptiveError: there is no such SubNet, exit, format or
+        placement, or it was taken out.
         """
-        self._served.use(self.pool.answerer(Variant(digest, exit, early, format)), wait=wait)
+        self._served.use(self.pool.answerer(Variant(digest, exit, early, format, placed)), wait=wait)
 
     @property
     def state(self) -> ModelState:
@@ -177,6 +183,8 @@ class DeployedModel:
             self.adaptation.stop()
         if self.weights is not None:
             self.weights.stop()
+        if self.placed is not None:
+            self.placed.close()
         self.pool.close()
 
     def __enter__(self) -> Self:
@@ -195,7 +203,7 @@ class DeployedModel:
         request = RequestProgress(len(starts), len(starts), budget_ms=budget_ms)
         for start in starts:
             active, effective_ms = self._adapted(request)
-            parts.append(self._run(active, x_NCHW[start : start + size], served))
+            parts.append(self._run(active, x_NCHW[start : start + size], served, self._left_ms(request)))
             request = request.after(effective_ms, (self.clock_ns() - start_ns) / 1e6)
         if self.adaptation is not None:
             self.adaptation.served(served, request)
@@ -211,7 +219,7 @@ class DeployedModel:
         answerer = self.pool.answerer(next(working, first.variant))
         self._served.refuse(answerer)
         try:
-            answer = self._run_once(answerer, x_NCHW, served)
+            answer = self._run_once(answerer, x_NCHW, served, None)
         except VariantError as error:
             self._served.replace(answerer, error)
             return self._answer_by(subnet, x_NCHW, start_ns)
@@ -226,19 +234,28 @@ class DeployedModel:
         )
         return batch or samples
 
-    def _run(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
+    def _left_ms(self, request: RequestProgress) -> float | None:
+        """What is left of the budget for the next run of a request; None: there is no budget."""
+        return None if self.adaptation is None else self.adaptation.limits.for_run(request).budget_ms
+
+    def _run(
+        self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
+    ) -> ModelAnswer:
         """Answers of one variant, or of the one that takes its place when it fails; told to `served` unless it was loaded."""
         while True:
             try:
-                return self._run_once(active, x_NCHW, served)
+                return self._run_once(active, x_NCHW, served, within_ms)
             except VariantError as error:
                 self._served.replace(active, error)
                 active = self._served.active
 
-    def _run_once(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
-        """Answers of one variant. VariantError."""
+    def _run_once(
+        self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
+    ) -> ModelAnswer:
+        """Answers of one variant. within_ms: of one over several devices. VariantError."""
         is_loaded, run_ns = active.is_loaded, self.clock_ns()
-        found = active.answer(x_NCHW) if self._decoder is None else active.outputs(x_NCHW)
+        over = None if active.over is None else active.over(within_ms)
+        found = active.answer(x_NCHW, over) if self._decoder is None else active.outputs(x_NCHW, over)
         run_ms = (self.clock_ns() - run_ns) / 1e6
         if self.weights is not None:
             self.weights.served(active.variant, x_NCHW)
@@ -249,9 +266,10 @@ class DeployedModel:
             runs = -(-len(x_NCHW) // (active.chain.runtime.batch or len(x_NCHW)))
             served.append(ServedRun(active.variant, exits, run_ms / runs))
         subnets, forms = (active.variant.digest,) * len(x_NCHW), (active.form,) * len(x_NCHW)
+        devices = () if over is None else over.devices
         if isinstance(found, np.ndarray):
-            return self._decoded(found, active, subnets, exits, run_ms)
-        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, forms)
+            return self._decoded(found, active, subnets, exits, run_ms)._replace(devices=devices)
+        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, forms, devices)
 
     def _decoded(
         self,
@@ -282,7 +300,7 @@ class DeployedModel:
                 wanted = None if chosen is None else self.pool.answerer(chosen).variant
                 known = (served.active.variant, served.standby and served.standby.variant)
                 if wanted is not None and wanted not in known and wanted.whole not in served.taken_out:
-                    self.use(*wanted[:2], early=wanted.early, format=wanted.form, wait=False)
+                    served.use(self.pool.answerer(wanted), wait=False)
             finally:
                 self._choosing.release()
 

@@ -1,6 +1,7 @@
 """Opening a bundle to serve from it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,9 @@ from adaptive_runtime.deployed.formats import serving_formats
 from adaptive_runtime.deployed.model import Chooser, DeployedModel
 from adaptive_runtime.deployed.serving import LOG
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.pool import Answerer, SubNetPool, Variant
+from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.placed import PlacedSubNets
+from adaptive_runtime.pool import SubNetPool, Variant
 
 
 def load(
@@ -34,22 +37,23 @@ def load(
     weights: WeightMethod | WeightOptions | None = None,
     taken_out: Mapping[Variant, str] = MappingProxyType({}),
     after: DeployedModel | None = None,
+    devices: Mapping[str, DeviceAddress] = MappingProxyType({}),
 ) -> DeployedModel:
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
     budget_ms: the most accurate SubNet whose measured latency is within it serves first; None: the most accurate of all.
     memory_mib: what SubNets may take; None: all that were used stay. format: in which SubNets serve; None: in all formats in
     which they were measured on the bundle's device, and whose runtime is installed here. chooser: asked before each request
-    what should serve. adapts: while the load changes, the most accurate variant within `budget_ms` and
-    `memory_mib` serves; SubNets are loaded ahead as far as there is room. policy: with it the model adapts, by rules as text
-    ("battery < 20% -> energy first"), by rules that were read, or by how it switches between variants, as in `AdaptingOptions`;
-    None: by the rules of the bundle, where it has some, and of `adapts`. first: what serves first, whatever the budget is;
-    where it cannot serve, the log tells so. key_file: with it the bundle must be signed. prepares: ONNX files are optimised
-    once and kept in `cache`; None: in the bundle's folder. also: the folder of a search on this device, whose SubNets serve,
-    too; all are compared by the accuracies that it measured, in the first format alone. weights: the SubNet that serves follows
-    its images while they drift, in the first format alone, by a `WeightOptions.method` ("tent" needs torch); None: they stay.
-    taken_out: whole SubNets that do not serve, each with one line why, if the pool has them. after: a model in whose place this
-    one comes: what serves there serves first, and its memory counts for `memory_mib`.
+    what should serve. adapts: while the load changes, the most accurate variant within `budget_ms` and `memory_mib` serves;
+    SubNets are loaded ahead as far as there is room. policy: with it the model adapts, by rules as text or as they were read,
+    or by how it switches between variants, as in `AdaptingOptions`; None: by the rules of the bundle, where it has some, and of
+    `adapts`. first: what serves first, whatever the budget is; where it cannot serve, the log tells so. key_file: with it the
+    bundle must be signed. prepares: ONNX files are optimised once and kept in `cache`; None: in the bundle's folder. also: the
+    folder of a search on this device, whose SubNets serve, too, by the accuracies that it measured, in the first format alone.
+    weights: the SubNet that serves follows its images while they drift, in the first format alone, by a `WeightOptions.method`;
+    None: they stay. taken_out: whole SubNets that do not serve, each with one line why, if the pool has them. after: a model in
+    whose place this one comes: what serves there serves first, and its memory counts for `memory_mib`. devices: by the names of
+    the bundle's plans; a model that adapts chooses among SubNets over them, too.
     """
     bundle = OpenBundle.open(folder, key_file, also)
     adapting = None if weights is None else load_method(weight_options(weights))
@@ -61,12 +65,53 @@ def load(
     first = None if first is None else _possible(pool, first)
     following = None if adapting is None else WeightAdaptation(pool, adapting)
     options = _options(adapts, policy, bundle.manifest.policy)
-    if options is None:
-        serving = first or best_within([pool.answerer(one) for one in pool.whole_variants], budget_ms)
-        return DeployedModel(pool, serving, chooser, weights=following, taken_out=taken_out)
-    limits = options.limits(budget_ms, memory_mib)
-    adaptation = Adaptation(BundleVariants.of(bundle.manifest, *forms), limits, options, running=first)
-    return DeployedModel(pool, first or adaptation.first, chooser, adaptation, following, taken_out)
+    with _deciding(pool, options, (budget_ms, memory_mib), first, devices, alone=also is None) as (adaptation, placed):
+        serving = first or (_best_within(pool, budget_ms) if adaptation is None else adaptation.first)
+        return DeployedModel(pool, serving, chooser, adaptation, following, taken_out, placed)
+
+
+@contextmanager
+def _deciding(
+    pool: SubNetPool,
+    options: AdaptingOptions | None,
+    budgets: tuple[float | None, float | None],
+    first: Variant | None,
+    devices: Mapping[str, DeviceAddress],
+    *,
+    alone: bool,
+) -> Iterator[tuple[Adaptation | None, PlacedSubNets | None]]:
+    """What decides, and SubNets over devices, which are closed where the block fails, else with its model.
+
+    options: None: nothing decides. budgets: of latency [ms] and memory [MiB]. alone: without SubNets of a search here.
+    """
+    _check_devices(devices, options, alone=alone)
+    with ExitStack() as stack:
+        placed, adaptation = _placed(pool, devices, stack), None
+        if options is not None:
+            variants = BundleVariants.of(pool.bundle.manifest, *pool.forms, placed=pool.placed)
+            adaptation = Adaptation(variants, options.limits(*budgets), options, running=first, placed=placed)
+        yield adaptation, placed
+        stack.pop_all()
+
+
+def _placed(pool: SubNetPool, devices: Mapping[str, DeviceAddress], stack: ExitStack) -> PlacedSubNets | None:
+    """SubNets over devices, which the pool can ask for; None: there are no devices."""
+    if not devices:
+        return None
+    placed = PlacedSubNets.open(pool.bundle, devices)
+    stack.callback(placed.close)
+    pool.placed = {digest: one.runs for digest, one in placed.subnets.items()}
+    return placed
+
+
+def _check_devices(devices: Mapping[str, DeviceAddress], options: AdaptingOptions | None, *, alone: bool) -> None:
+    """AdaptiveError in one line: other devices can take no part."""
+    if devices and options is None:
+        got, next_step = "the model does not adapt", "let it adapt, or leave devices out"
+        raise AdaptiveError("devices", got, next_step=next_step)
+    if devices and not alone:
+        got = "SubNets of a search on this device, which have no plans"
+        raise AdaptiveError("devices", got, allowed="a bundle alone", next_step="leave one of them out")
 
 
 def weight_options(weights: str | WeightOptions) -> WeightOptions:
@@ -104,9 +149,9 @@ def _possible(pool: SubNetPool, first: Variant) -> Variant | None:
         return None
 
 
-def best_within(answerers: Sequence[Answerer], budget_ms: float | None) -> Variant:
-    """The most accurate of some variants within a budget; where none is, the fastest."""
-    known = [(one.variant, one.figures) for one in answerers]
+def _best_within(pool: SubNetPool, budget_ms: float | None) -> Variant:
+    """The most accurate whole SubNet within a budget; where none is, the fastest."""
+    known = [(one, pool.answerer(one).figures) for one in pool.whole_variants]
     within = [pair for pair in known if budget_ms is None or pair[1].latency_ms <= budget_ms]
     if not within:
         return min(known, key=lambda pair: pair[1].latency_ms)[0]

@@ -5,6 +5,6 @@
 
 from adaptive_runtime.pool.parts import VariantError, failure
 from adaptive_runtime.pool.pool import SubNetPool
-from adaptive_runtime.pool.variants import STACK_FRAME, Answerer, Variant
+from adaptive_runtime.pool.variants import STACK_FRAME, Answerer, PlacedRuns, PlacedRuntime, Variant
 
-__all__ = ["STACK_FRAME", "Answerer", "SubNetPool", "Variant", "VariantError", "failure"]
+__all__ = ["STACK_FRAME", "Answerer", "PlacedRuns", "PlacedRuntime", "SubNetPool", "Variant", "VariantError", "failure"]

@@ -6,7 +6,7 @@ it goes when that request is done.
 
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from adaptive_runtime.pool.memory import give_back, resident_mib
 from adaptive_runtime.pool.parts import PartFiles, PoolPart, VariantError, failure
 from adaptive_runtime.pool.prepared import PreparedFiles
 from adaptive_runtime.pool.scaling import scaling
-from adaptive_runtime.pool.variants import Answerer, Array, Variant
+from adaptive_runtime.pool.variants import Answerer, Array, PlacedRuns, Variant
 
 PROGRAM_MIB = 4.0
 """What a session takes besides weights and activations at most, until it is measured."""
@@ -40,7 +40,8 @@ RESERVE_MIB = 1.0
 class SubNetPool:
     """Parts of a bundle's SubNets. forms: formats in which they may serve. budget_mib: of all together; None: all stay.
 
-    serving: gives the parts that are not to be freed. tell: takes lines for people. prepares: ONNX files are optimised once, by
+    serving: gives the parts that are not to be freed. placed: what runs SubNets over several devices, by digest; it can be set
+    before a variant is asked for. tell: takes lines for people. prepares: ONNX files are optimised once, by
     a child process, and kept in `cache`, else in the bundle's folder. start_mib: of the process before the first SubNet; None:
     now.
     """
@@ -68,6 +69,7 @@ class SubNetPool:
         self.files = {form: files(form) for form in forms}
         self.tell, self._told = tell, set[str]()
         self.serving: Callable[[], Collection[PoolPart]] = tuple
+        self.placed: Mapping[str, PlacedRuns] = {}
         self._parts: dict[tuple[BundleFormat, str], PoolPart] = {}
         self._answerers: dict[Variant, Answerer] = {}
         self._lock = threading.RLock()
@@ -149,7 +151,9 @@ class SubNetPool:
     def warm_variants(self) -> tuple[Variant, ...]:
         """Variants that start without loading, the least recently used first."""
         found = [one for one in list(self._answerers.values()) if one.is_warm]
-        return tuple(one.variant for one in sorted(found, key=lambda one: max(part.used for part in one.needed)))
+        return tuple(
+            one.variant for one in sorted(found, key=lambda one: max((part.used for part in one.needed), default=0))
+        )
 
     def holds(self, *answerers: Answerer) -> bool:
         """Whether the budget holds some variants at once, and nothing else."""
@@ -237,7 +241,7 @@ class SubNetPool:
 
     def _named(self, subnet: BundledSubNet, form: BundleFormat, variant: Variant) -> Variant:
         """A variant of a SubNet in a format: it names the format where that is not the first."""
-        return variant._replace(form=None if form == self._forms_of(subnet)[0] else form)
+        return variant._replace(form=None if variant.placed or form == self._forms_of(subnet)[0] else form)
 
     def _files_of(self, variant: Variant) -> tuple[BundledSubNet, BundleFormat]:
         """The SubNet of a variant, and the format of its files. AdaptiveError: the bundle has no such."""
@@ -249,9 +253,18 @@ class SubNetPool:
         form = forms[0] if variant.form is None else variant.form
         if form not in forms:
             raise AdaptiveError(f"SubNet {variant.digest}", f"format '{form}'", allowed=", ".join(forms))
+        if variant.placed and (variant.digest not in self.placed or variant != variant.whole):
+            got, allowed = "it runs on no other device", ", ".join(self.placed) or "none"
+            raise AdaptiveError(f"SubNet {variant.files}", got, allowed=f"whole ones of {allowed}")
         return found, form
 
     def _described(self, variant: Variant, subnet: BundledSubNet, form: BundleFormat) -> Answerer:
+        wanted, (height, width) = subnet.preparation, subnet.input_shape[-2:]
+        scale = scaling((wanted.resolution,) * 2, (height, width), wanted.size_interpolation)
+        if variant.placed:
+            over = self.placed[variant.digest]
+            chain = ExitChain(self.bundle.whole(subnet, form), over(None))
+            return Answerer(variant, subnet, form, chain, None, (), (), scale, over)
         if variant.exit is None and not variant.early:
             manifest, decider = self.bundle.whole(subnet, form), None
         else:
@@ -262,9 +275,6 @@ class SubNetPool:
         last = len(parts) if decider is None else min(len(parts), decider.full_exit + 1)
         parts = parts[:last] if manifest.format == "onnx" else parts
         chain = ExitChain(manifest, _runtime(manifest, parts, self._value))
-        height, width = subnet.input_shape[-2:]
-        wanted = subnet.preparation
-        scale = scaling((wanted.resolution,) * 2, (height, width), wanted.size_interpolation)
         return Answerer(variant, subnet, form, chain, decider, parts[:1] if variant.early else parts, parts, scale)
 
     def _joined_parts(self, subnet: BundledSubNet, form: BundleFormat, manifest: ChainManifest) -> tuple[PoolPart, ...]:

@@ -6,13 +6,13 @@ Legend: N samples, C channels, H height, W width.
 import re
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import BundledSubNet, BundleFormat, NetFigures
-from adaptive_runtime.chains import ChainAnswers, ExitChain
+from adaptive_runtime.chains import ChainAnswers, ChainRuntime, ExitChain
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
 
@@ -26,33 +26,48 @@ STACK_FRAME = re.compile(r" in SubNet (\S+) in (\S+)\n")
 class Variant(NamedTuple):
     """What answers: a SubNet by its digest, whole; up to an exit of its chain; or `early`, by thresholds, sample by sample.
 
-    form: the format of its files; None: the first one of the pool that the SubNet has.
+    form: the format of its files; None: the first one of the pool that the SubNet has. placed: over several devices, whole.
     """
 
     digest: str
     exit: str | None = None
     early: bool = False
     form: BundleFormat | None = None
+    placed: bool = False
 
     @property
     def whole(self) -> "Variant":
-        """The whole SubNet in the same format."""
-        return Variant(self.digest, form=self.form)
+        """The whole SubNet in the same format and place."""
+        return Variant(self.digest, form=self.form, placed=self.placed)
 
     @property
     def files(self) -> str:
-        """The SubNet in its format, in words."""
+        """The SubNet in its format and place, in words."""
+        if self.placed:
+            return f"{self.digest} over devices"
         return self.digest if self.form is None else f"{self.digest} in {self.form}"
+
+
+class PlacedRuntime(ChainRuntime, Protocol):
+    """Runs a SubNet over several devices, for one request. devices: that have run parts of it so far."""
+
+    @property
+    def devices(self) -> tuple[str, ...]: ...
+
+
+PlacedRuns = Callable[[float | None], PlacedRuntime]
+"""What runs a SubNet over several devices within a time [ms]; None: within any."""
 
 
 class Answerer:
     """A variant that can answer. form: the format of its files, also where the variant does not name it.
 
     needed: parts without which it does not start; parts: all that its samples may come to. work: calls what it is given, with
-    what follows; stacks show it by the SubNet and the format.
+    what follows; stacks show it by the SubNet and the format. over: runs it over several devices, where it is placed so; then
+    it has no parts of the pool.
     """
 
-    __slots__ = ("chain", "decider", "form", "needed", "parts", "scale", "subnet", "variant", "work")
+    __slots__ = ("chain", "decider", "form", "needed", "over", "parts", "scale", "subnet", "variant", "work")
 
     def __init__(
         self,
@@ -64,10 +79,11 @@ class Answerer:
         needed: tuple[PoolPart, ...],
         parts: tuple[PoolPart, ...],
         scale: Callable[[Array], Array] | None,
+        over: PlacedRuns | None = None,
     ) -> None:
         self.variant, self.subnet, self.form = variant, subnet, form
         self.chain, self.decider = chain, decider
-        self.needed, self.parts, self.scale = needed, parts, scale
+        self.needed, self.parts, self.scale, self.over = needed, parts, scale, over
         self.work = _named(f"SubNet {variant.digest} in {form}")
 
     @property
@@ -90,13 +106,20 @@ class Answerer:
         """What it takes to start [MiB], as far as is known."""
         return sum(part.need_mib for part in self.needed)
 
-    def answer(self, x_NCHW: Array) -> ChainAnswers:
-        """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError."""
-        return self._run(x_NCHW, lambda x: self.chain.infer(x, self.decider))
+    def answer(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> ChainAnswers:
+        """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError.
 
-    def outputs(self, x_NCHW: Array) -> Array:
+        runtime: of this request, where the variant is placed over several devices.
+        """
+        chain = self._chain(runtime)
+        return self._run(x_NCHW, lambda x: chain.infer(x, self.decider))
+
+    def outputs(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> Array:
         """Raw outputs of such samples, flat: (N, numbers). VariantError."""
-        return self._run(x_NCHW, self.chain.outputs)
+        return self._run(x_NCHW, self._chain(runtime).outputs)
+
+    def _chain(self, runtime: PlacedRuntime | None) -> ExitChain:
+        return self.chain if runtime is None else ExitChain(self.chain.manifest, runtime)
 
     def _run(self, x_NCHW: Array, run: Callable[[Array], Found]) -> Found:
         try:

@@ -65,7 +65,7 @@ class _NowCollector(Collector):
         switches.add_metric([], state.switches)
         yield switches
         serving = GaugeMetricFamily(f"{PREFIX}serving", "What serves: 1.", labels=["subnet", "exit", "early", "format"])
-        digest, exit, early, _ = state.serving
+        digest, exit, early, *_ = state.serving
         serving.add_metric([digest, exit or "", str(early).lower(), state.format], 1)
         yield serving
         for name, text, value in (

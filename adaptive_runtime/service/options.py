@@ -1,7 +1,7 @@
 """The options of a service, from the command line."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from adaptive_runtime.adapting_weights import WeightMethod
@@ -43,7 +43,8 @@ class BundleOptions:
     what has crashed; None: it is forgotten. adapts: what serves changes with the load; policy: with it, too, by these rules;
     decisions: the file of what was decided, which can be replayed. weights: they follow the images that are served;
     unaligned: these stay as they come.
-    sensors_root: where the device's /sys and /proc are. hit_rate: that of the caches is sensed, too.
+    sensors_root: where the device's /sys and /proc are. hit_rate: that of the caches is sensed, too. devices: that may run
+    parts of SubNets, by the names of the bundle's plans.
     """
 
     bundle: Path
@@ -61,6 +62,7 @@ class BundleOptions:
     unaligned: bool = False
     sensors_root: Path = SYSTEM
     hit_rate: bool = False
+    devices: Mapping[str, DeviceAddress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

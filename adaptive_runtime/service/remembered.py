@@ -62,7 +62,7 @@ class ChoiceMemory:
 
     def write(self, serving: Variant) -> None:
         """Write what serves. Where that fails, the log tells so once, and the next call tries again."""
-        digest, exit, early, form = serving
+        digest, exit, early, form, _ = serving  # other devices may be gone after a restart
         choice = ServedChoice(bundle=self._bundle, subnet=digest, exit=exit, early=early, form=form)
         content = choice.model_dump_json()
         try:

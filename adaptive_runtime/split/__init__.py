@@ -16,7 +16,7 @@ from adaptive_runtime.split.planned import (
     StraightWay,
 )
 from adaptive_runtime.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements, way_name
-from adaptive_runtime.split.replanning import EnvelopePlacements, PlanChange, ReplanRules
+from adaptive_runtime.split.replanning import EnvelopePlacements, PlanChange, ReplanRules, SendingPlan
 from adaptive_runtime.split.segments import SplitSubNet
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "PlannedSplit",
     "PreferredPlacements",
     "ReplanRules",
+    "SendingPlan",
     "SplitAnswer",
     "SplitCounts",
     "SplitEvent",

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
+from math import inf
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ MINUTE_S = 60.0
 LATEST_S, LEAST_RUNS = 1.0, 8
 MOST_CHANGES = 1000
 EXACT: ActivationCoding = "fp32"
+SLOW_DOWN = 1
+"""The place of home's slow-down among the factors of a plane."""
 UNKNOWN_MS = 1e9
 """Of a round trip or a byte over a link of which nothing is known: a plan that needs it is slower than any other."""
 
@@ -136,6 +139,14 @@ class PlanChange(NamedTuple):
     coding: ActivationCoding
 
 
+class SendingPlan(NamedTuple):
+    """A plan that other devices take part in, the coding in which it sends, and what it is predicted to take now."""
+
+    plan: PlannedPlacement
+    coding: ActivationCoding
+    latency_ms: float
+
+
 class _CodedPlan(NamedTuple):
     """A plan by its position in the file, and in which coding it sends."""
 
@@ -155,7 +166,8 @@ class EnvelopePlacements:
     """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back. Of one thread.
 
     coding: in which tensors may cross, as in `SplitOptions`; plans count bytes of fp32. A plan sends in it, or in fp32 where
-    this is faster, as over a fast link: each coding takes time at home, which is known once requests were sent in it.
+    this is faster, as over a fast link: each coding takes time at home, which is known once requests were sent in it. sends:
+    home alone is no choice as long as another plan can be followed.
     """
 
     def __init__(
@@ -164,8 +176,12 @@ class EnvelopePlacements:
         rules: ReplanRules | None = None,
         clock: Callable[[], float] = time.monotonic,
         coding: ActivationCoding = "fp32",
+        *,
+        sends: bool = False,
     ) -> None:
-        self.plans, self.rules = plans, rules or ReplanRules()
+        self.plans, self.rules, self._sends = plans, rules or ReplanRules(), sends
+        self.known_slow_down: float | None = None
+        """Of home, where something else knows it; None: as segments at home have shown it."""
         self.changes: deque[PlanChange] = deque(maxlen=MOST_CHANGES)
         """The latest last."""
         self.changed = 0
@@ -185,7 +201,7 @@ class EnvelopePlacements:
     def slow_down(self) -> float:
         """Home's measured times over the predicted ones, within the range of the plans; its lower end before home has run."""
         low, high = self.plans.slow_down
-        found = self._costs.slow_down
+        found = self._costs.slow_down if self.known_slow_down is None else self.known_slow_down
         return low if found is None else min(max(found, low), high)
 
     @property
@@ -219,20 +235,36 @@ class EnvelopePlacements:
             least[position] = min(latency_ms, least.get(position, latency_ms))
         return least
 
+    def sending(self, links: Mapping[str, MeasuredLink], slow_down: float) -> SendingPlan | None:
+        """The fastest plan that sends, for now and by this slow-down of home. None: no other device can take part."""
+        found = self._among(links)
+        factors = self._factors(links)
+        factors[SLOW_DOWN] = slow_down
+        latencies_ms = found.planes.dot(factors)[1:]
+        if not len(latencies_ms) or (latency_ms := float(latencies_ms.min())) >= UNKNOWN_MS:
+            return None
+        coded = self._coded[found.numbers[1 + int(latencies_ms.argmin())]]
+        return SendingPlan(self.plans.plans[coded.position], coded.coding, latency_ms)
+
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan for now."""
         found = self._among(links)
         latencies_ms = found.planes.dot(self._factors(links))
+        home_ms = float(latencies_ms[0])
+        if self._sends and len(found.numbers) > 1:
+            latencies_ms[0] = inf
         at = int(latencies_ms.argmin())  # of equal ones the first: nothing is sent where that does not pay
-        best, best_ms, home_ms = found.numbers[at], float(latencies_ms[at]), float(latencies_ms[0])
+        best, best_ms = found.numbers[at], float(latencies_ms[at])
         if self._now != best:
             row = found.rows.get(self._now)
             if row is None:
                 missing = ", ".join(sorted(self.plans.plans[self.number].peers - links.keys()))
                 self._away(best, best_ms, home_ms, None, f"{missing} is out")
+            elif self._sends and not self._now:
+                self._away(best, best_ms, home_ms, home_ms, "another device can take part")
             else:
                 now_ms = float(latencies_ms[row])
-                if now_ms > home_ms:
+                if now_ms > home_ms and not self._sends:
                     self._away(best, best_ms, home_ms, now_ms, f"{now_ms:.4g} ms, and home alone {home_ms:.4g} ms")
                 else:
                     self._towards(best, best_ms, now_ms)

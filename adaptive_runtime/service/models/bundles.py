@@ -16,6 +16,7 @@ from adaptive_runtime.service.inference import InferenceFormat
 from adaptive_runtime.service.load import AdaptedLoad, LoadSource, LoadWatch
 from adaptive_runtime.service.models.crashes import crashes_recorded
 from adaptive_runtime.service.models.joining import LOG, CurrentModel, FoundFile, joined_by
+from adaptive_runtime.service.models.placements import PlacedDevices
 from adaptive_runtime.service.models.served import ServedModel
 from adaptive_runtime.service.options import VERSION_DIGITS, BundleOptions
 from adaptive_runtime.service.remembered import ChoiceMemory
@@ -40,7 +41,14 @@ def bundle_served(options: BundleOptions) -> Iterator[ServedModel]:
             format=InferenceFormat.of(current.model),
             version=_digest(options.bundle)[:VERSION_DIGITS],
             memory=memory,
+            devices=_devices(current),
         )
+
+
+def _devices(current: CurrentModel) -> PlacedDevices | None:
+    """What is told of other devices; no other model takes the place of one that has some."""
+    placed = current.model.placed
+    return None if placed is None or not placed.subnets else PlacedDevices(lambda: current.model, placed.subnets)
 
 
 def _crashes(options: BundleOptions) -> AbstractContextManager[Mapping[Variant, str]]:
@@ -91,6 +99,7 @@ def _loaded(
         weights=weights,
         taken_out=taken_out or {},
         after=after,
+        devices=options.devices,
     )
 
 

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.deployed import ModelAnswer, ModelState
+from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.service.inference import InferenceFormat
 from adaptive_runtime.service.load import LoadSource
 from adaptive_runtime.service.recent import ToldDecision
 from adaptive_runtime.service.remembered import ChoiceMemory
 from profiling_agents.messages import Message
+
+Row = TypeVar("Row")
 
 
 class DeviceTold(Message):
@@ -30,11 +33,24 @@ class DeviceTold(Message):
     answered: int
 
 
+def device_told(name: str, state: tuple[str, str], link: MeasuredLink, answered: int) -> DeviceTold:
+    """A device by its state with the reason, and its link."""
+    known = {key: getattr(link, key) for key in ("up_mbps", "down_mbps", "round_trip_ms")}
+    return DeviceTold(name=name, state=state[0], reason=state[1], answered=answered, **known)
+
+
+def rows_after(rows: tuple[Row, ...], last: Row | None) -> tuple[Row, ...]:
+    """The rows after one of them; all where it is not there any more."""
+    at = next((at for at in range(len(rows) - 1, -1, -1) if rows[at] is last), -1)
+    return rows[at + 1 :]
+
+
 class DevicesTold(Message):
     """A SubNet over several devices at one moment. plan: the device of each segment, of the latest request.
 
-    plan_ms, home_ms: predicted now for this plan and for home alone; None: a device of the plan is out. slow_down: of home.
-    changes: of plan, so far. at_home: requests that home has finished against their plan; wrong: answers that checks found so.
+    Where a bundle serves at home, the plan is `home` alone. plan_ms, home_ms: predicted now for this plan and for home alone;
+    None: a device of the plan is out, or none is needed. slow_down: of home. changes: of plan, so far. at_home: requests that
+    home has finished against their plan; wrong: answers that checks found so.
     """
 
     plan: tuple[str, ...]

@@ -6,7 +6,6 @@ Legend: N samples, C channels, H height, W width, K classes.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from adaptive_runtime.pool import Variant
 from adaptive_runtime.pool.memory import resident_mib
 from adaptive_runtime.service.inference import InferenceFormat
 from adaptive_runtime.service.load import LoadWatch
-from adaptive_runtime.service.models.served import DevicesTold, DeviceTold, ServedModel
+from adaptive_runtime.service.models.served import DevicesTold, ServedModel, device_told, rows_after
 from adaptive_runtime.service.options import VERSION_DIGITS, SplitServiceOptions
 from adaptive_runtime.service.recent import ToldDecision
 from adaptive_runtime.split import (
@@ -32,7 +31,6 @@ from adaptive_runtime.split import (
     SplitOptions,
 )
 
-Row = TypeVar("Row")
 LEAST_DEADLINE_MS = 1e-3
 FORM: BundleFormat = "onnx"
 
@@ -119,15 +117,15 @@ class SplitModel:
             at_home=counts.at_home,
             wrong=counts.wrong,
             devices=tuple(
-                _told(name, state, links.get(name, MeasuredLink()), counts.by_device.get(name, 0))
+                device_told(name, state, links.get(name, MeasuredLink()), counts.by_device.get(name, 0))
                 for name, state in self._network.states.items()
             ),
         )
 
     def news(self) -> tuple[ToldDecision, ...]:
         """Changes of plan, and devices that came or went, in the order of their times."""
-        changes = _after(tuple(self._choice.changes), self._told_change)
-        events = _after(self._network.events, self._told_event)
+        changes = rows_after(tuple(self._choice.changes), self._told_change)
+        events = rows_after(self._network.events, self._told_event)
         self._told_change = changes[-1] if changes else self._told_change
         self._told_event = events[-1] if events else self._told_event
         found = [
@@ -139,17 +137,6 @@ class SplitModel:
             ),
         ]
         return tuple(sorted(found, key=lambda one: one.at_s))
-
-
-def _after(rows: tuple[Row, ...], last: Row | None) -> tuple[Row, ...]:
-    """The rows after one of them; all where it is not there any more."""
-    at = next((at for at in range(len(rows) - 1, -1, -1) if rows[at] is last), -1)
-    return rows[at + 1 :]
-
-
-def _told(name: str, state: tuple[str, str], link: MeasuredLink, answered: int) -> DeviceTold:
-    known = {key: getattr(link, key) for key in ("up_mbps", "down_mbps", "round_trip_ms")}
-    return DeviceTold(name=name, state=state[0], reason=state[1], answered=answered, **known)
 
 
 def _format(planned: PlannedSplit) -> InferenceFormat:

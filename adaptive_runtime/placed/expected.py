@@ -1,0 +1,74 @@
+"""What a SubNet over several devices should take now: by links as they are measured, home's load, and the runs so far."""
+
+import time
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import NamedTuple
+
+from adaptive_runtime.links import MeasuredLink
+from adaptive_runtime.links.measures import WeightedMean
+from adaptive_runtime.split import SendingPlan
+from adaptive_runtime.split.replanning import EXACT, ms_per_byte
+from profiling_agents.messages import CODED_BYTES
+
+HALF_S = 10.0
+"""After so long without a run, what runs have shown counts half: a device that was slow is tried again."""
+
+
+class ExpectedPlacement(NamedTuple):
+    """Mean and deviation of a request's latency [ms], and the plan with its links, in words."""
+
+    mean_ms: float
+    deviation_ms: float
+    told: str
+
+
+class RunRatio:
+    """Latencies of runs over what was expected of them: what plans and links do not say, such as load of another device."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._ratios, self._latest_s = clock, WeightedMean(), 0.0
+
+    def add(self, ratio: float) -> None:
+        """Of one more run."""
+        self._ratios.add(ratio)
+        self._latest_s = self._clock()
+
+    @property
+    def now(self) -> tuple[float, float]:
+        """Mean and deviation; (1, 0) before there was a run."""
+        if not self._ratios.count:
+            return 1.0, 0.0
+        left = 0.5 ** ((self._clock() - self._latest_s) / HALF_S)
+        return 1.0 + left * (self._ratios.mean - 1.0), left * self._ratios.deviation
+
+
+def expected(
+    found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float, ratio: tuple[float, float]
+) -> ExpectedPlacement:
+    """Of a plan that can be followed. slow_deviation: of home's slow-down. ratio: mean and deviation of runs so far."""
+    mean, deviation = ratio
+    variance = mean * mean * _variance(found, links, slow_deviation) + (found.latency_ms * deviation) ** 2
+    known = "; ".join(f"{name}: {_link(links[name])}" for name in sorted(found.plan.peers))
+    return ExpectedPlacement(found.latency_ms * mean, sqrt(variance), f"{found.plan.line}; {known}")
+
+
+def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:
+    """Of the latency [ms²], by the spreads of links and of home's slow-down."""
+    share = CODED_BYTES[found.coding] / CODED_BYTES[EXACT]
+    variance = (found.plan.home_ms * slow_deviation) ** 2
+    for name, use in found.plan.links.items():
+        link = links[name]
+        variance += (use.messages * link.round_trip_spread_ms) ** 2
+        for count, mbps, spread in (
+            (use.up_bytes, link.up_mbps, link.up_spread),
+            (use.down_bytes, link.down_mbps, link.down_spread),
+        ):
+            variance += (share * count * ms_per_byte(mbps) * spread) ** 2
+    return variance
+
+
+def _link(link: MeasuredLink) -> str:
+    ways = ("unknown" if mbps is None else f"{mbps:.3g}" for mbps in (link.up_mbps, link.down_mbps))
+    round_trip = "unknown" if link.round_trip_ms is None else f"{link.round_trip_ms:.3g} ms"
+    return f"{' and '.join(ways)} Mbit/s, round trip {round_trip}"

@@ -1,0 +1,146 @@
+"""SubNets of a bundle, each open at home and connected to other devices.
+
+Legend: N samples, C channels, H height, W width.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.bundles import BundledPlacement, OpenBundle
+from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio, expected
+from adaptive_runtime.placed.runtime import NetworkRuntime
+from adaptive_runtime.split import (
+    EnvelopePlacements,
+    PlacementPlans,
+    SplitAnswer,
+    SplitNetwork,
+    SplitOptions,
+    SplitSubNet,
+)
+from adaptive_runtime.split.home import HomeSegments
+
+Array = NDArray[np.float32]
+PATIENCE = 2.0
+"""Where home alone is not in time, it waits so many times as long as other devices are expected to take."""
+LEAST_DEADLINE_MS = 1e-3
+
+
+class PlacedSubNet:
+    """One SubNet. It runs by the fastest plan that sends, as links and home's load are now; home stands in where one fails.
+
+    devices: by the names of the plans. Close it.
+    """
+
+    def __init__(
+        self, split: SplitSubNet, plans: PlacementPlans, devices: Mapping[str, DeviceAddress], options: SplitOptions
+    ) -> None:
+        self.choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
+        self._home, self._options = HomeSegments(split), options
+        self.network = SplitNetwork(split, devices, self.choice, options, self._home)
+        self._last = len(split.subnet.segments) - 1
+        self._batch = split.subnet.shapes[split.subnet.input][0]
+        self._ratio = RunRatio()
+        self._expected: ExpectedPlacement | None = None
+
+    def expected(self, slow_down: float, deviation: float) -> ExpectedPlacement | None:
+        """What a request takes now, by this slow-down of home and its deviation. None: no other device can take part."""
+        links = self.network.links
+        self.choice.known_slow_down = slow_down
+        found = self.choice.sending(links, slow_down)
+        self._expected = None if found is None else expected(found, links, deviation, self._ratio.now)
+        return self._expected
+
+    def runs(self, within_ms: float | None) -> NetworkRuntime:
+        """What runs one request, within a time as far as home alone is in time, too."""
+        return NetworkRuntime(self._batch, partial(self._infer, within_ms))
+
+    @property
+    def missing(self) -> str:
+        """Why no other device takes part, in words."""
+        states = self.network.states.items()
+        lines = (f"{name} is {state}" + (f" ({why})" if why else "") for name, (state, why) in states if state != "in")
+        return ", ".join(lines) or "nothing is known of its links yet"
+
+    def close(self) -> None:
+        """End the connections."""
+        self.network.close()
+
+    def _infer(self, within_ms: float | None, x_NCHW: Array) -> SplitAnswer:
+        """AdaptiveError: home has failed."""
+        known = self._expected
+        answer = self.network.infer(x_NCHW, self._deadline_ms(within_ms, known))
+        if known is not None and answer.at_home is None:
+            self._ratio.add(answer.latency_ms * self._ratio.now[0] / known.mean_ms)
+        return answer
+
+    def _deadline_ms(self, within_ms: float | None, known: ExpectedPlacement | None) -> float:
+        """By which home has finished the request where other devices have not.
+
+        A budget that home alone does not keep is left to the others: home waits for them as long as is usual, and then begins.
+        """
+        options = self._options
+        deviations = options.deviations
+        alone_ms = self._home.predicted_ms(0, self._last, deviations) + options.spare_ms
+        usual_ms = 0.0 if known is None else PATIENCE * known.mean_ms + deviations * known.deviation_ms
+        return max(within_ms or 0.0, alone_ms + usual_ms, LEAST_DEADLINE_MS)
+
+
+class PlacedSubNets:
+    """Those of a bundle that may run on some devices, by digest. Close them."""
+
+    def __init__(self, subnets: Mapping[str, PlacedSubNet]) -> None:
+        self.subnets = MappingProxyType(dict(subnets))
+
+    @classmethod
+    def open(
+        cls, bundle: OpenBundle, devices: Mapping[str, DeviceAddress], options: SplitOptions | None = None
+    ) -> "PlacedSubNets":
+        """All SubNets of which plans name one of the devices.
+
+        AdaptiveError in one line: the bundle has none, no plan names a device, or a file is damaged.
+        """
+        given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
+        _check(bundle, given, devices)
+        with ExitStack() as stack:
+            found = {}
+            for digest, placement in given.items():
+                own = {name: one for name, one in devices.items() if name in placement.devices}
+                if own:
+                    found[digest] = _opened(bundle, placement, own, options or SplitOptions())
+                    stack.callback(found[digest].close)
+            stack.pop_all()
+        return cls(found)
+
+    def close(self) -> None:
+        """End all connections."""
+        for one in self.subnets.values():
+            one.close()
+
+
+def _check(bundle: OpenBundle, given: Mapping[str, BundledPlacement], devices: Mapping[str, DeviceAddress]) -> None:
+    """AdaptiveError: a device that no plan of the bundle names."""
+    if not given:
+        got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
+        raise AdaptiveError(str(bundle.folder), got, next_step=next_step)
+    known = sorted({name for one in given.values() for name in one.devices})
+    for name in devices:
+        if name not in known:
+            raise AdaptiveError(f"device '{name}'", "no plan of the bundle names it", allowed=", ".join(known))
+
+
+def _opened(
+    bundle: OpenBundle, placement: BundledPlacement, devices: Mapping[str, DeviceAddress], options: SplitOptions
+) -> PlacedSubNet:
+    files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
+    bundle.verified(*files)
+    home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
+    split = SplitSubNet.open(bundle.folder, placement.segments, home)
+    return PlacedSubNet(split, PlacementPlans.read(bundle.folder / placement.plans, split), devices, options)

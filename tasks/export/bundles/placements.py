@@ -1,0 +1,98 @@
+"""SubNets of a bundle over several devices: segments with weights of their own, and the plans among which home changes.
+
+[SubNets over devices in a bundle](docs/partition.md#in-a-bundle) shows how they are asked for.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adaptive_runtime.bundles import BundledPlacement
+from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest
+from adaptive_runtime.split import PLANS_FILE, PlannedPlacement
+from tailor_ir import Choice, Statistics, SuperNet
+from tasks.artifacts import write_bytes
+from tasks.partition.ahead import PlacedCosts
+from tasks.partition.plans import write_plans
+from tasks.partition.settings import Settings as PartitionSettings
+from tasks.partition.tables import DeviceTimes
+
+PREFIX = "placed"
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlacements:
+    """What SubNets over devices are made of. tables: of `settings.devices`, home first. errors: by digest, of the SubNets that
+    the bundle has so, the standard deviation of their latencies, relative. threads: of the runtime at home. ncnn: with files of
+    it.
+    """
+
+    tables: Sequence[DeviceTimes]
+    settings: PartitionSettings
+    errors: Mapping[str, float]
+    threads: int = 1
+    ncnn: bool = False
+
+    def write(
+        self, net: SuperNet, config: Mapping[str, Choice], statistics: Statistics | None, folder: Path
+    ) -> BundledPlacement | None:
+        """Write the files of a SubNet into a bundle's folder; None: it is not to be there, or sends nothing under any link.
+
+        UserError: as `write_plans`.
+        """
+        digest = net.space.digest(config)
+        if digest not in self.errors:
+            return None
+        with tempfile.TemporaryDirectory(prefix="autotailor-placed-") as name:
+            scratch = Path(name)
+            given = net, config, self.tables, self.settings, scratch
+            plans = write_plans(*given, threads=self.threads, statistics=statistics, ncnn=self.ncnn)
+            costs = PlacedCosts.of(plans.plans, self.settings)
+            if costs is None:
+                return None
+            manifest = _renamed(ChainManifest.read(scratch / SEGMENTS_FILE), f"{digest}.{PREFIX}")
+            for before, after in zip(ChainManifest.read(scratch / SEGMENTS_FILE).files, manifest.files, strict=True):
+                shutil.copyfile(scratch / before, folder / after)
+            segments, ahead = f"{digest}.{PREFIX}.{SEGMENTS_FILE}", f"{digest}.{PREFIX}.{PLANS_FILE}"
+            write_bytes(folder / segments, manifest.to_json().encode())
+            shutil.copyfile(scratch / PLANS_FILE, folder / ahead)
+        return _described(segments, ahead, manifest, plans.plans, costs, self.errors[digest])
+
+
+def _renamed(manifest: ChainManifest, prefix: str) -> ChainManifest:
+    """The same whose files have other names, in the same order."""
+    names = {name: f"{prefix}.{name}" for name in manifest.files}
+    segments = tuple(
+        one.model_copy(
+            update={
+                "file": names[str(one.file)],
+                "ncnn": None if one.ncnn is None else (names[one.ncnn[0]], names[one.ncnn[1]]),
+            }
+        )
+        for one in manifest.segments
+    )
+    files = {names[name]: digest for name, digest in manifest.files.items()}
+    return manifest.model_copy(update={"segments": segments, "files": files})
+
+
+def _described(
+    segments: str,
+    ahead: str,
+    manifest: ChainManifest,
+    plans: Sequence[PlannedPlacement],
+    costs: PlacedCosts,
+    error: float,
+) -> BundledPlacement:
+    return BundledPlacement(
+        segments=segments,
+        plans=ahead,
+        files=tuple(manifest.files),
+        devices=tuple(sorted({name for plan in plans for name in plan.peers})),
+        bandwidth_mbps=costs.bandwidth_mbps,
+        latency_ms=costs.latency_ms,
+        latency_error=error,
+        home_share=costs.home_share,
+        sent_mj=costs.sent_mj,
+    )

@@ -1,0 +1,150 @@
+"""A bundle whose table has rows over devices: one decision chooses among them and those at home, while devices come and go."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+import adaptive_runtime
+from adaptive_runtime import AdaptingOptions
+from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.choice import read_log, replay
+from adaptive_runtime.deployed import DeployedModel
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.pool import Variant
+from tests.agents.agent_processes import TOKEN
+from tests.links.devices import serving
+from tests.runtime.bundled import answers_of_files
+from tests.runtime.placed import LARGE_MJ, SERVER, PlacedBundle, write_placed_bundle
+from tests.runtime.service_process import INFER, body, refused, served, soon
+from tests.threads import beside
+
+BUDGET_MS = 60_000.0
+FRUGAL = "energy first"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> PlacedBundle:
+    return write_placed_bundle(tmp_path_factory.mktemp("placed") / "bundle")
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture
+def loaded(bundle: PlacedBundle, tmp_path: Path) -> Iterator[tuple[DeployedModel, DeviceAddress]]:
+    """The bundle with a device that is in, which decides by energy, and a record of its decisions."""
+    options = AdaptingOptions(decisions=tmp_path / "decisions.jsonl")
+    with serving() as device:
+        devices = {SERVER: device.address}
+        with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=options, policy=FRUGAL, devices=devices) as model:
+            yield model, device.address
+
+
+def test_the_table_has_rows_over_devices_beside_those_at_home(bundle: PlacedBundle) -> None:
+    manifest = bundle.manifest
+    home = BundleVariants.of(manifest, "onnx")
+    every = BundleVariants.of(manifest, "onnx", placed=[bundle.large])
+    assert every.variants == (*home.variants, Variant(bundle.large, placed=True))
+    row, table = len(home.variants), every.table
+    placement = manifest.subnets[0].placement
+    assert placement is not None
+    assert placement.sent_mj is not None
+    assert table.names[row] == f"{bundle.large} over devices"
+    assert (table.accuracy[row], table.latency_ms[row]) == (table.accuracy[0], placement.latency_ms)
+    assert table.energy_mj is not None
+    assert table.energy_mj[row] == LARGE_MJ * placement.home_share + placement.sent_mj
+    assert table.energy_mj[row] < table.energy_mj[1] < table.energy_mj[0]
+    assert table.load_class is not None
+    assert table.load_class[row] not in table.load_class[:row]
+    assert every.home_of == {row: 0}
+
+
+def test_one_decision_chooses_a_subnet_over_devices_and_says_why(
+    bundle: PlacedBundle, loaded: tuple[DeployedModel, DeviceAddress], tmp_path: Path
+) -> None:
+    model, _ = loaded
+    assert soon(lambda: model.infer(bundle.x).devices == (SERVER,))
+    found = model.infer(bundle.x)
+    assert model.state.serving == Variant(bundle.large, placed=True)
+    expected = answers_of_files(bundle.manifest, bundle.folder, bundle.x)[bundle.large, None]
+    assert np.abs(found.logits - expected).max() <= 1e-4 * np.abs(expected).max()
+    adaptation = model.adaptation
+    assert adaptation is not None
+    rows = read_log(tmp_path / "decisions.jsonl")[0].decisions
+    (chosen,) = [
+        one.decision for one in rows if one.decision.step in ("start", "up") and "devices" in one.decision.name
+    ]
+    assert chosen.name == f"{bundle.large} over devices"
+    assert f"({SERVER} 0" in chosen.reason
+    assert "Mbit/s, round trip" in chosen.reason
+    model.close()
+    assert replay(tmp_path / "decisions.jsonl", adaptation.variants.table, adaptation.policy) == len(rows)
+
+
+def test_rows_at_home_answer_while_the_device_is_gone_and_it_is_chosen_again_when_it_is_back(
+    bundle: PlacedBundle, token: Path, tmp_path: Path
+) -> None:
+    with serving() as device:
+        port = urlsplit(device.url).port
+        words = ["--budget-ms", str(BUDGET_MS), "--policy", FRUGAL, "--device", f"{SERVER}=127.0.0.1:{port}"]
+        words += ["--device-token", f"{SERVER}={token}"]
+        with served(bundle.folder, tmp_path / "log", *words) as home:
+            statuses, over = list[int](), threading.Event()
+
+            def told() -> dict[str, str]:
+                response = home.http.post(INFER, **body(bundle.x))
+                statuses.append(response.status_code)
+                parameters: dict[str, str] = response.json()["parameters"]
+                return parameters
+
+            assert soon(lambda: told().get("devices") == SERVER)
+            with beside(lambda: [told() for _ in iter(over.is_set, True)], over=over):
+                device.process.kill()
+                device.process.wait()
+                assert soon(lambda: told()["subnet"] == bundle.small)
+            state = home.state()
+            assert [one["state"] for one in state["split"]["devices"]] != ["in"]
+            assert state["split"]["plan"] == ["home"]
+            reasons = [one["reason"] for one in state["decisions"] if one["step"] == "down"]
+            assert any(f"over devices (100.00%) cannot run: {SERVER} is out" in one for one in reasons)
+            with serving("onnxruntime", "--port", str(port)):
+                assert soon(lambda: told().get("devices") == SERVER)
+                split = home.state()["split"]
+                assert SERVER in split["plan"]
+                assert 'autotailor_device_in{device="server"} 1.0' in home.http.get("/metrics").text
+            assert set(statuses) == {200}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "devices: the model does not adapt; let it adapt, or leave devices out"),
+        (
+            ("--adapts", "--device", "board=127.0.0.1:2"),
+            "device 'board': no plan of the bundle names it; allowed: server",
+        ),
+        (("--adapts", "--coding", "int8"), "--coding int8: is not of bundles; allowed: fp32"),
+    ],
+)
+def test_devices_that_can_take_no_part_are_one_line(
+    words: tuple[str, ...], line: str, bundle: PlacedBundle, token: Path
+) -> None:
+    given = ("--budget-ms", "5", "--device", f"{SERVER}=127.0.0.1:1", "--device-token", f"{SERVER}={token}")
+    named = ("--device-token", f"board={token}") if "board=127.0.0.1:2" in words else ()
+    assert line in refused("serve", str(bundle.folder), "--port", "0", *given, *words, *named)
+
+
+def test_a_bundle_without_placements_is_refused(plain_bundle: Path) -> None:
+    devices = {SERVER: DeviceAddress(url="tcp://127.0.0.1:1", token=TOKEN)}
+    with pytest.raises(AdaptiveError, match=r"has no SubNets for several devices; export it with export\.placed=true"):
+        adaptive_runtime.load(plain_bundle, 5.0, adapts=True, devices=devices)
