@@ -2,6 +2,7 @@
 
 from flows.config.deploy import DeployConfig
 from flows.config.device import DeviceProfile, SshSettings
+from flows.config.placed import leveled
 from flows.config.run import EXPORTS_FOLDER, AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
 from flows.config.together import sharing
 from flows.config.until import AdaptStage, RunStage
@@ -18,5 +19,6 @@ __all__ = [
     "RunStage",
     "SshSettings",
     "TrackingSettings",
+    "leveled",
     "sharing",
 ]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from flows.config.abilities import check_abilities
 from flows.config.device import DeviceName, DeviceProfile
+from flows.config.placed import check_placed
 from flows.config.space import SpaceSelectors
 from flows.config.together import check_together, sharing
 from profiling_agents.messages import MeasureSettings, one_line
@@ -170,6 +171,11 @@ class CommonConfig(BaseModel):
     @model_validator(mode="after")
     def _devices_together_share_a_bundle(self) -> Self:
         check_together(self.device, self.export)
+        return self
+
+    @model_validator(mode="after")
+    def _a_bundle_is_placed_over_devices(self) -> Self:
+        check_placed(self.device, self.export, self.partition)
         return self
 
     @model_validator(mode="after")

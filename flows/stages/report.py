@@ -7,7 +7,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.config import AdaptConfig, FlowConfig
+from flows.config import AdaptConfig, FlowConfig, leveled
 from flows.pages.publish import publish_report
 from flows.run import Run
 from flows.session import plain_config
@@ -70,7 +70,7 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
         compared=_folder(outputs, "compared", name),
         engine=_folder(outputs, "engine", name),
         policy=_folder(outputs, "policy", name),
-        levels=_folder(outputs, "front", name) if name in config.export.together else None,
+        levels=_folder(outputs, "front", name) if name in leveled(config.export, config.partition) else None,
     )
 
 

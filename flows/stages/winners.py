@@ -16,6 +16,7 @@ from flows.pages.tables import exported_rows, front_rows
 from flows.results import of
 from flows.run import Output
 from flows.stages.inputs import content_of
+from flows.stages.placed import is_placed, placed_files, placed_settings, placements
 from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
 from profiling_agents.client import AgentClient
 from tasks.artifacts import digest_of, key_settings
@@ -302,7 +303,8 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
     others = pool if at.config.export.replacements else ()
     made_from = dict(provenance.network), dict(provenance.digests)
     rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
-    levels = (at.file("front", LEVELS_FILE), *map(at.fingerprint_of, _others(at))) if _others(at) else ()
+    levels = (at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()
+    levels = (*levels, *map(at.fingerprint_of, _others(at)), *placed_files(at))
     adapted = sorted(map(content_of, at.config.export.adapted))
     return (
         at.fingerprint,
@@ -336,11 +338,20 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
     found, settings, formats = chosen(at)[at.device].folder, at.config.export, _formats(at)
     if at.device in sharing(settings):
         settings = settings.model_copy(update={"bundle": False, "blocks": False, "adaptable": False})
+    placed = placements(at)
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
         data, provenance = _images(at.config), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
         implementations = ChosenImplementations.read(at.implementations())
-        known = _substitutes(at), implementations, _policies(at), at.config.policy.rules, formats, _elsewhere(at)
+        known = (
+            _substitutes(at),
+            implementations,
+            _policies(at),
+            at.config.policy.rules,
+            formats,
+            _elsewhere(at),
+            placed,
+        )
         return tasks.export.run(settings, *given, *known)
 
 
@@ -393,6 +404,7 @@ EXPORT = StageSpec(
         "rules": _Given(at, at.device).settings,
         "recalibration_images": at.config.predict.recalibration_images,
         "examples": digest_of(tasks.export.EXAMPLES),
+        **placed_settings(at),
         **({"policy": at.config.policy.rules} if at.config.export.bundle and at.config.policy.rules else {}),
     },
     inputs=_export_inputs,

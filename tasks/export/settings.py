@@ -48,6 +48,10 @@ class Settings(TimingSettings):
         description="device -> devices of the run that are the same machine in another runtime or precision: its bundle has "
         "the SubNets in their formats, too",
     )
+    placed: bool = Field(
+        False,
+        description="the bundle of partition.devices' first has SubNets over the others, too, where some link prefers them",
+    )
     bundle_key: Path | None = Field(
         None,
         description="file with a secret of 16 bytes or more, by which the bundle's manifest is signed (HMAC-SHA256)",
@@ -75,6 +79,12 @@ class Settings(TimingSettings):
     def _adaptable_is_a_bundle(self) -> Self:
         if self.adaptable and not self.bundle:
             raise ValueError("adaptable=true with bundle=false: SubNets of a bundle adapt; allowed: bundle=true")
+        return self
+
+    @model_validator(mode="after")
+    def _placed_is_a_bundle(self) -> Self:
+        if self.placed and not self.bundle:
+            raise ValueError("placed=true with bundle=false: rows of a bundle are placed; allowed: bundle=true")
         return self
 
     @model_validator(mode="after")

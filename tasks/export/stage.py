@@ -26,6 +26,7 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accur
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
 from tasks.export.bundles import (
+    BundlePlacements,
     FurtherFormat,
     require_adaptable,
     require_blocks,
@@ -62,7 +63,7 @@ from tasks.schemas.exports import (
     Exports,
     MissedWinner,
 )
-from tasks.schemas.front import FRONT_FILE, Winner
+from tasks.schemas.front import FRONT_FILE, Front, Winner
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 from tasks.schemas.stored import StageResult
 from tasks.search import read_front
@@ -70,6 +71,8 @@ from tasks.search import read_front
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
 EVALUATED_FILE = "winners_evaluated_{}.jsonl"
+OfBundle = tuple[Mapping[str, SubnetPolicy], str | None, Sequence[FurtherFormat], Adapted, BundlePlacements | None]
+"""What a bundle has besides: policies, rules, further formats, SubNets that have adapted, and those over devices."""
 ROUNDS = 2
 """Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.measuring.calm`)."""
 
@@ -91,20 +94,19 @@ def run(
     rules: str | None = None,
     formats: Sequence[FurtherFormat] = (),
     elsewhere: Collection[str] = (),
+    placements: BundlePlacements | None = None,
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
-    `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX file;
-    NCNN files have none. `provenance`: for the model cards. The caller holds the device's lease. What an earlier call finished
-    is not done again. Winners are always timed here, others come from the store. `substitutes`: SubNets for missed budgets.
-    `implementations`: of operators there; UserError for those that it has not. `policies`: of SubNets, for their chains.
-    `rules`: by which a device with the bundle chooses. `formats`: further ones of it. AgentError when it is gone; call again.
-    `elsewhere`: winners of other devices, whose side files are none of this one's. UserError for side files of no winner.
+    `data`: split -> images to state the accuracy on; those of the first check the files. `batch`: samples of an ONNX file.
+    `provenance`: for the model cards. The caller holds the device's lease. What an earlier call finished is not done again.
+    Winners are always timed here, others come from the store. `substitutes`: for missed budgets. `implementations`: of
+    operators; UserError for those that are not there. `policies`: of SubNets. `rules`, `formats`, `placements`: of the bundle.
+    AgentError when it is gone; call again. `elsewhere`: winners of other devices. UserError for side files of no winner.
     """
     front, device = read_front(search / FRONT_FILE), client.capabilities()
     _require(settings, net := tailor_ir.load(supernet, batch=batch), device, implementations)
-    files, known = read_side_files(settings.adapted), next(iter(data.values()))
-    adapted = adapted_winners(files, net, front.winners, elsewhere, known)
+    adapted = _adapted(settings, net, front, elsewhere, data)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
@@ -116,12 +118,13 @@ def run(
         exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, exits)
         done = exporter.export_all(winners, measured, progress)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
+    of_bundle = exits, rules, formats, adapted, placements
     return Exports(
         device=device,
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=largest_of(measured),
-        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, exits, rules, formats, adapted),
+        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, of_bundle),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
 
@@ -133,6 +136,14 @@ def _require(settings: Settings, net: SuperNet, device: Capabilities, implementa
     require_exits(settings, net)
     require_blocks(settings, net)
     require_adaptable(settings, net)
+
+
+def _adapted(
+    settings: Settings, net: SuperNet, front: Front, elsewhere: Collection[str], data: Mapping[str, EvaluationData]
+) -> Adapted:
+    """Winners that have adapted, by their side files."""
+    files, known = read_side_files(settings.adapted), next(iter(data.values()))
+    return adapted_winners(files, net, front.winners, elsewhere, known)
 
 
 def _still_true(policies: Sequence[SubnetPolicy], adapted: Adapted) -> dict[str, SubnetPolicy]:
@@ -167,17 +178,15 @@ def _bundle(
     progress: Progress,
     store: SubNetStore,
     device: Capabilities,
-    policies: Mapping[str, SubnetPolicy],
-    rules: str | None,
-    formats: Sequence[FurtherFormat],
-    adapted: Adapted,
+    of_bundle: OfBundle,
 ) -> dict[str, Any]:
     """The bundle as a field, where one is wanted."""
     if not settings.bundle:
         return {}
     images, known = next(iter(data.values())), _replaced(settings, net, supernet, data, out, progress, store)
-    given = (settings, net, cards, images, out, progress, device, policies, known, rules, formats, adapted)
-    return {"bundle": write_bundle(*given)}
+    return {
+        "bundle": write_bundle(settings, net, cards, images, out, progress, device, of_bundle[0], known, *of_bundle[1:])
+    }
 
 
 def _replaced(

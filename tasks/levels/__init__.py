@@ -1,7 +1,8 @@
-"""Stage "front": the levels of one device as one table: SubNet, exit, and format with its runtime and precision."""
+"""Stage "front": the levels of a device as one table: SubNet, exit, format (runtime and precision), and other devices."""
 
-from tasks.levels.devices import LevelDevice
+from tasks.levels.devices import LevelDevice, latency_error_of
+from tasks.levels.placed import OtherDevices
 from tasks.levels.rows import LEVELS_FILE, LevelRow, Levels
 from tasks.levels.stage import run
 
-__all__ = ["LEVELS_FILE", "LevelDevice", "LevelRow", "Levels", "run"]
+__all__ = ["LEVELS_FILE", "LevelDevice", "LevelRow", "Levels", "OtherDevices", "latency_error_of", "run"]

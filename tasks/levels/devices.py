@@ -85,5 +85,10 @@ class LevelDevice:
     @property
     def latency_error(self) -> float:
         """Relative standard deviation of predicted latencies, by SubNets that were held out."""
-        median = LatencyValidation.read(self.latency / LATENCY_VALIDATION_FILE).held_out.median_relative_error
-        return UNKNOWN_ERROR if median is None else SIGMA_OF_MEDIAN * median
+        return latency_error_of(self.latency)
+
+
+def latency_error_of(latency: Path) -> float:
+    """The same of a device whose stage "latency" has this folder."""
+    median = LatencyValidation.read(latency / LATENCY_VALIDATION_FILE).held_out.median_relative_error
+    return UNKNOWN_ERROR if median is None else SIGMA_OF_MEDIAN * median

@@ -16,8 +16,8 @@ class LevelRow(Named):
 
     early: samples leave by thresholds. accuracy: on validation images; accuracy_error: its standard deviation. latency_error:
     standard deviation of the latency, relative; of early answers their spread over samples. energy_mj: of one sample; None:
-    unknown. on_front: no other row is at least as accurate, fast, frugal and small, and better in one of them. kept: some
-    state of the device prefers it, as the run time chooses.
+    unknown. over: the other devices that take part, besides home. on_front: no other row is at least as accurate, fast, frugal
+    and small, and better in one of them. kept: some state of the device prefers it, as the run time chooses.
     """
 
     device: str
@@ -29,6 +29,7 @@ class LevelRow(Named):
     latency_ms: float = Field(gt=0)
     latency_error: float = Field(ge=0)
     energy_mj: float | None = None
+    over: tuple[str, ...] = ()
     weights_mib: float = Field(ge=0)
     activations_mib: float = Field(ge=0)
     on_front: bool = False
@@ -43,7 +44,7 @@ class LevelRow(Named):
     def name(self) -> str:
         """The combination in words; no two rows have one name."""
         ending = " by thresholds" if self.early else "" if self.exit is None else f" up to {self.exit}"
-        return f"{self.digest} in {self.format}{ending}"
+        return f"{self.digest} in {self.format}{ending}{' over devices' if self.over else ''}"
 
     def figures(self, split: str) -> NetFigures:
         """What a bundle says of a whole SubNet in the format; the accuracy is of `split`."""
@@ -83,4 +84,10 @@ class Levels(Stored):
 
     def whole(self, form: BundleFormat) -> dict[str, LevelRow]:
         """Of a format the rows of whole SubNets, by digest."""
-        return {row.digest: row for row in self.rows if row.format == form and row.exit is None and not row.early}
+        rows = (row for row in self.rows if row.format == form and not row.over)
+        return {row.digest: row for row in rows if row.exit is None and not row.early}
+
+    @property
+    def placed(self) -> dict[str, LevelRow]:
+        """The kept rows over devices, by digest."""
+        return {row.digest: row for row in self.rows if row.over and row.kept}

@@ -17,6 +17,7 @@ from adaptive_runtime.shares import clipped_share
 from tasks.exits.policies import SubnetPolicy
 from tasks.levels.devices import LevelDevice, PredictedCosts
 from tasks.levels.exits import with_exits
+from tasks.levels.placed import OtherDevices, PlacedLevel, preferred
 from tasks.levels.rows import LEVELS_FILE, LevelRow, Levels, MissingLevel
 from tasks.schemas.front import Front, Winner
 from tasks.schemas.stored import StageResult
@@ -25,9 +26,17 @@ NO_LATENCY = "an operator of it has no latency in this format"
 
 
 def run(
-    supernet: Path, front: Front, devices: Sequence[LevelDevice], policies: Sequence[SubnetPolicy], out: Path
+    supernet: Path,
+    front: Front,
+    devices: Sequence[LevelDevice],
+    policies: Sequence[SubnetPolicy],
+    out: Path,
+    others: OtherDevices | None = None,
 ) -> StageResult:
-    """Write and return `levels.json`. devices: the first one has the bundle, and `front` and `policies` are of it."""
+    """Write and return `levels.json`. devices: the first one has the bundle, and `front` and `policies` are of it.
+
+    others: devices over which the first one's SubNets may run, too. UserError: they cannot.
+    """
     net = tailor_ir.load(supernet)
     winners = list({winner.digest: winner for winner in front.winners}.values())
     codes = np.asarray(net.space.encode([winner.config for winner in winners]))
@@ -36,6 +45,7 @@ def run(
     energy_from = next(iter(sources)) if len(sources) == 1 else None
     exits = {policy.digest: policy for policy in policies}
     rows: list[LevelRow] = []
+    placed: list[PlacedLevel] = []
     left_out: list[MissingLevel] = []
     for at, winner in enumerate(winners):
         known = [device for device in devices if costs[device.name].known[at]]
@@ -43,11 +53,16 @@ def run(
         own = whole[0]  # the first device's own search has found the SubNet, so its latency is known there
         for row in whole:
             rows += with_exits(row, own, exits.get(winner.digest))
+        if others is not None and (over := others.level(net, own)) is not None:
+            placed.append(over)
         missing = [device.form for device in devices if device not in known]
         left_out += [MissingLevel(digest=winner.digest, format=form, reason=NO_LATENCY) for form in missing]
+    every, is_kept = [*rows, *(one.row for one in placed)], kept(rows).tolist()
+    if others is not None:
+        is_kept += preferred(rows, placed, others.settings).tolist()
     judged = [
-        row.model_copy(update={"on_front": bool(is_best), "kept": bool(is_kept)})
-        for row, is_best, is_kept in zip(rows, on_front(rows), kept(rows), strict=True)
+        row.model_copy(update={"on_front": bool(is_best), "kept": preferred_by_some})
+        for row, is_best, preferred_by_some in zip(every, on_front(every), is_kept, strict=True)
     ]
     found = Levels(device=devices[0].name, energy_from=energy_from, rows=tuple(judged), left_out=tuple(left_out))
     return found.write(out / LEVELS_FILE)

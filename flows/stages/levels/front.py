@@ -1,4 +1,4 @@
-"""The levels of a device that is several devices of the run: one table over SubNets, exits and formats."""
+"""The levels of a device in one table: SubNets, exits, formats where it is several devices of the run, and other devices."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import tasks.levels
+from flows.config import leveled
 from flows.pages import levels as facts
 from flows.results import of
+from flows.stages.placed import other_devices, placed_files, placed_settings
 from flows.stages.spec import Context, Scope, StageSpec
 from flows.stages.winners import chosen
 from tasks.exits.policies import POLICIES_FILE, Policies
@@ -21,12 +23,12 @@ from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.schemas.resources import RESOURCES_FILE
 from tasks.schemas.stored import StageResult
 
-TOGETHER = Scope(labels=lambda config: tuple(config.export.together))
+LEVELED = Scope(labels=lambda config: leveled(config.export, config.partition))
 
 
 def _names(at: Context) -> tuple[str, ...]:
     """The device that has the bundle, then the others."""
-    return at.device, *at.config.export.together[at.device]
+    return at.device, *at.config.export.together.get(at.device, ())
 
 
 def _devices(at: Context) -> Sequence[LevelDevice]:
@@ -49,13 +51,13 @@ def _device(at: Context, name: str) -> LevelDevice:
 def _front(at: Context, out: Path, progress: Progress) -> StageResult:
     front = Front.read(chosen(at)[at.device].folder / FRONT_FILE)
     policies = Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
-    return tasks.levels.run(at.trained, front, _devices(at), policies, out)
+    return tasks.levels.run(at.trained, front, _devices(at), policies, out, other_devices(at))
 
 
 def _settings(at: Context) -> dict[str, Any]:
     config = at.config
     rows = ((name, config.device[name].bundle_format, config.limited_memory_of(name)) for name in _names(at))
-    return {"levels": [[name, form, asdict(rules)] for name, form, rules in rows]}
+    return {"levels": [[name, form, asdict(rules)] for name, form, rules in rows], **placed_settings(at)}
 
 
 def _inputs(at: Context) -> tuple[Any, ...]:
@@ -72,14 +74,14 @@ def _inputs(at: Context) -> tuple[Any, ...]:
         )
     ]
     policies = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
-    return at.trained, chosen(at)[at.device].folder / FRONT_FILE, *files, *policies
+    return at.trained, chosen(at)[at.device].folder / FRONT_FILE, *files, *policies, *placed_files(at)
 
 
 FRONT = StageSpec(
     name="front",
     body=_front,
-    scope=TOGETHER,
-    needs=("finetune", "sensitivities", "latency", "resources", "search"),
+    scope=LEVELED,
+    needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
     reads=("int8", "refine", "policy"),
     modules=("tasks.levels",),
     settings=_settings,
@@ -87,6 +89,6 @@ FRONT = StageSpec(
     artifacts=lambda at: (LEVELS_FILE,),
     facts=of(Levels, facts.levels),
     details=of(Levels, facts.left_out),
-    wanted=lambda config, until: bool(config.export.together),
+    wanted=lambda config, until: bool(leveled(config.export, config.partition)),
 )
-"""Each combination of SubNet, exit and format on one device, and those that some state of it prefers."""
+"""Each combination of SubNet, exit, format and other devices on one device, and those that some state of it prefers."""

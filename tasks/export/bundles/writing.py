@@ -54,6 +54,7 @@ from tasks.export.bundles.adaptable import (
 )
 from tasks.export.bundles.blocks import block_statistics, write_blocks
 from tasks.export.bundles.formats import RUNTIMES, WITH_CHAIN, FurtherFormat
+from tasks.export.bundles.placements import BundlePlacements
 from tasks.export.bundles.rows import subnet_row
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
 from tasks.export.card import preparation
@@ -82,19 +83,20 @@ def write_bundle(
     rules: str | None = None,
     formats: Sequence[FurtherFormat] = (),
     adapted: Adapted | None = None,
+    placements: BundlePlacements | None = None,
 ) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
 
     policies: by digest those of SubNets with exits. accuracies: by split and digest those that segments of blocks are told
     with. rules: by which the device chooses. formats: in which SubNets are there, too. `bytes_alone`: of the ONNX files, where
-    these were exported. adapted: SubNets that are there as they have adapted. The folder is there whole, or not at all.
-    UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
+    these were exported. adapted: SubNets that are there as they have adapted. placements: SubNets over devices. The folder is
+    there whole, or not at all. UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
     """
     _check(settings, images.problem)
     final, partial, key = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial", _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    of_subnets = policies or {}, accuracies or {}, rules, formats, adapted or {}
+    of_subnets = policies or {}, accuracies or {}, rules, formats, adapted or {}, placements
     writer = _Writer(settings, net, images, out, partial, device, *of_subnets)
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
@@ -110,15 +112,20 @@ def write_bundle(
         write_bytes(partial / SIGNATURE_FILE, f"{signature(content, key)}\n".encode())
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]
     return Bundle(
         state="ok",
         folder=BUNDLE_FOLDER,
         bytes=sum(file.stat().st_size for file in final.iterdir()),
-        bytes_alone=None if None in alone else sum(size for size in alone if size is not None),
+        bytes_alone=_bytes_alone(cards),
         relative_difference=difference,
         tolerance=allowed,
     )
+
+
+def _bytes_alone(cards: Sequence[Card]) -> int | None:
+    """Of the ONNX files; None: not all of them were exported."""
+    alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]
+    return None if None in alone else sum(size for size in alone if size is not None)
 
 
 def _check(settings: Settings, problem: LearningProblem) -> None:
@@ -153,6 +160,7 @@ class _Writer:
     rules: str | None
     formats: Sequence[FurtherFormat]
     adapted: Adapted
+    placements: BundlePlacements | None
     broken: list[str] = field(default_factory=list)
     of_blocks: dict[str, float] = field(default_factory=dict)
 
@@ -241,7 +249,12 @@ class _Writer:
         nets |= self._further(card, nets, chains.get("ncnn"), (inputs, expected))
         policy = self.policies.get(card.digest)
         manifest, thresholds = (None, None) if best is None else (best.manifest, best.thresholds)
-        return subnet_row(self.net, card, nets, manifest, thresholds, policy)
+        row = subnet_row(self.net, card, nets, manifest, thresholds, policy)
+        if self.placements is None:
+            return row
+        return row.model_copy(
+            update={"placement": self.placements.write(self.net, card.config, statistics, self.folder)}
+        )
 
     def _further(
         self,

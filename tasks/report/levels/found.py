@@ -24,4 +24,5 @@ def levels(folder: Path | None) -> Row | None:
 
 def _row(row: LevelRow) -> Row:
     answers = "by thresholds" if row.early else "whole" if row.exit is None else f"up to {row.exit}"
+    answers = f"over {', '.join(row.over)}" if row.over else answers
     return {**row.model_dump(mode="json", exclude={"config"}), "answers": answers, "memory_mib": row.memory_mib}

@@ -1,0 +1,65 @@
+"""The tables of the devices of `partition.devices`, for the bundle of the first one."""
+
+from pathlib import Path
+from typing import Any
+
+from flows.stages.spec import Context
+from tasks.export.bundles import BundlePlacements
+from tasks.levels import LEVELS_FILE, Levels, OtherDevices, latency_error_of
+from tasks.partition.tables import DeviceTable, table_of
+from tasks.predict.validate import LATENCY_FILE
+from tasks.profile import LUT_FOLDER
+from tasks.schemas.latency import VALIDATION_FILE
+
+NCNN = "ncnn"
+
+
+def is_placed(at: Context) -> bool:
+    """Whether the bundle of a stage's device has SubNets over others."""
+    return at.config.export.placed and at.device == at.config.partition.devices[0]
+
+
+def placed_settings(at: Context) -> dict[str, Any]:
+    """What plans depend on besides tables; empty: there are none."""
+    return {"partition": at.config.partition.model_dump(mode="json")} if is_placed(at) else {}
+
+
+def placed_files(at: Context) -> tuple[Path, ...]:
+    """The files of earlier stages that plans are made of."""
+    if not is_placed(at):
+        return ()
+    return tuple(
+        at.file(stage, file, name)
+        for name in at.config.partition.devices
+        for stage, file in (("profile", LUT_FOLDER), ("latency", LATENCY_FILE), ("latency", VALIDATION_FILE))
+    )
+
+
+def other_devices(at: Context) -> OtherDevices | None:
+    """The devices that may take part; None: none may."""
+    if not is_placed(at):
+        return None
+    partition = at.config.partition
+    folders = (at.output("latency", name).folder for name in partition.devices)
+    return OtherDevices(_tables(at), partition, max(map(latency_error_of, folders)))
+
+
+def placements(at: Context) -> BundlePlacements | None:
+    """What the bundle of the device has over others, where some state prefers it; None: nothing."""
+    if not is_placed(at):
+        return None
+    tables, kept = _tables(at), Levels.read(at.file("front", LEVELS_FILE)).placed
+    return BundlePlacements(
+        tables,
+        at.config.partition,
+        {digest: row.latency_error for digest, row in kept.items()},
+        threads=tables[0].lut.device.threads,
+        ncnn=any(table.lut.device.backend == NCNN for table in tables),
+    )
+
+
+def _tables(at: Context) -> tuple[DeviceTable, ...]:
+    return tuple(
+        table_of(name, at.output("profile", name).folder, at.output("latency", name).folder)
+        for name in at.config.partition.devices
+    )

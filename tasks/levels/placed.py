@@ -1,0 +1,88 @@
+"""SubNets over several devices as rows, which are kept where some bandwidth and load prefers them.
+
+Legend: R rows, D columns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.split import PlannedPlacement
+from tailor_ir import SuperNet
+from tasks.levels.rows import LevelRow
+from tasks.partition.ahead import PlacedCosts, links_of
+from tasks.partition.plans import placements_ahead, plans_ahead
+from tasks.partition.settings import Settings as PartitionSettings
+from tasks.partition.tables import DeviceTimes
+
+BANDWIDTHS = 25
+"""Of links, between the ends of `partition.plans_bandwidth_mbps`, at which rows are compared."""
+
+
+class PlacedLevel(NamedTuple):
+    """A row over devices, and the plans that send."""
+
+    row: LevelRow
+    plans: tuple[PlannedPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherDevices:
+    """What takes part besides home. tables: of `settings.devices`, home first. latency_error: the largest standard deviation of
+    what these tables predict, relative.
+    """
+
+    tables: Sequence[DeviceTimes]
+    settings: PartitionSettings
+    latency_error: float
+
+    def level(self, net: SuperNet, whole: LevelRow) -> PlacedLevel | None:
+        """The row of a whole SubNet over devices, over links of the stated bandwidth. whole: at home. None: it sends nothing.
+
+        UserError: as `plans_ahead`.
+        """
+        ahead = plans_ahead(net, net.space.canonical(whole.config), self.tables, self.settings)
+        plans = placements_ahead(ahead, self.tables, self.settings)
+        costs = PlacedCosts.of(plans, self.settings)
+        if costs is None:
+            return None
+        energy_mj = whole.energy_mj
+        if energy_mj is not None and costs.sent_mj is not None:
+            energy_mj = energy_mj * costs.home_share + costs.sent_mj
+        changed = {
+            "over": self.settings.devices[1:],
+            "latency_ms": costs.latency_ms,
+            "latency_error": self.latency_error,
+            "energy_mj": energy_mj,
+        }
+        return PlacedLevel(whole.model_copy(update=changed), tuple(plan for plan in plans if plan.peers))
+
+
+def preferred(
+    rows: Sequence[LevelRow], placed: Sequence[PlacedLevel], settings: PartitionSettings
+) -> NDArray[np.bool_]:
+    """Whether some bandwidth and some load of home prefer each placed row: no other row is then as good in all columns.
+
+    rows: at home. Loads: the ends of `partition.plans_slow_down`, since latencies are linear in it.
+    """
+    found = np.zeros(len(placed), bool)
+    for bandwidth_mbps in np.geomspace(*settings.plans_bandwidth_mbps, BANDWIDTHS):
+        links = links_of(settings, float(bandwidth_mbps))
+        for slow_down in settings.plans_slow_down:
+            over_ms = [min(plan.latency_ms(links, slow_down) for plan in one.plans) for one in placed]
+            home = [_columns(row, slow_down * row.latency_ms) for row in rows]
+            over = [_columns(one.row, latency_ms) for one, latency_ms in zip(placed, over_ms, strict=True)]
+            columns_RD = np.array(home + over)
+            for at, own_D in enumerate(columns_RD[len(rows) :]):
+                no_worse_R = (columns_RD <= own_D).all(1)
+                better_R = (columns_RD < own_D).any(1)
+                better_R[: len(rows) + at] |= no_worse_R[: len(rows) + at]  # of equal rows the first one
+                found[at] |= not (no_worse_R & better_R).any()
+    return found
+
+
+def _columns(row: LevelRow, latency_ms: float) -> tuple[float, float, float, float]:
+    return -row.accuracy, latency_ms, row.energy_mj or 0.0, row.memory_mib

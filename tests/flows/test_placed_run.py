@@ -1,0 +1,123 @@
+"""A run with two devices, whose bundle has SubNets over both: front, export, and a row over a device that really answers."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptive_runtime
+from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.pool import Variant
+from flows.cli.commands import foresee
+from flows.compose import compose_config
+from flows.config import AdaptConfig
+from flows.validate import validate
+from tasks.errors import UserError
+from tasks.levels import Levels
+from tests.flows.conftest import Command
+from tests.links.devices import serving
+from tests.runtime.service_process import soon
+
+HOME, OTHER = "onnxruntime", "ncnn_bf16"
+RADIO = "partition.radio={sending_mw:10,mw_per_mbps:1,waiting_mw:1}"
+
+
+@pytest.fixture(scope="module")
+def placed(command: Command, adapting: Command, adapted: tuple[dict[str, Any], Path]) -> tuple[dict[str, Any], Command]:
+    """The report of an adaptation whose second device counts as a hundredth of its time, behind fast links."""
+    _, others = adapted
+    words = [word for word in adapting.words if not word.startswith("device")]
+    words += [f"device=[{HOME},{OTHER}]", "search.budget_count=3", "export.bundle=true", "export.placed=true"]
+    words += [f"partition.devices=[{HOME},{OTHER}]", "partition.bandwidth_mbps=[1000]", "partition.latency_ms=0.001"]
+    words += [f"partition.slow_down={{{OTHER}:0.01}}", "partition.plans_bandwidth_mbps=[10,10000]", RADIO]
+    own = Command(others.with_name("placed"), tuple(words))
+    shutil.copytree(others / "stages", own.output / "stages")
+    for luts in (command.output / "luts", others / "luts"):
+        shutil.copytree(luts, own.output / "luts", dirs_exist_ok=True)
+    return own("adapt"), own
+
+
+def levels_of(own: Command) -> Levels:
+    (file,) = own.output.glob(f"stages/front/{HOME}/*/levels.json")
+    return Levels.read(file)
+
+
+def test_the_front_keeps_rows_over_devices_that_some_link_prefers(placed: tuple[dict[str, Any], Command]) -> None:
+    report, own = placed
+    found = levels_of(own)
+    over = [row for row in found.rows if row.over]
+    assert over
+    assert {row.over for row in over} == {(OTHER,)}
+    assert found.placed
+    assert set(found.placed) <= set(found.whole("onnx"))
+    shown = [row["answers"] for row in report["devices"][0]["levels"]["shown"]]
+    assert shown.count(f"over {OTHER}") == len(found.placed)
+
+
+def test_the_bundle_has_the_kept_ones_and_another_device_answers(placed: tuple[dict[str, Any], Command]) -> None:
+    _, own = placed
+    (folder,) = (one for one in own.output.glob(f"exports/{HOME}/bundle"))
+    bundle, kept = OpenBundle.open(folder), levels_of(own).placed
+    there = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
+    assert set(there) == set(kept) & {one.digest for one in bundle.manifest.subnets}
+    for digest, placement in there.items():
+        assert placement.devices == (OTHER,)
+        assert placement.latency_ms == pytest.approx(kept[digest].latency_ms)
+    bundle.verify_all()
+    digest = next(iter(there))
+    subnet = bundle.manifest.by_digest[digest]
+    size = subnet.preparation.resolution
+    x = np.random.default_rng(0).standard_normal((1, subnet.input_shape[1], size, size)).astype(np.float32)
+    with (
+        serving("ncnn") as device,
+        adaptive_runtime.load(folder, 60_000.0, adapts=True, prepares=False, devices={OTHER: device.address}) as model,
+    ):
+        model.chooser = lambda _: Variant(digest, placed=True)
+        assert soon(lambda: OTHER in model.infer(x).devices)
+        over = model.infer(x)
+        model.chooser = lambda _: Variant(digest)
+        assert soon(lambda: not model.infer(x).devices)
+        at_home = model.infer(x)
+    assert (over.subnet, at_home.subnet) == (digest, digest)
+    assert np.abs(over.logits - at_home.logits).max() <= 1e-3 * np.abs(at_home.logits).max()
+
+
+def test_the_same_run_again_works_nothing(placed: tuple[dict[str, Any], Command]) -> None:
+    _, own = placed
+    config = validate(AdaptConfig, compose_config("adapt", [*own.words, f"output_dir={own.output}"]))
+    states = {row.stage: row.state for row in foresee("report", config)}
+    assert (states[f"front/{HOME}"], states[f"export/{HOME}"]) == ("complete", "complete")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), r"export\.placed=true without partition\.devices; allowed: partition\.devices=\[HOME,DEVICE…\]"),
+        (
+            ("partition.devices=[onnxruntime,onnxruntime_int8]",),
+            r"onnxruntime_int8 is in int8, which is another accuracy",
+        ),
+        (
+            ("partition.devices=[onnxruntime_int8,onnxruntime]",),
+            r"onnxruntime_int8 has backend=onnxruntime with precision",
+        ),
+        (
+            ("partition.devices=[onnxruntime,ncnn]", "partition.objective=throughput"),
+            r"plans: they are of requests that home answers; allowed with objective=latency",
+        ),
+    ],
+)
+def test_devices_that_cannot_be_placed_over_are_one_line(words: tuple[str, ...], line: str) -> None:
+    own = ["export.bundle=true", "export.placed=true", "device=[onnxruntime,ncnn,onnxruntime_int8]", *words]
+    own += ["export.formats=[onnx,onnx_int8,ncnn]", "export.together={ncnn:[onnxruntime_int8]}"]
+    with pytest.raises(UserError, match=line):
+        validate(AdaptConfig, compose_config("adapt", ["supernet=.", *own]))
+
+
+def test_placed_rows_are_of_a_bundle() -> None:
+    with pytest.raises(
+        UserError, match=r"placed=true with bundle=false: rows of a bundle are placed; allowed: bundle=true"
+    ):
+        validate(AdaptConfig, compose_config("adapt", ["supernet=.", "export.placed=true"]))
