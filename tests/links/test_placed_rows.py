@@ -15,11 +15,12 @@ from adaptive_runtime.choice import read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.placed.expected import HALF_S, RunRatio
 from adaptive_runtime.pool import Variant
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import serving
-from tests.runtime.bundled import answers_of_files
-from tests.runtime.placed import LARGE_MJ, SERVER, PlacedBundle, write_placed_bundle
+from tests.runtime.bundled import answers_of_files, write_plain_bundle
+from tests.runtime.placed import LARGE_MJ, SERVER, PlacedBundle, made_net, write_placed_bundle
 from tests.runtime.service_process import INFER, body, refused, served, soon
 from tests.threads import beside
 
@@ -144,7 +145,22 @@ def test_devices_that_can_take_no_part_are_one_line(
     assert line in refused("serve", str(bundle.folder), "--port", "0", *given, *words, *named)
 
 
-def test_a_bundle_without_placements_is_refused(plain_bundle: Path) -> None:
+def test_a_bundle_without_placements_is_refused(tmp_path: Path) -> None:
+    net = made_net()
+    write_plain_bundle(net, [net.max_config], tmp_path)
     devices = {SERVER: DeviceAddress(url="tcp://127.0.0.1:1", token=TOKEN)}
     with pytest.raises(AdaptiveError, match=r"has no SubNets for several devices; export it with export\.placed=true"):
-        adaptive_runtime.load(plain_bundle, 5.0, adapts=True, devices=devices)
+        adaptive_runtime.load(tmp_path, 5.0, adapts=True, devices=devices)
+
+
+def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> None:
+    now_s = [0.0]
+    ratio = RunRatio(lambda: now_s[0])
+    assert ratio.now == (1.0, 0.0)
+    ratio.add(3.0)
+    assert ratio.now == (3.0, 0.0)
+    now_s[0] = HALF_S
+    assert ratio.now == (2.0, 0.0)
+    ratio.add(1.0)
+    mean, deviation = ratio.now
+    assert (1.0 < mean < 3.0, deviation > 0.0) == (True, True)

@@ -339,3 +339,30 @@ def test_the_plan_follows_a_real_link(device: ServingDevice, tmp_path: Path) -> 
     taken = [set(one.taken.peers) for one in choice.changes]
     assert taken[0] == taken[-1] == {"a"}
     assert set() in taken
+
+
+def test_a_plan_that_always_sends_comes_home_only_where_no_other_can_be_followed(split: SplitSubNet) -> None:
+    clock = Clock()
+    plans = plans_of(split, "a", home_ms=0.001)
+    choice = EnvelopePlacements(plans, ReplanRules(dwell_s=0.0), clock, sends=True)
+    assert not choice.choose({}).peers
+    assert choice.sending({}, 1.0) is None
+    assert choice.choose({"a": FAST}).peers == {"a"}  # at once, though home alone is faster
+    assert choice.reason == "another device can take part"
+    clock.now_s = 1.0
+    assert choice.choose({"a": SLOW}).peers == {"a"}
+    found = choice.sending({"a": FAST}, 1.0)
+    assert found is not None
+    assert found.latency_ms == pytest.approx(found.plan.latency_ms({"a": FAST}))
+    assert found.latency_ms == pytest.approx(choice.latencies_ms({"a": FAST})[plans.plans.index(found.plan)])
+    assert choice.sending({"a": MeasuredLink()}, 1.0) is None
+    assert not choice.choose({}).peers
+
+
+def test_home_counts_as_slow_as_something_else_knows_it(split: SplitSubNet) -> None:
+    choice = EnvelopePlacements(plans_of(split, "a"), clock=Clock())
+    choice.ran_at_home(0, [HOME_MS] * SEGMENTS)
+    before = choice.latencies_ms({})[0]
+    choice.known_slow_down = 3.0
+    assert choice.slow_down == 3.0
+    assert choice.latencies_ms({})[0] == pytest.approx(3.0 * before)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.split import HOME, LinkUse, PlannedPlacement
 from flows.compose import compose_config
 from flows.config import DeviceProfile, RunConfig
 from flows.config.together import check_together
@@ -15,7 +16,11 @@ from tasks.exits.policies import MeasuredExit, PolicyOutcome, SubnetPolicy
 from tasks.export import Settings as ExportSettings
 from tasks.levels import LevelRow, Levels
 from tasks.levels.exits import with_exits
+from tasks.levels.placed import PlacedLevel, preferred
 from tasks.levels.stage import kept, on_front
+from tasks.partition.ahead import PlacedCosts
+from tasks.partition.settings import RadioSettings
+from tasks.partition.settings import Settings as PartitionSettings
 
 SHARES = st.sampled_from([0.5, 0.6, 0.7, 0.8])
 COSTS = st.sampled_from([1.0, 2.0, 3.0, 6.0])
@@ -138,3 +143,46 @@ def test_int8_beside_nothing_has_no_bundle() -> None:
     together = "export.together={onnxruntime:[onnxruntime_int8]}"
     config = validate(RunConfig, compose_config("config", [*words, "export.formats=[onnx,onnx_int8]", together]))
     assert config.export.together == {"onnxruntime": ("onnxruntime_int8",)}
+
+
+LINKED = PartitionSettings(devices=("phone", "server"), latency_ms=1.0, plans_bandwidth_mbps=(1.0, 1000.0))
+
+
+def over_devices(home: LevelRow, others_ms: float, up_bytes: int, **changed: object) -> PlacedLevel:
+    """A row over the server, which computes all of it."""
+    use = LinkUse(messages=1, up_bytes=up_bytes, down_bytes=0)
+    plan = PlannedPlacement(devices=("server",), home_ms=0.0, others_ms=others_ms, links={"server": use})
+    row = home.model_copy(update={"over": ("server",), **changed})
+    return PlacedLevel(row, (plan,))
+
+
+def test_rows_over_devices_are_kept_where_some_link_or_load_prefers_them() -> None:
+    home = level(0, 0.8, 4.0, None, 1.0)
+    fast, slow, hopeless = (over_devices(home, ms, 10_000) for ms in (0.5, 8.0, 20.0))
+    assert preferred([home], [fast], LINKED).tolist() == [True]
+    assert preferred([home], [slow], LINKED).tolist() == [True]  # under load home takes 16 ms
+    assert preferred([home], [hopeless], LINKED).tolist() == [False]
+    calm = LINKED.model_copy(update={"plans_slow_down": (1.0, 1.0)})
+    assert preferred([home], [slow], calm).tolist() == [False]
+    assert preferred([home], [fast, fast], LINKED).tolist() == [True, False]  # of equal ones the first
+    narrow = LINKED.model_copy(update={"plans_bandwidth_mbps": (0.01, 0.02)})
+    assert preferred([home], [fast], narrow).tolist() == [False]
+    spending = level(0, 0.8, 4.0, 10.0, 1.0)
+    frugal = over_devices(spending, 20.0, 10_000, energy_mj=3.0)
+    assert preferred([spending], [frugal], LINKED).tolist() == [True]
+
+
+def test_what_a_plan_takes_follows_from_links_and_radio() -> None:
+    use = LinkUse(messages=1, up_bytes=125_000, down_bytes=0)
+    sends = PlannedPlacement(devices=(HOME, "server"), home_ms=2.0, others_ms=1.0, links={"server": use})
+    alone = PlannedPlacement(devices=(HOME, HOME), home_ms=8.0, others_ms=0.0)
+    settings = LINKED.model_copy(update={"bandwidth_mbps": (1.0, 10.0, 100.0)})
+    costs = PlacedCosts.of((alone, sends), settings)
+    assert costs is not None
+    assert (costs.bandwidth_mbps, costs.home_share, costs.sent_mj) == (10.0, 0.25, None)
+    assert costs.latency_ms == pytest.approx(2.0 + 1.0 + 2 * 1.0 + 100.0)  # a Mbit over 10 Mbit/s
+    radio = RadioSettings(sending_mw=100.0, mw_per_mbps=10.0, waiting_mw=50.0)
+    known = PlacedCosts.of((alone, sends), settings.model_copy(update={"radio": radio}))
+    assert known is not None
+    assert known.sent_mj == pytest.approx(1.0 * (10.0 + 100.0 / 10.0) + 0.05 * (105.0 - 2.0))
+    assert PlacedCosts.of((alone,), settings) is None

@@ -33,7 +33,7 @@ function facts(state) {
   const latest = state.answers.at(-1);
   const taken = Object.keys(model.taken_out);
   return {
-    "SubNet": model.serving.digest + (model.serving.form === null ? "" : ` in ${model.serving.form}`),
+    "SubNet": model.serving.digest + (model.serving.placed ? " over devices" : model.serving.form === null ? "" : ` in ${model.serving.form}`),
     "exit": model.serving.early ? "by thresholds" : model.serving.exit || "whole",
     "standby": model.standby ? model.standby.name : "none",
     "last exit": latest ? latest.exit : "none yet",
