@@ -26,16 +26,19 @@ LOG = logging.getLogger("adaptive_runtime")
 MOST_EVENTS = 100
 
 
+WeightEventKind = GuardEventKind | Literal["failed", "off"]
+
+
 class WeightEvent(NamedTuple):
     """What happened to the weights of a SubNet, after so many images of it. at_s: of the monotonic clock.
 
-    drift, over: of the images; aligned, unaligned: light and contrast are brought back, or not; kept: adapted weights serve;
-    undone: the source's serve; failed: the SubNet adapts no more.
+    drift, over: of the images; aligned, unaligned: light and details are brought back, or not; kept: adapted weights serve;
+    undone: the source's serve; failed: the SubNet adapts no more; off: weights may not adapt now, and the source's serve.
     """
 
     at_s: float
     subnet: str
-    kind: GuardEventKind | Literal["failed"]
+    kind: WeightEventKind
     image: int
     reason: str
 
@@ -65,6 +68,7 @@ class WeightAdaptation:
         self._waiting: deque[Array] = deque()
         self._serving: str | None = None
         self._count, self._left_out, self._busy, self._closed = 0, 0, False, False
+        self._may_adapt = True
         self._changed = threading.Condition()
         self._worker = threading.Thread(target=self._work, name="adaptive-runtime-weights", daemon=True)
 
@@ -81,10 +85,23 @@ class WeightAdaptation:
             self._changed.notify_all()
         self._worker.join()
 
+    def let(self, *, adapt: bool) -> None:
+        """Whether weights may adapt from now on. Where not, nothing is looked at, and the source's weights serve.
+
+        What looking takes is freed. When weights may adapt again, they begin with the source's.
+        """
+        if adapt == self._may_adapt:
+            return
+        with self._changed:
+            self._may_adapt = adapt
+            self._waiting.clear()
+            self._count = 0
+            self._changed.notify_all()
+
     def served(self, variant: Variant, x_NCHW: Array) -> None:
         """Samples that a variant has answered, in the bundle's size. Takes as long as a copy of them."""
-        digest = variant.digest
-        if variant != variant.whole or variant.placed or digest not in self._needed or digest in self._failed:
+        digest, is_whole = variant.digest, variant == variant.whole and not variant.placed
+        if not (self._may_adapt and is_whole) or digest not in self._needed or digest in self._failed:
             return
         with self._changed:
             if digest != self._serving:
@@ -101,7 +118,7 @@ class WeightAdaptation:
     def wait(self) -> None:
         """Until all images were looked at, but those that are too few to be looked at together."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not (self._busy or self._is_due))
+            self._changed.wait_for(lambda: self._closed or not (self._busy or self._is_due or self._is_ending))
 
     @property
     def state(self) -> WeightsState:
@@ -114,6 +131,11 @@ class WeightAdaptation:
         """Whether enough images wait."""
         return self._serving is not None and self._count >= self._needed[self._serving]
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether SubNets adapt that may not any more."""
+        return bool(self._subnets) and not self._may_adapt
+
     def _work(self) -> None:
         if self._serving is not None:
             self._look(self._serving, [])
@@ -121,14 +143,25 @@ class WeightAdaptation:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closed or self._is_due)
+                self._changed.wait_for(lambda: self._closed or self._is_due or self._is_ending)
                 if self._closed:
                     return
-                assert self._serving is not None, "images wait for it"
-                digest, found = self._serving, list(self._waiting)
+                self._busy, ends = True, self._is_ending
+                digest, found = self._serving or "", list(self._waiting)
                 self._waiting.clear()
-                self._count, self._busy = 0, True
-            self._look(digest, found)
+                self._count = 0
+            if ends:
+                self._end()
+            else:
+                self._look(digest, found)
+
+    def _end(self) -> None:
+        """Let all SubNets serve with the source's weights, and free what looks at images."""
+        for digest, subnet in list(self._subnets.items()):
+            images = subnet.guard.images
+            self._give_up(subnet)
+            del self._subnets[digest]
+            self._tell(digest, "off", images, "a rule lets no weights adapt now; the bundle's serve")
 
     def _look(self, digest: str, parts: list[Array]) -> None:
         """Let a SubNet look at images; where that fails, it serves with the source's weights from then on."""
@@ -162,7 +195,7 @@ class WeightAdaptation:
             for event in subnet.observe(x_NCHW[start : start + size]):
                 self._tell(digest, event.kind, event.image, event.reason)
 
-    def _tell(self, digest: str, kind: GuardEventKind | Literal["failed"], image: int, reason: str) -> None:
+    def _tell(self, digest: str, kind: WeightEventKind, image: int, reason: str) -> None:
         self._events.append(WeightEvent(time.monotonic(), digest, kind, image, reason))
         LOG.warning("weights of SubNet %s after %d images: %s: %s", digest, image, kind, reason)
 

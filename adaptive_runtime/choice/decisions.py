@@ -77,6 +77,7 @@ class Decision(Message):
 
     effective_ms: the latency that the policy expects of it at its quantile. reason: in words and numbers. meanwhile: the
     variant that runs until this one is loaded; None: it runs at once. rule: what is best, in words, where rules decide.
+    adapts_weights: whether weights may follow their images.
     """
 
     now_s: float
@@ -89,6 +90,7 @@ class Decision(Message):
     reason: str
     meanwhile: int | None = None
     rule: str | None = None
+    adapts_weights: bool = True
 
 
 class ChoicePolicy(Protocol):

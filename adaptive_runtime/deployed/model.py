@@ -329,6 +329,8 @@ class DeployedModel:
             cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
             if request.left == request.runs:
                 decision = adaptation.choose(cold, without, request.with_usual_budget)
+                if self.weights is not None:
+                    self.weights.let(adapt=decision.adapts_weights)
                 meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
                 served.go_towards(rows[decision.variant], meanwhile)
                 limits = adaptation.limits

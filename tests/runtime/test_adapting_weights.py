@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import adaptive_runtime
+from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.adapting_weights import (
     AdaptedSubnet,
+    GuardSettings,
     NormScales,
     NormStatistics,
     WeightMethod,
@@ -27,6 +29,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.load import LoadTold
 from adaptive_runtime.service.recent import RecentService
 from adaptive_runtime.service.told import state_told
+from tests.runtime.device_files import write
 from tests.runtime.drifting import drifted, error, followed, kinds, pictures, serving_adapted
 from tests.runtime.service_process import INFER, body, refused, served, soon
 from tests.threads import beside
@@ -344,3 +347,49 @@ def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
 
         assert soon(is_adapted, WITHIN_S)
     assert "has nothing to adapt by statistics" in refused("serve", str(plain_bundle), "--weights", method)
+
+
+def test_a_rule_turns_weights_off_and_on_again(bundle: Path, tmp_path: Path) -> None:
+    """While the battery is low the bundle's weights serve, and nothing looks at images."""
+    root = write(tmp_path / "device", {"proc/meminfo": "MemTotal: 4096 kB\nMemAvailable: 2048 kB", **battery(80)})
+    weights = WeightOptions(waiting_images=10_000, guard=GuardSettings(judged_from=8))
+    adapts = AdaptingOptions(sensors_root=root, every_s=0.05, rules="battery < 20% -> accuracy first, weights off")
+    x_NCHW, _ = pictures(160, 5)
+    far = drifted(x_NCHW)
+    with adaptive_runtime.load(bundle, 60_000.0, prepares=False, weights=weights, adapts=adapts) as model:
+        before = model.infer(x_NCHW[:1]).logits
+        assert model.weights is not None
+
+        def shown() -> bool:
+            for start in range(0, len(far), 16):
+                model.infer(far[start : start + 16])
+            assert model.weights is not None
+            model.weights.wait()
+            return "kept" in kinds(model)
+
+        assert soon(shown, WITHIN_S)
+        write(root, battery(10))
+
+        def is_off() -> bool:
+            model.infer(x_NCHW[:1])
+            assert model.weights is not None
+            model.weights.wait()
+            return kinds(model)[-1] == "off"
+
+        assert soon(is_off, WITHIN_S)
+        assert model.state.weights is not None
+        assert model.state.weights.subnets == {}
+        assert np.array_equal(model.infer(x_NCHW[:1]).logits, before)
+        count = len(kinds(model))
+        for start in range(0, len(far), 16):
+            model.infer(far[start : start + 16])
+        model.weights.wait()
+        assert len(kinds(model)) == count
+        write(root, battery(80))
+        assert soon(lambda: shown() and kinds(model)[-1] != "off", WITHIN_S)
+
+
+def battery(percent: int) -> dict[str, str]:
+    """The files of a battery that is not charged."""
+    place = "sys/class/power_supply/BAT0"
+    return {f"{place}/type": "Battery", f"{place}/status": "Discharging", f"{place}/capacity": str(percent)}

@@ -71,6 +71,18 @@ def test_the_text_of_rules_says_what_they_are() -> None:
     assert weighed.energy_mj == 3.0
 
 
+def test_a_rule_can_keep_weights_from_adapting() -> None:
+    policy = by("battery < 20% -> energy first, weights off; accuracy first")
+    state, told = ChoiceState(), []
+    for now_s, battery in enumerate((0.5, 0.1, 0.5)):
+        state, decision = policy.decide(state, at(float(now_s), battery=battery))
+        told.append((decision.adapts_weights, "weights off" in decision.reason))
+    assert told == [(True, False), (False, True), (True, False)]
+    assert not parse_rules("weights off").rules[0].adapts_weights
+    with pytest.raises(AdaptiveError, match="weights off is there twice"):
+        parse_rules("weights off, weights off")
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -98,7 +110,7 @@ def test_the_text_of_rules_says_what_they_are() -> None:
         (
             "battery < 20% -> fast",
             "policy, rule 1, column 18: 'fast'; allowed: accuracy first, energy first, latency first, mu = 0.3, "
-            "mu by battery, weigh, at most; correct the rule",
+            "mu by battery, weigh, at most, weights off; correct the rule",
         ),
         ("mu = 3", "policy, rule 1, column 6: '3'; allowed: a number from 0 to 1; correct the rule"),
         ("at most 3 kg", "policy, rule 1, column 11: 'kg'; allowed: mj or mib; correct the rule"),

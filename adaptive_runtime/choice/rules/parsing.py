@@ -5,7 +5,7 @@ rule        [condition ->] action, action, ...
 condition   comparison and comparison or ...        (`and` binds closer)
 comparison  battery < 20% | memory < 200 MiB | memory < 10% | load > 80% | temperature > 70 C | charging | not charging
 action      accuracy first | energy first | latency first | mu = 0.3 | mu by battery [0%: 0.2, 100%: 1]
-            | weigh accuracy:energy = 3, ... | at most 30 mJ | at most 200 MiB
+            | weigh accuracy:energy = 3, ... | at most 30 mJ | at most 200 MiB | weights off
 """
 
 from collections.abc import Callable
@@ -123,10 +123,13 @@ class _Actions:
             "mu": self._mu,
             "weigh": self._weigh,
             "at": self._at_most,
+            "weights": self._weights_off,
         }
         read = readers.get(tokens.next.text)
         if read is None:
-            tokens.refuse("accuracy first, energy first, latency first, mu = 0.3, mu by battery, weigh, at most")
+            tokens.refuse(
+                "accuracy first, energy first, latency first, mu = 0.3, mu by battery, weigh, at most, weights off"
+            )
         read()
 
     def _first(self) -> None:
@@ -182,6 +185,12 @@ class _Actions:
         else:
             self._once("at most so many MiB")
             self._rule = replace(self._rule, memory_mib=limit)
+
+    def _weights_off(self) -> None:
+        self._tokens.need("weights")
+        self._tokens.need("off")
+        self._once("weights off")
+        self._rule = replace(self._rule, adapts_weights=False)
 
     def _counts(self, counts: CriterionWeights | BatteryMu) -> None:
         self._once("what counts first")

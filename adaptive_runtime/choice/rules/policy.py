@@ -52,7 +52,8 @@ class ByRules:
             after = after.model_copy(update={"holding": ruled.holding, "mu": ruled.mu, "rule": ruled.told})
         why = ruled.told if ruled.mu is None else f"{ruled.told}, mu {ruled.mu:.3g}"
         told = {"rule": ruled.told, "reason": f"{why}; {decision.reason}"}
-        return after, decision.model_copy(update=told)
+        adapts_weights = ruled.rule is None or ruled.rule.adapts_weights
+        return after, decision.model_copy(update={**told, "adapts_weights": adapts_weights})
 
     def ruled(self, state: ChoiceState, inputs: DecisionInputs) -> RuledChoice:
         """What is best now. Before a later run of a request it is what was best before the first one."""

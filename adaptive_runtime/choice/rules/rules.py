@@ -55,7 +55,8 @@ class RuleCondition:
 class ChoiceRule:
     """A rule holds while all conditions of one of `any_of` hold; always where there are none. text: as the user wrote it.
 
-    counts: what is best. energy_mj, memory_mib: limits besides those of the model; None: none.
+    counts: what is best. energy_mj, memory_mib: limits besides those of the model; None: none. adapts_weights: false: weights
+    stay those of the bundle.
     """
 
     text: str
@@ -63,6 +64,7 @@ class ChoiceRule:
     counts: CriterionWeights | BatteryMu = ACCURACY_FIRST
     energy_mj: float | None = None
     memory_mib: float | None = None
+    adapts_weights: bool = True
 
     @property
     def conditions(self) -> tuple[RuleCondition, ...]:
