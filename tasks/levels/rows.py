@@ -59,7 +59,7 @@ class LevelRow(Named):
 
 
 class MissingLevel(Record):
-    """A SubNet that has no row in a format, and why."""
+    """A SubNet that has no row in a format, or over other devices, and why."""
 
     digest: str
     format: BundleFormat

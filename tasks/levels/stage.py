@@ -14,6 +14,7 @@ import tailor_ir
 from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import VariantLookUp, VariantTable
 from adaptive_runtime.shares import clipped_share
+from tasks.errors import UserError
 from tasks.exits.policies import SubnetPolicy
 from tasks.levels.devices import LevelDevice, PredictedCosts
 from tasks.levels.exits import with_exits
@@ -35,7 +36,7 @@ def run(
 ) -> StageResult:
     """Write and return `levels.json`. devices: the first one has the bundle, and `front` and `policies` are of it.
 
-    others: devices over which the first one's SubNets may run, too. UserError: they cannot.
+    others: devices over which the first one's SubNets may run, too.
     """
     net = tailor_ir.load(supernet)
     winners = list({winner.digest: winner for winner in front.winners}.values())
@@ -53,8 +54,13 @@ def run(
         own = whole[0]  # the first device's own search has found the SubNet, so its latency is known there
         for row in whole:
             rows += with_exits(row, own, exits.get(winner.digest))
-        if others is not None and (over := others.level(net, own)) is not None:
-            placed.append(over)
+        if others is not None:
+            try:
+                over = others.level(net, own)
+            except UserError as error:
+                left_out.append(MissingLevel(digest=own.digest, format=own.format, reason=f"over devices: {error}"))
+            else:
+                placed += [] if over is None else [over]
         missing = [device.form for device in devices if device not in known]
         left_out += [MissingLevel(digest=winner.digest, format=form, reason=NO_LATENCY) for form in missing]
     every, is_kept = [*rows, *(one.row for one in placed)], kept(rows).tolist()

@@ -1,7 +1,6 @@
 """A run with two devices, whose bundle has SubNets over both: front, export, and a row over a device that really answers."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,14 @@ RADIO = "partition.radio={sending_mw:10,mw_per_mbps:1,waiting_mw:1}"
 
 
 @pytest.fixture(scope="module")
-def placed(command: Command, adapting: Command, adapted: tuple[dict[str, Any], Path]) -> tuple[dict[str, Any], Command]:
+def placed(command: Command, adapting: Command) -> tuple[dict[str, Any], Command]:
     """The report of an adaptation whose second device counts as a hundredth of its time, behind fast links."""
-    _, others = adapted
     words = [word for word in adapting.words if not word.startswith("device")]
-    words += [f"device=[{HOME},{OTHER}]", "search.budget_count=3", "export.bundle=true", "export.placed=true"]
+    words += [f"device=[{HOME},{OTHER}]", "search.budget_count=10", "export.bundle=true", "export.placed=true"]
     words += [f"partition.devices=[{HOME},{OTHER}]", "partition.bandwidth_mbps=[1000]", "partition.latency_ms=0.001"]
     words += [f"partition.slow_down={{{OTHER}:0.01}}", "partition.plans_bandwidth_mbps=[10,10000]", RADIO]
-    own = Command(others.with_name("placed"), tuple(words))
-    shutil.copytree(others / "stages", own.output / "stages")
-    for luts in (command.output / "luts", others / "luts"):
-        shutil.copytree(luts, own.output / "luts", dirs_exist_ok=True)
+    own = Command(adapting.output.with_name("placed"), tuple(words))
+    shutil.copytree(command.output / "luts", own.output / "luts")
     return own("adapt"), own
 
 
