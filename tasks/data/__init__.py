@@ -1,4 +1,4 @@
-"""Images, sounds and motion with their targets: drawn and synthesised ones, folders, Parquet, published sets, COCO's, VOC's."""
+"""Images, sounds, motion and texts with their targets: drawn and synthesised ones, folders, Parquet, published sets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -75,6 +75,18 @@ def _series(settings: DataSettings) -> Opened:
     return open_series(settings)
 
 
+def _sentences(settings: DataSettings) -> Opened:
+    from tasks.data.texts import open_sentences
+
+    return open_sentences(settings)
+
+
+def _jsonl(settings: DataSettings) -> Opened:
+    from tasks.data.texts import open_jsonl
+
+    return open_jsonl(settings)
+
+
 def _folder(settings: DataSettings) -> Opened:
     from tasks.data.imagefolder import open_folder
 
@@ -104,6 +116,8 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "wavfolder": _wavfolder,
     "motion": _motion,
     "series": _series,
+    "texts": _sentences,
+    "jsonl": _jsonl,
     "parquet": _parquet,
     "torchvision": _published,
     "coco": _coco,

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from tasks.data.images import DRAWS, resize
+from tasks.data.samples import SampleForm, form_of
 from tasks.data.settings import DataSettings
 from tasks.data.source import Source
 from tasks.errors import UserError
@@ -15,7 +16,7 @@ __all__ = ["Batch", "Dataset"]
 
 
 class Dataset:
-    """One split. `len()` counts images; `problem` is the learning problem that their targets are for.
+    """One split. `len()` counts samples; `problem` is the learning problem that their targets are for, `form` what they are.
 
     notes: what the user should know about the data, a line each.
     """
@@ -26,6 +27,8 @@ class Dataset:
         self.scaling = source.scaling
         self.notes = source.notes
         self.problem: LearningProblem = problem_named(settings.problem)
+        vocabulary = source.scaling.vocabulary
+        self.form: SampleForm = form_of(settings, None if vocabulary is None else vocabulary.size)
         self._source = source
         self._indices = indices
         shape = (settings.channels, 1, 1)
@@ -48,7 +51,9 @@ class Dataset:
     def steps(self, batch_size: int) -> int:
         """Whole global batches in one shuffled epoch (the rest, less than a batch, is left out)."""
         if batch_size > len(self):
-            raise UserError("batch_size", str(batch_size), allowed=f"at most {len(self)}, the images of this split")
+            raise UserError(
+                "batch_size", str(batch_size), allowed=f"at most {len(self)}, the {self.form.called} of this split"
+            )
         return len(self) // batch_size
 
     def batches(
@@ -63,14 +68,14 @@ class Dataset:
         world: int = 1,
         start: int = 0,
     ) -> Iterator[Batch]:
-        """This rank's part of each global batch of `batch_size` images, normalised, from global batch `start` on.
+        """This rank's part of each global batch of `batch_size` samples, images normalised, from global batch `start` on.
 
         seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches
         only, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each
         global batch.
         """
         settings = self.settings
-        size = resolution or settings.resolution
+        size = (resolution or settings.resolution,) * len(self.form.size)
         order, draws = self._indices, None
         limit = len(order)
         if seed is not None:
@@ -83,5 +88,9 @@ class Dataset:
             rows = np.array_split(np.arange(first, min(first + batch_size, limit)), world)[rank]
             if len(rows):
                 own = None if draws is None else draws[rows]
-                x_BCHW, target = self.problem.samples(self._source, order[rows], own)
-                yield resize((x_BCHW - self._mean) / self._deviation, (size, size)), target
+                x, target = self.problem.samples(self._source, order[rows], own)
+                yield resize(self._normalised(x), size), target
+
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
+        """Images on the scale of the settings; texts as they are."""
+        return x if self.form.words is not None else (x - self._mean) / self._deviation

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.texts import Vocabulary
 from tasks.data.dataset import Dataset
 from tasks.data.source import first_of
 from tasks.errors import UserError
@@ -32,6 +33,8 @@ class DataDescription(Stored):
     interpolation: str | None = None
     spectrogram: Spectrogram | None = None
     """What makes an image of a signal; written where data are signals."""
+    vocabulary: Vocabulary | None = None
+    """The words of texts; written where data are texts, of which `resolution` is the number of words."""
     problem: str = CLASSIFICATION.name
     """The learning problem; written where it is another one than classification."""
 
@@ -50,6 +53,7 @@ class DataDescription(Stored):
             "mean": f"mean {list(self.mean)}",
             "deviation": f"deviation {list(self.deviation)}",
             "signals": "no signals" if self.spectrogram is None else self.spectrogram.line,
+            "words": "no texts" if self.vocabulary is None else f"{self.vocabulary.size} words",
         }
 
     def differing(self, other: "DataDescription") -> list[str]:
@@ -62,12 +66,13 @@ class DataDescription(Stored):
             "mean": (self.mean, other.mean),
             "deviation": (self.deviation, other.deviation),
             "signals": (self.spectrogram, other.spectrogram),
+            "words": (self.vocabulary, other.vocabulary),
         }
         return [name for name, (own, others) in pairs.items() if own != others]
 
 
 def describe(dataset: Dataset) -> DataDescription:
-    """The properties of images on which a network trained with them depends."""
+    """The properties of samples on which a network trained with them depends."""
     settings, problem = dataset.settings, dataset.problem
     found = DataDescription(
         title=settings.title,
@@ -82,6 +87,8 @@ def describe(dataset: Dataset) -> DataDescription:
     own: dict[str, Any] = {} if problem is CLASSIFICATION else {"problem": problem.name}
     if dataset.scaling.spectrogram is not None:
         own["spectrogram"] = dataset.scaling.spectrogram
+    if dataset.scaling.vocabulary is not None:
+        own["vocabulary"] = dataset.scaling.vocabulary
     return found.model_copy(update=own)
 
 

@@ -1,4 +1,7 @@
-"""Image arithmetic on batches. Legend: B batch, C channels, H height, W width, D draws; pixels in [0, 1]."""
+"""Image arithmetic on batches. Legend: B batch, C channels, H height, W width, D draws; pixels in [0, 1].
+
+Of texts, T words, the length alone is changed.
+"""
 
 import math
 
@@ -6,17 +9,25 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from adaptive_runtime.texts import PADDING
+from tasks.data.samples import Size
+
 DRAWS = 5
 """Uniform numbers per image and epoch that augmentation is made from (so it depends on no worker or rank)."""
 INTERPOLATION = "bilinear, antialiased"
 """The interpolation of `resize`."""
 
 
-def resize(x_BCHW: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Scale to (height, width), bilinear with anti-aliasing; the tensor itself when it has that size."""
-    if tuple(x_BCHW.shape[-2:]) == tuple(size):
-        return x_BCHW
-    return functional.interpolate(x_BCHW, size=size, mode="bilinear", align_corners=False, antialias=True)
+def resize(x: torch.Tensor, size: Size) -> torch.Tensor:
+    """Scale images to (height, width), bilinear with anti-aliasing; texts (B, T) are cut, or filled up with `PADDING`.
+
+    The tensor itself when it has that size.
+    """
+    if tuple(x.shape[-len(size) :]) == tuple(size):
+        return x
+    if len(size) == 1:
+        return functional.pad(x, (0, size[0] - x.shape[1]), value=PADDING)  # a negative number cuts
+    return functional.interpolate(x, size=list(size), mode="bilinear", align_corners=False, antialias=True)
 
 
 def jitter(x_BCHW: torch.Tensor, draws_BD: np.ndarray) -> torch.Tensor:

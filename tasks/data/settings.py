@@ -9,7 +9,7 @@ from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes", "glyph_boxes", "sounds", "motion")
+WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes", "glyph_boxes", "sounds", "motion", "texts")
 RESOLUTIONS = {
     "digits": 32,
     "noisy_digits": 32,
@@ -25,9 +25,11 @@ RESOLUTIONS = {
     "voc": 320,
     "wavfolder": 64,
     "series": 32,
+    "texts": 32,
+    "jsonl": 64,
 }
-"""Height and width by kind, in pixels."""
-DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000}
+"""Height and width by kind, in pixels; words of a text."""
+DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000, "texts": 9000}
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes",)
 """Kinds whose images have the class of each pixel."""
@@ -35,6 +37,8 @@ SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
 CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12}
 """Length of a signal, for kinds whose images are spectrograms."""
+WRITTEN = ("texts", "jsonl")
+"""Kinds of texts, which networks take as numbers of words."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class for each image."""
 DataKind = Literal[
@@ -52,7 +56,30 @@ DataKind = Literal[
     "voc",
     "wavfolder",
     "series",
+    "texts",
+    "jsonl",
 ]
+
+
+class VocabularySettings(BaseModel):
+    """Which words of the training split a network knows; all others are the same to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    most_words: int = Field(default=8000, ge=1, le=1_000_000)
+    """At most so many, the most frequent ones."""
+    least_count: int = Field(default=2, ge=1)
+    """Only words that are there so many times."""
+
+
+class TextFields(BaseModel):
+    """Names of the fields of a line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    text: str = Field(default="text", min_length=1)
+    label: str = Field(default="label", min_length=1)
+    """Of the class: a name, or a whole number."""
 
 
 class DataSettings(BaseModel):
@@ -74,9 +101,18 @@ class DataSettings(BaseModel):
     """Only so many characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes)."""
     clip_s: float | None = Field(default_factory=lambda known: CLIPS_S.get(known.get("kind")), gt=0.05, le=3600)
     """How much of a signal an image shows, in seconds (kinds sounds, wavfolder, motion and series)."""
+    vocabulary: VocabularySettings | None = Field(
+        default_factory=lambda known: VocabularySettings() if known.get("kind") in WRITTEN else None
+    )
+    """Which words networks know (kinds texts and jsonl)."""
+    fields: TextFields | None = Field(
+        default_factory=lambda known: TextFields() if known.get("kind") == "jsonl" else None
+    )
+    """What the fields of a line are called (kind jsonl)."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
-    """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one."""
-    channels: Literal[1, 3] = Field(default_factory=lambda known: 1 if known.get("kind") in SOUNDED else 3)
+    """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one. Of
+    texts: the number of words; longer ones are cut, and SubNets of smaller lengths take the first words."""
+    channels: Literal[1, 3] = Field(default_factory=lambda known: 1 if known.get("kind") in (*SOUNDED, *WRITTEN) else 3)
     validation_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     """Share of the training images held out when there is no validation split of its own."""
     test_share: float = Field(default=1 / 6, gt=0, lt=0.5)
@@ -104,6 +140,12 @@ class DataSettings(BaseModel):
             raise ValueError(
                 f"data.clip_s={self.clip_s} with data.kind={self.kind}; it is for {', '.join(CLIPS_S)}, which need it"
             )
+        if (self.kind in WRITTEN) != (self.vocabulary is not None):
+            raise ValueError(
+                f"data.vocabulary is for data.kind={' and '.join(WRITTEN)}, which need it, not {self.kind}"
+            )
+        if (self.kind == "jsonl") != (self.fields is not None):
+            raise ValueError(f"data.fields is for data.kind=jsonl, which needs it, not {self.kind}")
         if self.kind == "motion" and self.channels != 3:
             raise ValueError(
                 f"data.channels={self.channels} with data.kind=motion; allowed: 3, an accelerometer's axes"
@@ -123,6 +165,11 @@ class DataSettings(BaseModel):
     def title(self) -> str:
         """How runs with this data are called."""
         return self.name or self.kind
+
+    @property
+    def sample(self) -> str:
+        """What one of the data is called in messages."""
+        return "text" if self.kind in WRITTEN else "image"
 
     @property
     def problem(self) -> str:

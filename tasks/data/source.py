@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.texts import Vocabulary
 from tasks.data.settings import DataSettings
 from tasks.data.stratified import TooFewError, stratified
 from tasks.errors import UserError
@@ -19,12 +20,14 @@ SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test":
 class Scaling(NamedTuple):
     """The way of an image to the base resolution: the part that is cut out first, and the interpolation.
 
-    spectrogram: what makes an image of a signal, in that resolution; None: data are images.
+    spectrogram: what makes an image of a signal, in that resolution; None: data are no signals. vocabulary: of texts, which are
+    cut or filled up to the base number of words; None: data are no texts.
     """
 
     crop: Literal["central square", "none"]
     interpolation: Literal["bilinear, antialiased", "bicubic, antialiased", "none"]
     spectrogram: Spectrogram | None = None
+    vocabulary: Vocabulary | None = None
 
 
 class Source(Protocol):
@@ -43,7 +46,10 @@ class Source(Protocol):
         ...
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1)."""
+        """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1).
+
+        Of texts: numbers of words (B, T) int64.
+        """
         ...
 
 
@@ -55,8 +61,8 @@ def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: Da
         if missing:
             raise UserError(
                 f"data '{settings.path or settings.kind}'",
-                f"no image of {len(missing)} of {len(counts)} classes in {name}: {first_of(missing)}",
-                next_step="add images of each class",
+                f"no {settings.sample} of {len(missing)} of {len(counts)} classes in {name}: {first_of(missing)}",
+                next_step=f"add {settings.sample}s of each class",
             )
 
 
@@ -92,8 +98,8 @@ def split_by_shares(
     except TooFewError as error:
         raise UserError(
             f"data '{settings.path or settings.kind}'",
-            f"{len(indices)} images {_of_classes(source, labels)}: too few to hold out {share:.0%} for {name}",
-            next_step=f"add images or give a {name} folder",
+            f"{len(indices)} {settings.sample}s {_of_classes(source, labels)}: too few to hold out {share:.0%} for {name}",
+            next_step=f"add {settings.sample}s or give a {name} folder",
         ) from error
     return np.sort(indices[kept]), np.sort(indices[held])
 

@@ -1,0 +1,86 @@
+"""Words of a text and their numbers, by a vocabulary that is a file. Legend: N texts, T words, L another number of words."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, model_validator
+
+from adaptive_runtime.message_files import FileMessage
+from profiling_agents.messages import Message
+
+VOCABULARY_FILE = "vocabulary.json"
+PADDING, UNKNOWN = 0, 1
+"""Numbers of what fills a text up, and of words that the vocabulary does not have."""
+FIRST_WORD = 2
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+Tokens = NDArray[np.int64]
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, and each punctuation mark by itself, without case; characters in the form of Unicode's NFKC."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def of_length(x_NT: Tokens, length: int) -> Tokens:
+    """(N, L): the first `length` words of each text, or filled up with `PADDING`."""
+    missing = length - x_NT.shape[1]
+    if missing > 0:
+        return np.pad(x_NT, ((0, 0), (0, missing)), constant_values=PADDING)
+    return np.ascontiguousarray(x_NT[:, :length])
+
+
+class Vocabulary(FileMessage):
+    """The words that a network knows, in the order of their numbers, from `FIRST_WORD` on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+    WHERE: ClassVar[str] = VOCABULARY_FILE
+    NEXT_STEP: ClassVar[str] = "export the bundle again"
+    READ_VERSION: ClassVar[int | None] = 1
+    CONTENT: ClassVar[str] = "a vocabulary"
+
+    version: int = 1
+    words: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_one_to_one(self) -> Self:
+        if len(set(self.words)) < len(self.words):
+            raise ValueError("words: one is there twice")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Numbers of words are below it."""
+        return FIRST_WORD + len(self.words)
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Word -> its number."""
+        return {word: number for number, word in enumerate(self.words, FIRST_WORD)}
+
+    def tokens(self, texts: Sequence[str], length: int) -> Tokens:
+        """(N, `length`) int64: the numbers of the first words of each text, filled up with `PADDING`."""
+        found_NT = np.full((len(texts), length), PADDING, np.int64)
+        for row_T, text in zip(found_NT, texts, strict=True):
+            numbers = [self.numbers.get(word, UNKNOWN) for word in words_of(text)[:length]]
+            row_T[: len(numbers)] = numbers
+        return found_NT
+
+
+class TextPreparation(Message):
+    """What an application does with a text before the first segment sees it: `Vocabulary.tokens` to `length` words.
+
+    vocabulary: the name of its file, in the manifest's folder. words: numbers of words are below it. size: how many words (T,)
+    the SubNet takes, the first ones of `length`. layout: samples, words.
+    """
+
+    layout: Literal["NT"] = "NT"
+    vocabulary: str = VOCABULARY_FILE
+    words: Annotated[int, Field(gt=FIRST_WORD)]
+    length: Annotated[int, Field(ge=1)]
+    size: tuple[int]

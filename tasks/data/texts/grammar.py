@@ -1,0 +1,72 @@
+"""A context-free grammar of short opinions in six classes, and their noise. Legend: a rule is one way to write a symbol.
+
+The class is a property of the sentence. Each clause is good or bad by its adjective and by whether that is negated. Of two
+clauses the main one counts more, and connectives say which that is: "although A, B" and "B although A" both mean B. So no
+single word tells the class, and neither does the set of words alone.
+"""
+
+import numpy as np
+
+RULES: dict[str, tuple[str, ...]] = {
+    "PRAISE": ("OPENING GOOD AND GOOD END", "OPENING GOOD , BECAUSE GOOD END"),
+    "COMPLAINT": ("OPENING BAD AND BAD END", "OPENING BAD , BECAUSE BAD END"),
+    "RELIEF": ("OPENING BAD BUT GOOD END", "ALTHOUGH BAD , GOOD END", "OPENING GOOD ALTHOUGH BAD END"),
+    "REGRET": ("OPENING GOOD BUT BAD END", "ALTHOUGH GOOD , BAD END", "OPENING BAD ALTHOUGH GOOD END"),
+    "WISH": ("OPENING IF_ONLY WISHED END", "IF_ONLY WISHED , because BAD END", "OPENING BAD AND IF_ONLY WISHED END"),
+    "DOUBT": ("OPENING WHO_KNOWS GOOD END", "OPENING WHO_KNOWS BAD END", "WHO_KNOWS GOOD or BAD END"),
+    "GOOD": ("THING IS DEGREE PLEASANT", "THING IS NOT UNPLEASANT"),
+    "BAD": ("THING IS DEGREE UNPLEASANT", "THING IS NOT PLEASANT"),
+    "WISHED": ("THING were DEGREE PLEASANT", "THING were NOT UNPLEASANT"),
+    "OPENING": (
+        "",
+        "",
+        "honestly ,",
+        "DAY ,",
+        "when we came DAY ,",
+        "no wonder ,",
+        "as i know now ,",
+        "if you ask me ,",
+    ),
+    "END": (".", ".", "!", "DAY .", ", i think .", "for us .", ", as you know ."),
+    "DAY": ("last week", "on monday", "on friday", "this morning", "in the evening", "twice"),
+    "AND": ("and", ", and also", "and besides"),
+    "BECAUSE": ("because", "since", "as"),
+    "BUT": ("but", ", but", ", yet", "and still"),
+    "ALTHOUGH": ("although", "though", "even though", "while"),
+    "IF_ONLY": ("if only", "i wish", "we hoped that", "it would help if"),
+    "WHO_KNOWS": ("i wonder if", "nobody knows whether", "it is not clear whether", "i cannot say if"),
+    "THING": ("the NOUN", "the NOUN", "their NOUN", "the NOUN of the PLACE", "the NOUN in the PLACE"),
+    "NOUN": ("soup", "bread", "coffee", "bed", "shower", "view", "light", "music", "waiter", "price", "parking", "key"),
+    "PLACE": ("restaurant", "hotel", "bar", "lobby", "first room", "other room", "garden", "station"),
+    "IS": ("is", "was", "seems", "seemed"),
+    "DEGREE": ("", "very", "really", "quite", "rather", "so"),
+    "NOT": ("not", "never", "hardly", "not at all", "by no means"),
+    "PLEASANT": ("good", "great", "warm", "clean", "quiet", "friendly", "fresh", "cheap", "bright", "nice"),
+    "UNPLEASANT": ("bad", "awful", "cold", "dirty", "loud", "rude", "stale", "expensive", "dark", "poor"),
+}
+"""Symbol -> its rules; what is no symbol is a word. Classes are symbols, too."""
+CLASSES = ("praise", "complaint", "relief", "regret", "wish", "doubt")
+LOST, MISSPELT = 0.01, 0.02
+"""Shares of the words that are left out, and that lack a letter."""
+
+
+def sentence(name: str, rng: np.random.Generator) -> str:
+    """A sentence of a class with its noise, drawn by `rng`."""
+    return " ".join(noisy for word in _derived(name.upper(), rng) if (noisy := _noisy(word, rng)))
+
+
+def _derived(symbol: str, rng: np.random.Generator) -> list[str]:
+    if symbol not in RULES:
+        return [symbol]
+    rules = RULES[symbol]
+    return [word for part in rules[rng.integers(len(rules))].split() for word in _derived(part, rng)]
+
+
+def _noisy(word: str, rng: np.random.Generator) -> str:
+    drawn = rng.random()
+    if drawn < LOST:
+        return ""
+    if drawn < LOST + MISSPELT and len(word) > 2:
+        place = rng.integers(len(word))
+        return word[:place] + word[place + 1 :]
+    return word

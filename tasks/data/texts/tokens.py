@@ -1,0 +1,71 @@
+"""Texts in memory as numbers of words, with a vocabulary of the training split. Legend: N texts, B batch, T words, D draws."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from adaptive_runtime.texts import PADDING, UNKNOWN, Vocabulary, words_of
+from tasks.data.drawn.numbers import uniforms
+from tasks.data.settings import DataSettings
+from tasks.data.source import Scaling
+from tasks.errors import UserError
+
+WORD_DROPOUT = 0.02
+"""Share of the words of an augmented text that become `UNKNOWN`, so that networks learn to do without them."""
+DRAW_LEVELS = 1 << 24
+
+
+class TextSource:
+    """All texts, as the first `settings.resolution` words of each. `scaling` has the vocabulary."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(
+        self, settings: DataSettings, texts: Sequence[str], labels: np.ndarray, class_names: Sequence[str]
+    ) -> None:
+        """labels: (N,) int64."""
+        self.texts, self.labels, self.class_names = tuple(texts), labels, tuple(class_names)
+        self._length = settings.resolution
+        self.scaling = Scaling("none", "none")
+
+    def learn_words(self, indices: np.ndarray, settings: DataSettings) -> None:
+        """Make the vocabulary of the texts of the training split. UserError: no word is there often enough."""
+        assert settings.vocabulary is not None
+        self.vocabulary = vocabulary_of([self.texts[index] for index in indices], settings)
+        self.scaling = Scaling("none", "none", vocabulary=self.vocabulary)
+        self._tokens_NT = self.vocabulary.tokens(self.texts, self._length)
+        if longer := np.mean([len(words_of(text)) > self._length for text in self.texts]):
+            self.notes = (f"data: {longer:.1%} of the texts have more than {self._length} words and are cut",)
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Any order: all is in memory."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """Numbers of words (B, T) int64; `draws` (B, D) decide which words are left out."""
+        x_BT = self._tokens_NT[indices]
+        if draws is not None:
+            drawn_B = (draws[:, 0] * DRAW_LEVELS).astype(np.int64)
+            dropped_BT = uniforms(0, drawn_B, self._length).T < WORD_DROPOUT
+            x_BT[dropped_BT & (x_BT != PADDING)] = UNKNOWN
+        return torch.from_numpy(x_BT)
+
+
+def vocabulary_of(texts: Sequence[str], settings: DataSettings) -> Vocabulary:
+    """The most frequent words of texts, words of one frequency by the alphabet.
+
+    UserError: none is there `settings.vocabulary.least_count` times.
+    """
+    wanted = settings.vocabulary
+    assert wanted is not None
+    counts = Counter(word for text in texts for word in words_of(text))
+    known = sorted((-count, word) for word, count in counts.items() if count >= wanted.least_count)
+    if not known:
+        raise UserError(
+            f"data '{settings.path or settings.kind}'",
+            f"no word is in the texts of train {wanted.least_count} times",
+            next_step="lower data.vocabulary.least_count, or add texts",
+        )
+    return Vocabulary(words=tuple(word for _, word in known[: wanted.most_words]))
