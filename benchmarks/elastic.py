@@ -31,6 +31,7 @@ from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.validate import validate
 from tailor_ir import Config
+from tasks.data.samples import image_form
 from tasks.models import create
 
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
@@ -52,7 +53,7 @@ def compiled(preset: str, classes: int = CLASSES) -> tailor_ir.SuperNet:
     """The SuperNet of a preset, or of two (`config_of`), from random weights."""
     config = config_of(preset)
     torch.manual_seed(0)
-    network = create(config.model, classes, config.data.channels, config.data.resolution)
+    network = create(config.model, classes, image_form(config.data.channels, config.data.resolution))
     assert isinstance(network, torch.nn.Module)
     sample_BCHW = torch.zeros(1, config.data.channels, config.data.resolution, config.data.resolution)
     net = tailor_ir.compile(network.eval(), sample_BCHW, config.space)

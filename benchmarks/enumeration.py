@@ -26,6 +26,7 @@ import tailor_ir
 from benchmarks.elastic import PRESETS, config_of
 from tailor_ir import Choice
 from tailor_ir.operators.table import OperatorTable
+from tasks.data.samples import image_form
 from tasks.models import create
 
 CLASSES = 10
@@ -38,7 +39,7 @@ def supernet_of(preset: str) -> tailor_ir.SuperNet:
     """The SuperNet of a preset, from random weights."""
     config = config_of(preset)
     channels, side = config.data.channels, config.data.resolution
-    network = create(config.model, CLASSES, channels, side)
+    network = create(config.model, CLASSES, image_form(channels, side))
     assert isinstance(network, torch.nn.Module)
     return tailor_ir.compile(network.eval(), torch.zeros(1, channels, side, side), config.space)
 

@@ -17,6 +17,7 @@ from torch import distributed, nn
 import tailor_ir
 from flows.config import RunConfig
 from tasks.data import load
+from tasks.data.samples import image_form
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
@@ -65,7 +66,7 @@ def pruned_files(config: RunConfig, weights: Path, work: Path, ratios: Sequence[
     size, channels = config.data.resolution, train.channels
     settings = train_settings(config)
     steps = train.steps(settings.batch_size)
-    network = create(config.model, train.classes, channels, size)
+    network = create(config.model, train.classes, image_form(channels, size))
     assert isinstance(network, nn.Module)
     load_weights(network, weights)
     files = []

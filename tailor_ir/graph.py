@@ -102,6 +102,17 @@ class Graph:
         """Element type of an input; float32 in graphs that were saved without types."""
         return dict(zip(self.inputs, self.input_types, strict=False)).get(name, "float32")
 
+    def tokens_of(self, name: str) -> int | None:
+        """Token numbers of an input are below it: the least number of rows of the tables that are looked up by them.
+
+        1 where it is read otherwise, too: 0 is always valid. None: the input's elements are no integers.
+        """
+        if "int" not in self.input_type(name):
+            return None
+        readers = self.consumers().get(name, [])
+        tables = [each for node in readers for each in node.inputs if each in self.initializers]
+        return min((self.shapes[table][0] for table in tables), default=1)
+
     def named_inputs(self, given: GivenInputs) -> Tensors:
         """Input name -> its batch. InputError: other inputs than the network has."""
         batches = (given,) if isinstance(given, torch.Tensor) else tuple(given)

@@ -43,7 +43,7 @@ def run(
     """
     splits = load_splits(data)
     train = splits["train"]
-    module = create(model, train.classes, train.channels, data.resolution, seed=settings.seed, problem=train.problem)
+    module = create(model, train.classes, train.form, seed=settings.seed, problem=train.problem)
     assert isinstance(module, nn.Module), "an .onnx file has no base stage"
     device = pick_device(settings.device)
     trained = needs_training(model, train.classes)
@@ -53,7 +53,7 @@ def run(
         split: EvaluationData(splits[split], train, device=device, recalibration_images=settings.recalibration_images)
         for split in ("validation", "test")
     }
-    size = (data.resolution, data.resolution)
+    size = train.form.size
     if trained:
         recalibrate_module(module, images["test"].calibration(size))
     accuracy = {split: count_correct(module, one.batches(size), one.problem).share for split, one in images.items()}

@@ -126,14 +126,14 @@ def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress
 
 
 def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Batches (B, C, H, W) of training images, and of images for validation, so many of each."""
+    """Batches of training samples, and of samples for validation, so many of each."""
     splits = load_splits(data)
     found = EvaluationData(
         splits["validation"], splits["train"], recalibration_images=count, limit=count, batch_size=BATCH
     )
-    height, width = net.input_shape(net.max_config)[-2:]
-    held_out = [x_BCHW for x_BCHW, _ in found.batches((height, width))]
-    return list(found.calibration((height, width))), held_out
+    size = net.input_size(net.max_config)
+    held_out = [x_BCHW for x_BCHW, _ in found.batches(size)]
+    return list(found.calibration(size)), held_out
 
 
 def supernet_of(
@@ -152,16 +152,14 @@ def supernet_of(
     network = create(
         model.model_copy(update={"pretrained": False, "checkpoint": None}),
         train.classes,
-        train.channels,
-        data.resolution,
+        train.form,
         problem=train.problem,
     )
     if isinstance(network, torch.nn.Module):
         if weights is not None:
             load_weights(network, weights)
         network.eval()
-    example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
-    net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
+    net = tailor_ir.compile(network, train.form.blank(1), space or None, kernel_transform=settings.kernel_transform)
     graph = net.structure.graph
     outputs = [graph.shapes[name] for name in graph.outputs]
     check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem, train.settings.resolution)

@@ -20,10 +20,10 @@ def evaluate_file(model: ModelSettings, data: DataSettings) -> StageResult:
     """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data."""
     splits = load_splits(data)
     train = splits["train"]
-    path = create(model, train.classes, train.channels, data.resolution, problem=train.problem)
+    path = create(model, train.classes, train.form, problem=train.problem)
     assert isinstance(path, Path), "of a network that is made in Python, stage base tells the accuracy"
     network = OnnxNetwork(path)
-    size = (data.resolution, data.resolution)
+    size = train.form.size
     images = EvaluationData(splits["validation"], train)
     found = {
         f"{split}_accuracy": count_correct(network, images.of(splits[split]).batches(size), images.problem).share
@@ -47,13 +47,13 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
 
 def _check_images(net: tailor_ir.SuperNet, supernet: Path, train: Dataset) -> None:
     """Refuse a SuperNet whose shapes do not fit the data; a SuperNet that no run made has no description of its data."""
-    where, wanted = f"supernet '{supernet}'", (train.channels, *[train.settings.resolution] * 2)
+    where, form = f"supernet '{supernet}'", train.form
     shape = net.input_shape(net.max_config)[1:]
-    if shape != wanted:
+    if shape != form.shape:
         raise UserError(
             where,
             f"takes {'x'.join(map(str, shape))}",
-            allowed=f"{'x'.join(map(str, wanted))}, the data's images",
+            allowed=f"{form.line}, the data's {form.called}",
             next_step="give the data options of the run that made it",
         )
     graph = net.structure.graph

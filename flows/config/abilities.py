@@ -1,11 +1,15 @@
 """Options that not every learning problem can do yet, refused before anything is worked."""
 
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from tailor_ir import asks_for_exits
+from tasks.data import DataSettings
+from tasks.data.samples import LACKS_OF_IMAGES, LACKS_OF_TEXTS
 from tasks.problems import problem_named
 
 
@@ -21,6 +25,10 @@ class Asking(NamedTuple):
     asked: Callable[[Any], bool]
 
 
+def _has_backend(backend: str, config: Any) -> bool:
+    return any(profile.backend == backend for profile in config.device.values())
+
+
 ASKING = (
     Asking("timm", "baselines.siblings", "[]", lambda config: bool(config.baselines.siblings)),
     Asking("mixing", "base.mixing", "mixup_alpha and cutmix_alpha 0", lambda config: config.base.mixing.is_on),
@@ -29,15 +37,20 @@ ASKING = (
     Asking("streams", "stream.in_report", "false", lambda config: config.stream.in_report),
     Asking("adaptable", "export.adaptable", "false", lambda config: config.export.adaptable),
     Asking("blocks", "export.blocks", "false", lambda config: config.export.blocks),
+    *(
+        Asking(one, f"device with backend={one}", "onnxruntime, openvino, torch", partial(_has_backend, one))
+        for one in ("ncnn", "executorch")
+    ),
 )
 
 
-def check_abilities(config: BaseModel, problem: str, kind: str) -> None:
-    """ValueError for an option that needs an ability which the problem of the data (of `kind`) lacks."""
-    lacks = problem_named(problem).lacks
+def check_abilities(config: BaseModel, data: DataSettings) -> None:
+    """ValueError for an option that needs an ability which the problem of the data, or their form of samples, lacks."""
+    problem = data.problem if data.sample == "image" else f"{data.problem} of {data.sample}s"
+    lacks = {**problem_named(data.problem).lacks, **(LACKS_OF_TEXTS if data.sample == "text" else LACKS_OF_IMAGES)}
     for ability, option, allowed, asked in ASKING:
-        section, _ = option.split(".")
+        section = re.split(r"\W", option)[0]
         if ability in lacks and section in type(config).model_fields and asked(config):
             raise ValueError(
-                f"{option} with data.kind={kind}: {problem} cannot do it yet: {lacks[ability]}; allowed: {allowed}"
+                f"{option} with data.kind={data.kind}: {problem} cannot do it yet: {lacks[ability]}; allowed: {allowed}"
             )

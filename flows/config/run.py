@@ -190,7 +190,7 @@ class CommonConfig(BaseModel):
 
     @model_validator(mode="after")
     def _the_problem_of_the_data_can_do_it(self) -> Self:
-        check_abilities(self, self.data.problem, self.data.kind)
+        check_abilities(self, self.data)
         return self
 
     def resources_of(self, device: str) -> ResourceSettings:

@@ -139,6 +139,20 @@ class SuperNet:
             )
         return next(iter(shapes.values()))
 
+    def input_size(self, config: Mapping[str, Choice]) -> tuple[int, ...]:
+        """(height, width) of a SubNet's images, or (length,) of its token sequences."""
+        return self.space.spatial(self.space.row(config))
+
+    def sample_input(
+        self, config: Mapping[str, Choice], rng: np.random.Generator, batch: int | None = None
+    ) -> np.ndarray:
+        """A batch of a SubNet's only input: standard normal float32, or token numbers that its look-ups have."""
+        (name,) = self.structure.graph.inputs
+        shape = self.input_shape(config, batch)
+        if (tokens := self.structure.graph.tokens_of(name)) is None:
+            return rng.standard_normal(shape, dtype=np.float32)
+        return rng.integers(tokens, size=shape).astype(self.structure.graph.input_type(name))
+
     def input_shapes(self, config: Mapping[str, Choice], batch: int | None = None) -> dict[str, tuple[int, ...]]:
         """Input name -> its shape in a SubNet, in the order in which networks are called. The first axis is the batch."""
         sizes = self.space.sizes(self.space.row(config), self.batch if batch is None else batch)

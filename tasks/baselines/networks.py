@@ -28,19 +28,19 @@ def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
 
     UserError or TailorError: no such file, other classes or another input than the data's, or a network that cannot be read.
     """
-    size = train.settings.resolution
-    module = create(network.model, train.classes, train.channels, size, problem=train.problem)
+    form = train.form
+    module = create(network.model, train.classes, form, problem=train.problem)
     if isinstance(module, torch.nn.Module):
         if network.weights is not None:
             load_weights(module, network.weights)
         module.eval()
-    net = tailor_ir.compile(module, torch.zeros(1, train.channels, size, size), {})
+    net = tailor_ir.compile(module, form.blank(1), {})
     shape = net.input_shape(net.max_config)
-    if shape[1:] != (train.channels, size, size):
+    if shape[1:] != form.shape:
         raise UserError(
             f"baseline '{network.name}'",
             f"takes {'x'.join(map(str, shape[1:]))}",
-            allowed=f"{train.channels}x{size}x{size}, the data's images",
+            allowed=f"{form.line}, the data's {form.called}",
         )
     partial = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,13 +1,30 @@
 """What a network takes: images, or texts as numbers of words. Legend: B batch, C channels, H height, W width, T words."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from tasks.data.settings import DataSettings
+from tasks.errors import UserError
 
 Size = tuple[int, ...]
 """(height, width) of images, (words,) of texts."""
+LACKS_OF_IMAGES: Mapping[str, str] = MappingProxyType({})
+LACKS_OF_TEXTS: Mapping[str, str] = MappingProxyType(
+    {
+        "timm": "timm makes networks of images",
+        "mixing": "numbers of words cannot be mixed",
+        "exits": "heads of exits are for feature maps of images",
+        "streams": "streams and their drift are of images",
+        "adaptable": "weights adapt on a device to images alone",
+        "blocks": "a search on a device evaluates images alone",
+        "codings": "numbers of words cannot be rounded on their way to another device",
+        "ncnn": "ncnn has no layer for looking words up",
+        "executorch": "its programs are made of images alone",
+    }
+)
 
 
 class SampleForm(NamedTuple):
@@ -33,6 +50,16 @@ class SampleForm(NamedTuple):
     def line(self) -> str:
         """The shape, for messages: `3x32x32`."""
         return "x".join(map(str, self.shape))
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        """What cannot be done with such samples yet, by ability, and why; beside what the learning problem lacks."""
+        return LACKS_OF_IMAGES if self.words is None else LACKS_OF_TEXTS
+
+    def require(self, ability: str, where: str, next_step: str) -> None:
+        """UserError where samples lack an ability that a stage needs. where: the option or stage that asks for it."""
+        if reason := self.lacks.get(ability):
+            raise UserError(where, f"{self.called} cannot do it yet: {reason}", next_step=next_step)
 
     def blank(self, samples: int) -> torch.Tensor:
         """So many samples of zeros: black images, or texts of nothing but padding."""

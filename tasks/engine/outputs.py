@@ -1,7 +1,8 @@
 """Whether a model gives the same outputs under another engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,13 @@ from profiling_agents.client import AgentClient, ModelJob, RunError
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 
 Outputs = list[list[np.ndarray]]
+
+
+class CheckedModel(NamedTuple):
+    """A whole SubNet with its weights, and what draws a batch that it takes."""
+
+    job: ModelJob
+    input: Callable[[np.random.Generator], np.ndarray]
 
 
 @dataclass(slots=True)
@@ -19,7 +27,7 @@ class OutputCheck:
     """
 
     client: AgentClient
-    jobs: Sequence[ModelJob]
+    models: Sequence[CheckedModel]
     tolerance: float
     seed: int
     _expected: Outputs = field(default_factory=list)
@@ -39,13 +47,7 @@ class OutputCheck:
 
     def _run(self, engine: Engine) -> Outputs:
         rng = np.random.default_rng(self.seed)
-        return [
-            self.client.run(
-                replace(job, engine=engine),
-                [rng.standard_normal(shape, dtype=np.float32) for shape in job.input_shapes],
-            )
-            for job in self.jobs
-        ]
+        return [self.client.run(replace(job, engine=engine), [draw(rng)]) for job, draw in self.models]
 
 
 def _difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:

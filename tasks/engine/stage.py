@@ -6,6 +6,7 @@ engine. The stages behind this one run all models with the engine that comes out
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import tailor_ir
@@ -15,7 +16,7 @@ from tailor_ir import SuperNet
 from tasks.conversion import ConversionError, onnx_of
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine, TimedSubNet
 from tasks.engine.descent import Descent, gain_of
-from tasks.engine.outputs import OutputCheck
+from tasks.engine.outputs import CheckedModel, OutputCheck
 from tasks.engine.settings import Settings
 from tasks.engine.statistics import Comparison
 from tasks.engine.timing import EngineTimer
@@ -156,11 +157,15 @@ class ModelsOfSubNets:
                 failed[digest] = str(error)
         return jobs, failed
 
-    def whole(self, digests: Sequence[str]) -> list[ModelJob]:
+    def whole(self, digests: Sequence[str]) -> list[CheckedModel]:
         """The largest and the smallest of these SubNets with their weights, where the device takes models of their size."""
         ends = {digests[0], *(one for one in digests if self.kinds[one] == "smallest")} if digests else set[str]()
-        jobs = [self._job(digest, weights=True) for digest in sorted(ends)]
-        return [job for job in jobs if max(map(len, job.files)) <= self._device.max_model_mib * MIB]
+        jobs = {digest: self._job(digest, weights=True) for digest in sorted(ends)}
+        return [
+            CheckedModel(job, partial(self._net.sample_input, self._configs[digest]))
+            for digest, job in jobs.items()
+            if max(map(len, job.files)) <= self._device.max_model_mib * MIB
+        ]
 
     def _job(self, digest: str, *, weights: bool) -> ModelJob:
         config = self._configs[digest]

@@ -22,6 +22,8 @@ def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
     Of signals it is a spectrogram for each, with these three as names of classes. No file where the problem's answers cannot
     be drawn.
     """
+    if data.dataset.form.words is not None:
+        return
     problem, side = data.problem, data.dataset.settings.resolution
     x_BCHW, target = (part[:MOST_IMAGES] for part in next(iter(data.batches((side, side)))))
     classes, plain_BCHW = data.dataset.classes, _brightened(x_BCHW)
@@ -44,9 +46,8 @@ def _answers(net: SuperNet, data: EvaluationData, x_BCHW: torch.Tensor) -> Itera
     """Of the largest and of the smallest SubNet, in the form of targets."""
     side = data.dataset.settings.resolution
     for config in (net.max_config, net.min_config):
-        height, width = net.input_shape(config)[-2:]
         net.elastic.activate(config, statistics_of(net, config, data))
-        yield data.problem.decoded(net.elastic.eval()(resize(x_BCHW, (height, width))), (side, side))
+        yield data.problem.decoded(net.elastic.eval()(resize(x_BCHW, net.input_size(config))), (side, side))
 
 
 def _draw_spectrograms(

@@ -23,11 +23,11 @@ from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
 from tasks.data import Batch, Dataset
 from tasks.data.images import resize
+from tasks.data.samples import Size, placed
 from tasks.evaluation.statistics import KnownStatistics
 from tasks.problems import CLASSIFICATION, LearningProblem, Tallied
 from tasks.progress import Progress
 
-Size = tuple[int, int]
 Item = TypeVar("Item")
 CALIBRATION_SEED = 0
 MOST_TOGETHER = 32
@@ -206,11 +206,11 @@ class EvaluationData:
         return other
 
     def batches(self, size: Size) -> Iterable[Batch]:
-        """Images to evaluate on at (height, width), with their targets."""
+        """Samples to evaluate on in a size, with their targets."""
         return self._resized(False, size)
 
     def calibration(self, size: Size) -> Iterable[torch.Tensor]:
-        """Training images at (height, width): shuffled once and for all, not augmented."""
+        """Training samples in a size: shuffled once and for all, not augmented."""
         return (x_BCHW for x_BCHW, _ in self._resized(True, size))
 
     def _resized(self, calibration: bool, size: Size) -> Iterable[Batch]:
@@ -222,7 +222,7 @@ class EvaluationData:
         count = self._count(calibration)
         key = (dataset, calibration, size, count)
         if key not in self._cache.batches:
-            needed_bytes = count * dataset.channels * size[0] * size[1] * self._dtype.itemsize
+            needed_bytes = count * math.prod((*dataset.form.shape[: -len(size)], *size)) * self._dtype.itemsize
             if needed_bytes > self._cache.left_bytes:
                 return self._read(calibration, size)
             self._cache.left_bytes -= needed_bytes
@@ -235,7 +235,7 @@ class EvaluationData:
         return min(len(self._dataset), self._limit or len(self._dataset))
 
     def _read(self, calibration: bool, size: Size) -> Iterable[Batch]:
-        base = (self._dataset.settings.resolution,) * 2
+        base = self._dataset.form.size
         if size != base:
             yield from ((resize(x, size), y) for x, y in self._resized(calibration, base))
             return
@@ -245,7 +245,7 @@ class EvaluationData:
         else:
             source = self._dataset.batches(self._batch_size)
         for x_BCHW, target in source:
-            yield x_BCHW[:left].to(self.device, self._dtype), target[:left].to(self.device)
+            yield placed(x_BCHW[:left], self.device, self._dtype), target[:left].to(self.device)
             left -= len(target)
             if left <= 0:
                 return
@@ -269,7 +269,7 @@ def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
     digest = net.space.digest(config)
     statistics = data.known.get(net.elastic, digest)
     if statistics is None:
-        statistics = net.recalibrate(config, data.calibration(_size(net, config)))
+        statistics = net.recalibrate(config, data.calibration(net.input_size(config)))
         data.known.put(net.elastic, digest, statistics)
     return statistics
 
@@ -278,12 +278,7 @@ def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
     """Accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
     net.elastic.activate(config, statistics_of(net, config, data))
     net.elastic.eval()
-    return count_correct(net.elastic, data.batches(_size(net, config)), data.problem)
-
-
-def _size(net: Any, config: Config) -> Size:
-    height, width = net.input_shape(config)[-2:]
-    return height, width
+    return count_correct(net.elastic, data.batches(net.input_size(config)), data.problem)
 
 
 def accuracy_lines(
@@ -357,7 +352,7 @@ def _pieces(net: Any, configs: dict[str, Config], workers: int) -> list[list[str
     digests = list(configs)
     most = min(MOST_TOGETHER, math.ceil(len(digests) / workers))
     pieces = [[digests[position] for position in group] for group in groups(net.elastic, list(configs.values()), most)]
-    return sorted(pieces, key=lambda piece: -len(piece) * math.prod(_size(net, configs[piece[0]])))
+    return sorted(pieces, key=lambda piece: -len(piece) * math.prod(net.input_size(configs[piece[0]])))
 
 
 @dataclass(slots=True)
@@ -374,7 +369,7 @@ class _Work:
 
     def evaluate(self, configs: Sequence[Config]) -> list[Accuracy]:
         """Accuracy of each SubNet of a group."""
-        size = _size(self.net, configs[0])
+        size = self.net.input_size(configs[0])
         if (other := self.data.precision) is not None:
             pairs = zip(configs, self._statistics(configs, size), strict=True)
             return [other.accuracy(self.net, config, statistics, self.data) for config, statistics in pairs]

@@ -22,10 +22,9 @@ def answers_of(
     """Of one SubNet up to each of its exits, in order; each with BatchNorm statistics of its own, as it is exported."""
     together = Prefixes(net.elastic, exits, data.features_mib)
     together.activate([statistics_of(net, config, data) for config in exits])
-    height, width = net.input_shape(exits[-1])[-2:]
     logits, labels = [], []
     with progress.bar(name, data.counts["images"]) as bar:
-        for x_BCHW, y_B in data.batches((height, width)):
+        for x_BCHW, y_B in data.batches(net.input_size(exits[-1])):
             found = dict(together(x_BCHW))
             logits.append(np.stack([found[place].float().cpu().numpy() for place in range(len(exits))], 1))
             labels.append(y_B.cpu().numpy())

@@ -178,8 +178,7 @@ class PolicyBench:
                     )
                 )
             found[end] = tuple(rows)
-        height, width = self.net.input_shape(row.config)[-2:]
-        write_pictures(self.test.batches((height, width)), files)
+        write_pictures(self.test.batches(self.net.input_size(row.config)), files)
         return found
 
     def table(self, rows: Sequence[SubnetPolicy], evaluated: SubNetLines) -> ExitTable:

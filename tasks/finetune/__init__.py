@@ -15,7 +15,6 @@ from tasks.finetune import checkpoint, ranges
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.launcher import launch
-from tasks.finetune.networks.supernet import input_size
 from tasks.finetune.phases import split_epochs
 from tasks.finetune.settings import AUTO, FROZEN, OF_BLOCKS, OF_EXITS, Settings, TrainSettings
 from tasks.models import carry_origin
@@ -57,7 +56,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     )
     if settings.strategies[-1] not in FROZEN:  # else the network is the user's, or was left with its statistics
         net.set_statistics(statistics_of(net, net.max_config, validation))
-    net.set_statistics(net.recalibrate_alternatives(validation.calibration(input_size(net, net.max_config))))
+    net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
     result = FinetuneResult(
         strategy=settings.strategy,
         steps=len(read_lines(job.history)),

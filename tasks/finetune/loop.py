@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tasks.artifacts import append_line
 from tasks.data import Batch, Dataset
 from tasks.data.prefetch import prefetched
+from tasks.data.samples import placed
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.finetune import checkpoint
@@ -117,6 +118,7 @@ class Trainer:
         self.dataset = dataset
         if self.settings.mixing.is_on:
             require(dataset.problem, "mixing", "mixing", "leave mixup_alpha and cutmix_alpha at 0")
+            dataset.form.require("mixing", "mixing", "leave mixup_alpha and cutmix_alpha at 0")
         self.device = device
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.first_of_node = int(os.environ["LOCAL_RANK"]) == 0
@@ -145,9 +147,8 @@ class Trainer:
         roles, net = self.network.roles(self.step), self.network.net
         if net is not None and self.phase.strategy not in FROZEN | OF_EXITS:
             roles = [replace(role, config=net.max_config) for role in roles]
-        size = self.job.data.resolution
-        x_BCHW = torch.zeros(self.settings.batch_size // self.world, self.dataset.channels, size, size)
-        target = self.dataset.problem.blank(len(x_BCHW), size)
+        x_BCHW = self.dataset.form.blank(self.settings.batch_size // self.world)
+        target = self.dataset.problem.blank(len(x_BCHW), self.job.data.resolution)
 
         def run() -> None:
             self._passes(self._pieces(x_BCHW, target)[:MOST_TRIED], roles)
@@ -371,11 +372,11 @@ class Trainer:
 
         `place`: that of the micro-batch in the global batch.
         """
-        x_BCHW, target = x_BCHW.to(self.device, self.dtype), target.to(self.device)
+        x_BCHW, target = placed(x_BCHW, self.device, self.dtype), target.to(self.device)
         if self.settings.mixing.is_on:
             key = (self.settings.seed, self.step, place)
             x_BCHW, target = mix(x_BCHW, target, self.settings.mixing, self.dataset.classes, key)
-        return x_BCHW.to(memory_format=self.layout), target
+        return (x_BCHW.to(memory_format=self.layout) if x_BCHW.ndim == 4 else x_BCHW), target
 
     def _micro_step(
         self, x_BCHW: torch.Tensor, target: torch.Tensor, roles: list[Role], share: float, *, last: bool

@@ -67,6 +67,7 @@ def measured_losses(
     net: SuperNet, images: EvaluationData, settings: PlacementSettings, progress: Progress
 ) -> CodingLosses:
     """What each coding loses at each cut of the largest SubNet, on at most `coding_images` images."""
+    images.dataset.form.require("codings", "search.placement", "leave it out")
     config, pieces = net.max_config, find_pieces(net.pre_partition())
     dataflow = net.pre_partition().under(net.space.row(config))
     piece_of = pieces.of_operators()
@@ -78,7 +79,7 @@ def measured_losses(
     coded = [coding for coding in settings.ascending if coding != FP32]
     exact = images.problem.tally()
     tallies = [[images.problem.tally() for _ in coded] for _ in range(len(modules) + 1)]
-    batches = list(_first(images, net.input_shape(config)[-2:], settings.coding_images))
+    batches = list(_first(images, net.input_size(config), settings.coding_images))
     with progress.bar("accuracy of codings", len(batches) * len(tallies)) as bar:
         for x_BCHW, target in batches:
             values = [x_BCHW]
@@ -102,7 +103,7 @@ def measured_losses(
 
 def _first(images: EvaluationData, size: tuple[int, ...], most: int) -> Iterator[Batch]:
     left = most
-    for x_BCHW, target in images.batches((size[0], size[1])):
+    for x_BCHW, target in images.batches(size):
         if left <= 0:
             return
         yield x_BCHW[:left], target[:left]

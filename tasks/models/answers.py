@@ -6,36 +6,39 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from tasks.data.samples import SampleForm
 from tasks.errors import UserError
 from tasks.models.tracebacks import told
 from tasks.problems import CLASSIFICATION, LearningProblem
 
-IMAGES = 2  # networks may drop an axis of 1
+SAMPLES = 2  # networks may drop an axis of 1
 
 
 def check_answer(
     where: str,
     module: nn.Module,
     classes: int,
-    shape: tuple[int, int, int],
+    form: SampleForm,
     *,
     own_code: str | None,
     problem: LearningProblem = CLASSIFICATION,
 ) -> None:
     """Run the module once, in eval mode. UserError when it fails, wants several inputs, or gives no output of the problem.
 
-    shape: (C, H, W). own_code: a folder of the user's code, whose lines are named; None: not the user's.
+    form: of the samples that it takes. own_code: a folder of the user's code, whose lines are named; None: not the user's.
     """
-    _check_inputs(where, module)
+    _check_inputs(where, module, form)
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         with torch.no_grad():
-            answer = module(torch.zeros(IMAGES, *shape))
+            answer = module(form.blank(SAMPLES))
     except Exception as error:
-        size = ", ".join(map(str, (IMAGES, *shape)))
+        size = ", ".join(map(str, (SAMPLES, *form.shape)))
         raise UserError(
-            where, f"cannot run on images of shape ({size}): {told(error, own_code)}", next_step="check data.resolution"
+            where,
+            f"cannot run on {form.called} of shape ({size}): {told(error, own_code)}",
+            next_step="check data.resolution",
         ) from error
     finally:
         for part, training in modes:
@@ -44,7 +47,7 @@ def check_answer(
     tensors = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise UserError(where, f"gives {type(answer).__name__}", allowed=problem.output_told(classes))
-    check_shapes(where, [tuple(tensor.shape) for tensor in tensors], classes, problem, shape[-1])
+    check_shapes(where, [tuple(tensor.shape) for tensor in tensors], classes, problem, form.shape[-1])
 
 
 def check_shapes(
@@ -73,7 +76,7 @@ def check_shapes(
         raise UserError(where, f"gives a tensor ({got})", allowed=problem.output_told(classes))
 
 
-def _check_inputs(where: str, module: nn.Module) -> None:
+def _check_inputs(where: str, module: nn.Module, form: SampleForm) -> None:
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):  # compiled: running it says what is missing
@@ -81,4 +84,4 @@ def _check_inputs(where: str, module: nn.Module) -> None:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
     if len(needed) > 1:
-        raise UserError(where, f"{len(needed)} inputs ({', '.join(needed)})", allowed="one, of images")
+        raise UserError(where, f"{len(needed)} inputs ({', '.join(needed)})", allowed=f"one, of {form.called}")

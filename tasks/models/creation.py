@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tasks.data.samples import SampleForm
 from tasks.models.answers import check_answer
 from tasks.models.callables import code_folder, create_callable
 from tasks.models.onnx_files import check_onnx
@@ -20,13 +21,12 @@ _DRAWING = threading.RLock()
 def create(
     settings: ModelSettings,
     classes: int,
-    channels: int,
-    resolution: int,
+    form: SampleForm,
     *,
     seed: int = 0,
     problem: LearningProblem = CLASSIFICATION,
 ) -> nn.Module | Path:
-    """The network for `classes` classes and (B, channels, resolution, resolution) inputs, or its .onnx file.
+    """The network for `classes` classes and samples of this form, or its .onnx file.
 
     Weights: the checkpoint, else timm's, else random ones by `seed`. A module has been run once.
     Raises UserError for an unknown name, bad options, weights that do not fit, a missing or corrupt file, and a network that
@@ -34,21 +34,21 @@ def create(
     """
     if settings.kind == "onnx":
         assert settings.path is not None
-        return check_onnx(settings.path, classes, channels, resolution, problem)
+        return check_onnx(settings.path, classes, form, problem)
     with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if settings.kind == "timm":
-            require(
-                problem, "timm", f"model '{settings.name}'", "give a network of your own: model=callable or model=onnx"
-            )
+            own = "give a network of your own: model=callable or model=onnx"
+            require(problem, "timm", f"model '{settings.name}'", own)
+            form.require("timm", f"model '{settings.name}'", own)
             from tasks.models.timm_networks import create_timm  # timm takes a second
 
             where, folder = f"model '{settings.name}'", None
-            model = create_timm(settings, classes, channels, resolution)
+            model = create_timm(settings, classes, *form.shape[:2])
         else:
             where, folder = f"model.name '{settings.name}'", code_folder(settings.name)
-            model = create_callable(settings, classes, channels)
-        check_answer(where, model, classes, (channels, resolution, resolution), own_code=folder, problem=problem)
+            model = create_callable(settings, classes, form)
+        check_answer(where, model, classes, form, own_code=folder, problem=problem)
     if settings.checkpoint is not None:
         load_weights(model, settings.checkpoint)
     return model

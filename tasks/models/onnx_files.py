@@ -5,14 +5,13 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
+from tasks.data.samples import SampleForm
 from tasks.errors import UserError
 from tasks.models.answers import check_shapes
 from tasks.problems import CLASSIFICATION, LearningProblem
 
 
-def check_onnx(
-    path: Path, classes: int, channels: int, resolution: int, problem: LearningProblem = CLASSIFICATION
-) -> Path:
+def check_onnx(path: Path, classes: int, form: SampleForm, problem: LearningProblem = CLASSIFICATION) -> Path:
     """The file. UserError when it cannot be read, has several inputs, or inputs or outputs that do not fit the data."""
     if not path.is_file():
         raise UserError(f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx")
@@ -26,10 +25,10 @@ def check_onnx(
     inputs = [value for value in graph.input if value.name not in stored]
     if len(inputs) > 1:
         names = ", ".join(value.name for value in inputs)
-        raise UserError(f"model file '{path}'", f"{len(inputs)} inputs ({names})", allowed="one, of images")
+        raise UserError(f"model file '{path}'", f"{len(inputs)} inputs ({names})", allowed=f"one, of {form.called}")
     for value in inputs:
-        _check_input(path, _sizes(value), (channels, resolution, resolution))
-    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes, problem, resolution)
+        _check_input(path, value, form)
+    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes, problem, form.shape[-1])
     return path
 
 
@@ -41,15 +40,21 @@ def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in dims)
 
 
-def _check_input(path: Path, sizes: tuple[int | None, ...] | None, wanted: tuple[int, int, int]) -> None:
-    """UserError when the file takes other images than the data are."""
+def _check_input(path: Path, value: onnx.ValueInfoProto, form: SampleForm) -> None:
+    """UserError when the file takes other samples than the data are."""
+    wanted, sizes, element = form.shape, _sizes(value), value.type.tensor_type.elem_type
+    if form.words is not None and element != onnx.TensorProto.INT64:
+        got = f"takes {onnx.TensorProto.DataType.Name(element)}"
+        raise UserError(
+            f"model file '{path}'", got, allowed="INT64, numbers of words", next_step="export it with these"
+        )
     if sizes is None:
         return
-    fits = len(sizes) == 4 and all(size in (None, own) for size, own in zip(sizes[1:], wanted, strict=True))
-    if not fits:
+    same_axes = len(sizes) == 1 + len(wanted)
+    if not same_axes or any(size not in (None, own) for size, own in zip(sizes[1:], wanted, strict=True)):
         raise UserError(
             f"model file '{path}'",
             f"takes {'x'.join('?' if size is None else str(size) for size in sizes[1:])}",
-            allowed=f"{'x'.join(map(str, wanted))}, the data's images",
+            allowed=f"{form.line}, the data's {form.called}",
             next_step="set data.resolution and data.channels, or export it for these",
         )

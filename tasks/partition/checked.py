@@ -56,7 +56,7 @@ def export_checked(
     net.export_parts(config, groups, folder, statistics=statistics, fold_batch_norm=True)
     files = tuple(f"{number}.onnx" for number in range(len(groups)))
     sessions = tuple(_session(folder / name) for name in files)
-    x = np.random.default_rng(0).standard_normal(net.input_shape(config)).astype(np.float32)
+    x = net.sample_input(config, np.random.default_rng(0))
     placed = net.placed_operators(config)
     difference = _difference(net, config, statistics, sessions, x, placed.outputs)
     if not difference <= TOLERANCE:

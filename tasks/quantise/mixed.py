@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.conversion import onnx_of
+from tasks.data.samples import Size
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, count_correct
 from tasks.progress import Progress
@@ -91,7 +92,7 @@ class CalibratedSubNet:
     quantiser: Quantiser
     images: int
     data: EvaluationData
-    size: tuple[int, int]
+    size: Size
 
     @classmethod
     def of(
@@ -104,13 +105,13 @@ class CalibratedSubNet:
         folder: Path,
     ) -> "CalibratedSubNet":
         """Runs it on the training images of `data`; files stay in `folder`."""
-        height, width = net.input_shape(config)[-2:]
+        size = net.input_size(config)
         model = onnx_of(net, config, statistics, BATCH)
         graph = onnx.load_from_string(model).graph
-        feeds = ({graph.input[0].name: batch} for batch in _batches(data.calibration((height, width))))
+        feeds = ({graph.input[0].name: batch} for batch in _batches(data.calibration(size)))
         quantiser = Quantiser.calibrated(model, feeds, folder, reduce_range=settings.reduce_range)
         names = layers(graph)
-        return cls(model, names, quantiser, data.counts["recalibration_images"], data, (height, width))
+        return cls(model, names, quantiser, data.counts["recalibration_images"], data, size)
 
     def quantised(self, kept: Collection[str]) -> bytes:
         """In int8, but for the layers `kept`."""

@@ -10,6 +10,7 @@ from tasks.adaptation.guards.profile import FEWEST
 from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.drift import DriftSettings, LabelledImages
 from tasks.data.images import resize
+from tasks.data.samples import Size
 from tasks.errors import UserError
 
 PROFILE_IMAGES, ANCHOR_IMAGES = 512, 256
@@ -28,7 +29,7 @@ class KnownImages(NamedTuple):
     anchor: Anchor
 
 
-def held_out_images(validation: Dataset, size: tuple[int, int]) -> KnownImages:
+def held_out_images(validation: Dataset, size: Size) -> KnownImages:
     """Shuffled images of the validation split at (height, width): a third at most as labelled anchor, the next as profile."""
     held_out = LabelledImages.of(validation)
     order = np.random.default_rng(0).permutation(len(held_out.label_M))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tasks.data.drift import DriftSettings, StreamBatch, StreamPlan
 from tasks.data.drift.corruptions import CLEAN
 from tasks.data.images import resize
+from tasks.data.samples import Size
 from tasks.streams.players import StreamPlayer
 from tasks.streams.results import StreamEvent, StreamPhase
 
@@ -45,7 +46,7 @@ def error_percent(right_N: Right) -> float:
 def play(
     player: StreamPlayer,
     batches: Iterable[StreamBatch],
-    size: tuple[int, int],
+    size: Size,
     window_images: int,
     after: Callable[[Played, int], None],
 ) -> Played:

@@ -42,10 +42,10 @@ class _Subnet:
         """config: None: the largest one. recalibration_images: None: BatchNorm statistics as the SuperNet has them."""
         self.net: SuperNet = tailor_ir.load(supernet)
         self.config: Config = self.net.space.canonical(config or self.net.max_config)
-        height, width = self.net.input_shape(self.config)[-2:]
-        self.size = height, width
+        self.size = self.net.input_size(self.config)
         splits = load_splits(data)
         require(splits["test"].problem, "streams", "stage 'stream'", "leave streams out")
+        splits["test"].form.require("streams", "stage 'stream'", "leave streams out")
         statistics = None
         if recalibration_images is not None:
             known = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)

@@ -12,6 +12,7 @@ from benchmarks.pruned import alone, pruned, pruned_files, train_settings
 from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.validate import validate
+from tasks.data.samples import image_form
 from tasks.models import create
 
 WORDS = ["model.name=test_resnet", "finetune.epochs=1", "finetune.processes=2", "finetune.learning_rate=0.002"]
@@ -38,7 +39,7 @@ def test_a_process_group_of_one_ends_with_its_block() -> None:
 
 
 def test_files_that_are_there_are_not_made_again(config: RunConfig, tmp_path: Path) -> None:
-    network = create(config.model, 10, 3, 32)
+    network = create(config.model, 10, image_form(3, 32))
     assert isinstance(network, nn.Module)
     save_model(network, str(tmp_path / "weights.safetensors"))
     made = [tmp_path / "pruned-35.onnx", tmp_path / "pruned-60.onnx"]
@@ -49,7 +50,7 @@ def test_files_that_are_there_are_not_made_again(config: RunConfig, tmp_path: Pa
 
 
 def test_a_share_of_the_channels_goes_and_the_file_is_of_the_rest(config: RunConfig, tmp_path: Path) -> None:
-    network = create(config.model, 10, 3, 32)
+    network = create(config.model, 10, image_form(3, 32))
     assert isinstance(network, nn.Module)
     save_model(network, str(tmp_path / "weights.safetensors"))
     small = pruned(network, 0.5, 32, 3)

@@ -22,6 +22,7 @@ from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.validate import validate
 from tailor_ir import SuperNet
+from tasks.data.samples import image_form
 from tasks.models import ModelSettings, create
 from tasks.predict.sums import mac_sums, parameter_sums
 
@@ -35,7 +36,7 @@ FRONT = [
 
 @pytest.fixture
 def net() -> SuperNet:
-    network = create(ModelSettings(name="test_resnet"), 10, 3, 32)
+    network = create(ModelSettings(name="test_resnet"), 10, image_form(3, 32))
     assert isinstance(network, torch.nn.Module)
     space = {"alternatives": ["merged", "pruned"], "stage.*.depth": "auto"}
     return tailor_ir.compile(network.eval(), torch.zeros(1, 3, 32, 32), space)

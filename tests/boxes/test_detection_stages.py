@@ -13,6 +13,7 @@ from tasks import compile as compile_stage
 from tasks.artifacts import read_lines
 from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load_splits
+from tasks.data.samples import image_form
 from tasks.errors import UserError
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.pictures import ANSWERS_FILE
@@ -40,7 +41,7 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of a network that was trained for some steps, fine-tuned with its largest SubNet as the teacher."""
     folder = tmp_path_factory.mktemp("detection")
     train = load_splits(DATA)["train"]
-    module = create(MODEL, train.classes, train.channels, SIDE, problem=train.problem)
+    module = create(MODEL, train.classes, train.form, problem=train.problem)
     assert isinstance(module, nn.Module)
     save_model(module, str(folder / "initial.safetensors"))
     settings = TrainSettings.model_validate({**COMMON, "epochs": 2, "learning_rate": 5e-3})
@@ -88,7 +89,7 @@ def test_a_network_of_another_head_is_refused_in_one_line() -> None:
     with pytest.raises(
         UserError, match=r"gives a tensor \(2, 23, 8\); allowed: one tensor \(B, P, 7\): 3 logits .* head ssdlite"
     ):
-        create(other, 3, 3, SIDE, problem=problem)
+        create(other, 3, image_form(3, SIDE), problem=problem)
     with pytest.raises(UserError, match="detection_ssdlite cannot do it yet: timm makes networks"):
-        create(ModelSettings(name="test_resnet"), 3, 3, SIDE, problem=problem)
+        create(ModelSettings(name="test_resnet"), 3, image_form(3, SIDE), problem=problem)
     assert torch.equal(problem.blank(2, SIDE)[:, 0, 0], torch.ones(2))

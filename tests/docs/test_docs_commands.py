@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import flows.cli.convert
 import flows.cli.deploy
@@ -25,12 +24,15 @@ from flows.config import AdaptConfig, RunConfig
 from flows.validate import validate
 from profiling_agents.network.endpoint import Endpoint, check_bind
 from profiling_agents.serving.puller import check_relay
+from tasks.data.samples import form_of
 from tasks.models import create
 from tasks.problems import problem_named
 from tests.docs.documents import DOCUMENTS, ROOT, Command, commands, device_commands, write_files
 
 SHOWN = [command for document in DOCUMENTS for command in commands(document)]
 ON_DEVICES = [command for document in DOCUMENTS for command in device_commands(document)]
+WORDS = 100
+"""Numbers of words are below it."""
 TOKEN = "0123456789abcdef" * 4
 
 
@@ -97,13 +99,13 @@ def test_a_shown_command_is_accepted(
 def assert_network_takes_the_space(config: RunConfig, once: set[str]) -> None:
     """Where a command names variables, the network has them; a callable exists and can be called. once: what was compiled."""
     if config.model.kind == "callable" or config.space:
-        size = config.data.resolution
+        form = form_of(config.data, WORDS if config.data.sample == "text" else None)
         settings = config.model.model_copy(update={"pretrained": False, "checkpoint": None})
-        same = f"{settings} {config.data.channels} {size} {config.data.problem} {config.space}"
+        same = f"{settings} {form} {config.data.problem} {config.space}"
         if same in once:
             return
-        network = create(settings, 10, config.data.channels, size, problem=problem_named(config.data.problem))
-        net = tailor_ir.compile(network, torch.zeros(1, config.data.channels, size, size), config.space or None)
+        network = create(settings, 10, form, problem=problem_named(config.data.problem))
+        net = tailor_ir.compile(network, form.blank(1), config.space or None)
         assert net.space.distinct > 1
         once.add(same)
 

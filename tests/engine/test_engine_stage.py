@@ -122,7 +122,7 @@ def test_outputs_that_differ_are_told(device: AgentClient, supernet: Path) -> No
     ]
     maker = ModelsOfSubNets(tailor_ir.load(supernet), SETTINGS, device.capabilities())
     jobs = maker.whole(tuple(maker.kinds))
-    assert [maker.kinds[job.key] for job in jobs] in (["largest", "smallest"], ["smallest", "largest"])
+    assert [maker.kinds[one.job.key] for one in jobs] in (["largest", "smallest"], ["smallest", "largest"])
     assert OutputCheck(device, jobs, 1e-4, 0).difference(Engine(choices=other)) is None
     reason = OutputCheck(device, jobs, 0.0, 0).difference(Engine(choices=other))
     assert reason is not None

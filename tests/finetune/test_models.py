@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from safetensors.torch import save_file, save_model
 from torch import nn
 
+from tasks.data.samples import image_form
 from tasks.errors import UserError
 from tasks.models import ModelSettings, create, needs_training, weights_source
 
 
 def make(**options: object) -> nn.Module | Path:
-    return create(ModelSettings.model_validate(options), 10, 3, 32)
+    return create(ModelSettings.model_validate(options), 10, image_form(3, 32))
 
 
 def identical(one: nn.Module, other: nn.Module) -> bool:
@@ -28,7 +29,7 @@ def identical(one: nn.Module, other: nn.Module) -> bool:
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet"])
 def test_timm_network_has_the_classes_and_input_of_the_data(name: str) -> None:
-    model = create(ModelSettings(name=name), 7, 1, 48)
+    model = create(ModelSettings(name=name), 7, image_form(1, 48))
     assert isinstance(model, nn.Module)
     assert model.eval()(torch.zeros(2, 1, 48, 48)).shape == (2, 7)
 
@@ -55,7 +56,7 @@ def test_threads_that_make_networks_at_once_get_the_same_weights() -> None:
 
 
 def test_checkpoint_is_loaded_and_must_fit(tmp_path: Path) -> None:
-    trained = create(ModelSettings(name="test_resnet"), 10, 3, 32, seed=5)
+    trained = create(ModelSettings(name="test_resnet"), 10, image_form(3, 32), seed=5)
     assert isinstance(trained, nn.Module)
     save_model(trained, str(tmp_path / "w.safetensors"))
     loaded = make(name="test_resnet", checkpoint=tmp_path / "w.safetensors")
@@ -77,7 +78,7 @@ def test_published_weights_come_from_the_local_cache_without_a_network(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match=r"model 'test_resnet': published weights cannot be downloaded .*; go online"):
         make(name="test_resnet", pretrained=True)
-    source = create(ModelSettings(name="test_resnet"), 1000, 3, 160, seed=9)
+    source = create(ModelSettings(name="test_resnet"), 1000, image_form(3, 160), seed=9)
     assert isinstance(source, nn.Module)
     snapshot = tmp_path / "models--timm--test_resnet.r160_in1k" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -137,7 +138,7 @@ def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
     onnx.save(onnx_model([["b", 3, 32, 32]], [["b", 10]]), file)
     assert make(kind="onnx", path=file) == file
     with pytest.raises(UserError, match="gives 10 outputs; allowed: 12"):
-        create(ModelSettings(kind="onnx", path=file), 12, 3, 32)
+        create(ModelSettings(kind="onnx", path=file), 12, image_form(3, 32))
 
 
 @pytest.mark.parametrize(

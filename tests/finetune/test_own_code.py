@@ -14,6 +14,7 @@ from torch import nn
 from flows.stages.inputs import model_key
 from tasks import base
 from tasks.data import DataSettings
+from tasks.data.samples import image_form
 from tasks.errors import UserError
 from tasks.models import ModelSettings, create
 from tasks.progress import Silent
@@ -82,7 +83,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(name: str) -> nn.Module:
-    model = create(ModelSettings(kind="callable", name=name), 10, 3, 8)
+    model = create(ModelSettings(kind="callable", name=name), 10, image_form(3, 8))
     assert isinstance(model, nn.Module)
     return model
 
@@ -151,7 +152,7 @@ def test_networks_of_the_presets_are_those_of_the_house(project: Path) -> None:
     for text in ("", "x = 1\n"):
         (project / "conf" / "own.py").write_text(text)
         settings = ModelSettings(kind="callable", name="conf.networks.proxyless:network")
-        model = create(settings, 10, 3, 32)
+        model = create(settings, 10, image_form(3, 32))
         assert type(model).__module__.startswith(("torch", "conf.networks"))
 
 

@@ -28,6 +28,7 @@ from tasks import base, finetune
 from tasks import compile as compile_stage
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings
+from tasks.data.samples import image_form
 from tasks.errors import UserError
 from tasks.finetune import launcher
 from tasks.finetune.checkpoint import finished_steps
@@ -210,7 +211,7 @@ def alone(folder: Path, **changes: Any) -> dict[int, float]:
     """Losses of one rank in this process; its weights stay in the checkpoint."""
     folder.mkdir(exist_ok=True)
     data, initial = DataSettings(kind="digits"), folder / "initial.safetensors"
-    module = create(MODEL, 10, data.channels, data.resolution)
+    module = create(MODEL, 10, image_form(data.channels, data.resolution))
     assert isinstance(module, torch.nn.Module)
     save_model(module, str(initial))
     used = settings(**changes)

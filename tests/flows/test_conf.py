@@ -25,6 +25,8 @@ MANDATORY = {
     "voc": ["data.path=photos"],
     "wavfolder": ["data.path=sounds"],
     "series": ["data.path=recordings"],
+    "jsonl": ["data.path=texts", "device=[onnxruntime]"],
+    "texts": ["device=[onnxruntime]"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
     "ssh": ["device.ssh.ssh.host=user@board"],
     "android": ["device.android.provider=SERIAL/big"],

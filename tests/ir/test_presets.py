@@ -13,6 +13,7 @@ import tailor_ir
 from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.validate import validate
+from tasks.data.samples import image_form
 from tasks.models import create
 
 R25 = tuple(range(128, 225, 4))
@@ -108,7 +109,7 @@ def _config(preset: str) -> RunConfig:
 def _compiled(preset: str) -> tailor_ir.SuperNet:
     """The SuperNet of a preset, from random weights."""
     config = _config(preset)
-    network = create(config.model, CLASSES, config.data.channels, config.data.resolution)
+    network = create(config.model, CLASSES, image_form(config.data.channels, config.data.resolution))
     assert isinstance(network, torch.nn.Module)
     example_BCHW = torch.zeros(1, config.data.channels, config.data.resolution, config.data.resolution)
     return tailor_ir.compile(network.eval(), example_BCHW, config.space)
@@ -152,7 +153,7 @@ def test_a_preset_drops_no_choice(preset: str) -> None:
 
 def test_a_preset_of_once_for_all_takes_learned_transforms_of_its_kernels() -> None:
     config = validate(RunConfig, compose_config("config", ["+preset=mobilenetv3", "compile.kernel_transform=true"]))
-    network = create(config.model, CLASSES, config.data.channels, config.data.resolution)
+    network = create(config.model, CLASSES, image_form(config.data.channels, config.data.resolution))
     assert isinstance(network, torch.nn.Module)
     example_BCHW = torch.zeros(1, config.data.channels, config.data.resolution, config.data.resolution)
     transform = config.compile.kernel_transform

@@ -19,6 +19,7 @@ from tasks import export, profile, refine, report, search
 from tasks.artifacts import RESULT_FILE, Store, read_json, read_lines
 from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load_splits
+from tasks.data.samples import image_form
 from tasks.errors import UserError
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.pictures import ANSWERS_FILE
@@ -54,7 +55,7 @@ BACKGROUND_ALONE = 1 / 3
 def _trained(folder: Path) -> nn.Module:
     """The network after some epochs, with the job's checkpoint read."""
     train = load_splits(DATA)["train"]
-    module = create(MODEL, train.classes, train.channels, DATA.resolution, problem=train.problem)
+    module = create(MODEL, train.classes, train.form, problem=train.problem)
     assert isinstance(module, nn.Module)
     folder.mkdir()
     save_model(module, str(folder / "initial.safetensors"))
@@ -188,4 +189,4 @@ def test_an_exported_subnet_has_the_score_of_its_module(supernet: Path, tmp_path
 
 def test_networks_of_timm_are_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="model 'test_resnet': segmentation cannot do it yet: timm makes networks"):
-        create(ModelSettings(name="test_resnet"), 5, 3, 32, problem=SEGMENTATION)
+        create(ModelSettings(name="test_resnet"), 5, image_form(3, 32), problem=SEGMENTATION)

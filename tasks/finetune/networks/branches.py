@@ -16,7 +16,6 @@ from tailor_ir.subnets.branches import Branch, Branches, Features
 from tasks.finetune.losses import distance
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.record import Forward, Judge, Role
-from tasks.finetune.networks.supernet import input_size
 from tasks.finetune.settings import Settings
 
 
@@ -47,7 +46,7 @@ class TrainableBranches:
         self.runner = BranchRunner(net)
         self.teacher: nn.Module | None = None
         self.judge: Judge | None = None
-        self.base_size = input_size(net, net.max_config)
+        self.base_size = net.input_size(net.max_config)
         self.begin = original.begin
         self._settings = settings
         self._originals = frozenset(net.structure.graph.original().parameters)

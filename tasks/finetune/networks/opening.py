@@ -26,12 +26,11 @@ def open_network(job: Job, phase: TrainingPhase, dataset: Dataset) -> Trainable:
         return _supernet(tailor_ir.load(job.supernet), job, phase, job.finetune, dataset.problem)
     assert job.model is not None
     assert job.initial is not None
-    resolution = job.data.resolution
     untrained = job.model.model_copy(update={"pretrained": False, "checkpoint": None})
-    module = create(untrained, dataset.classes, dataset.channels, resolution, problem=dataset.problem)
+    module = create(untrained, dataset.classes, dataset.form, problem=dataset.problem)
     assert isinstance(module, nn.Module)
     load_weights(module, job.initial)
-    return TrainableNetwork(module, (resolution, resolution), job.settings, dataset.problem)
+    return TrainableNetwork(module, dataset.form.size, job.settings, dataset.problem)
 
 
 def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings, problem: LearningProblem) -> Trainable:

@@ -7,6 +7,7 @@ from torch import nn
 
 from tailor_ir import SuperNet
 from tasks.data.images import resize
+from tasks.data.samples import Size
 from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.record import Forward, Judge, Role
 from tasks.finetune.settings import TrainSettings
@@ -19,7 +20,7 @@ class TrainableNetwork:
     def __init__(
         self,
         module: nn.Module,
-        size: tuple[int, int],
+        size: Size,
         settings: TrainSettings,
         problem: LearningProblem = CLASSIFICATION,
     ) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tailor_ir import Config, SuperNet
+from tasks.data.samples import Size
 from tasks.evaluation.subnets import EvaluationData
 
 Forward = Callable[..., Any]
@@ -105,8 +106,8 @@ class Trainable(Protocol):
         ...
 
     @property
-    def base_size(self) -> tuple[int, int]:
-        """(height, width) of the largest SubNet's input, and of the teacher's."""
+    def base_size(self) -> Size:
+        """(height, width), or the length, of the largest SubNet's input, and of the teacher's."""
         ...
 
     def undecayed(self) -> Sequence[torch.Tensor]:

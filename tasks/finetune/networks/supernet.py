@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from tailor_ir import Config, SuperNet
+from tailor_ir import SuperNet
 from tasks.data.images import resize
 from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.frozen import FrozenOriginal
@@ -34,7 +34,7 @@ class TrainableSuperNet:
         self.module = self.runner = net.elastic
         self.teacher = teacher
         self.judge: Judge | None = None
-        self.base_size = input_size(net, net.max_config)
+        self.base_size = net.input_size(net.max_config)
         self.roles = draw
         self._settings, self._share = settings, share
         self._original, self._problem = original, problem
@@ -59,7 +59,7 @@ class TrainableSuperNet:
         taught = self._taught(x_BCHW)
         for role in roles:
             self.net.elastic.activate(role.config)
-            outputs = forward(resize(x_BCHW, input_size(self.net, role.config)))
+            outputs = forward(resize(x_BCHW, self.net.input_size(role.config)))
             own = taught if role.distilled else None
             yield loss_of(outputs, target, self._settings, own, self._share, self._problem)
             if taught is None:
@@ -75,9 +75,3 @@ class TrainableSuperNet:
             taught: torch.Tensor = self.teacher(x_BCHW)
             return taught
         return None if self._original is None else self._original.logits(x_BCHW)
-
-
-def input_size(net: SuperNet, config: Config) -> tuple[int, int]:
-    """(height, width) of a SubNet's input."""
-    height, width = net.input_shape(config)[-2:]
-    return height, width

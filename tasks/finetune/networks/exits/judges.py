@@ -14,7 +14,6 @@ from tailor_ir import SuperNet
 from tasks.evaluation.subnets import EvaluationData
 from tasks.finetune.networks.exits.course import Course, ExitRunner
 from tasks.finetune.networks.record import Verdict
-from tasks.finetune.networks.supernet import input_size
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.settings import ExitTraining
 
@@ -34,7 +33,7 @@ class ExitMeter:
         BatchNorm statistics of what is trained are taken from training images, and stored.
         """
         net, constant = self._net, self._course.constant
-        size, parts = input_size(net, net.max_config), self._runner.parts(net.max_config)
+        size, parts = net.input_size(net.max_config), self._runner.parts(net.max_config)
         net.set_statistics(parts.observe(_told(data.calibration(size), move), self._course.exits, constant))
         rank, world = distributed.get_rank(), distributed.get_world_size()
         correct, total = [0] * len(exits), 0

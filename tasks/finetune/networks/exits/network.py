@@ -11,7 +11,6 @@ from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.exits.course import Course, ExitRunner
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.record import Forward, Judge, Role
-from tasks.finetune.networks.supernet import input_size
 from tasks.finetune.settings import Settings
 
 
@@ -39,7 +38,7 @@ class TrainableExits:
         self.runner = runner
         self.teacher: nn.Module | None = net.build(net.max_config) if settings.teacher == "base" else None
         self.judge: Judge | None = judge
-        self.base_size = input_size(net, net.max_config)
+        self.base_size = net.input_size(net.max_config)
         self.roles = draw
         self._net, self._course, self._settings, self._share = net, course, settings, share
         self._teaching, self._original = teaching, original
@@ -66,7 +65,7 @@ class TrainableExits:
         teaching = None if taught_BK is not None or not self._share else self._teaching()
         asked = exits if teaching is None or teaching in exits else (*exits, teaching)
         for role in roles:
-            pixels = resize(x_BCHW, input_size(net, role.config))
+            pixels = resize(x_BCHW, net.input_size(role.config))
             answers = dict(zip(asked, forward(pixels, role.config, asked, constant), strict=True))
             own = None
             if teaching is not None and taught_BK is None:
