@@ -70,7 +70,7 @@ def images_of(model: DeployedModel) -> Images:
     """Images of the bundle's calibration sample in the data's own size, else noise (N, C, H, W)."""
     bundle = model.pool.bundle
     subnet = bundle.manifest.subnets[0]
-    shape = (subnet.input_shape[1], *(subnet.preparation.resolution,) * 2)
+    shape = subnet.taken.shape
     sample = bundle.calibration()
     found = None if sample is None else sample.inputs.get(shape)
     return np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32) if found is None else found

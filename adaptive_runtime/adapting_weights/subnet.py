@@ -201,7 +201,7 @@ class AdaptedSubnet:
     def _anchor(self) -> LabelledSource:
         images = self._pool.bundle.source_images()
         assert images is not None, "a bundle with SubNets that adapt has them"
-        x_ACHW = images.normalised(self._answerer.subnet.preparation)
+        x_ACHW = images.normalised(self._answerer.subnet.of_images)
         scale = self._answerer.scale
         return LabelledSource(x_ACHW if scale is None else scale(x_ACHW), images.labels)
 

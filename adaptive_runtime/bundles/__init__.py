@@ -31,6 +31,7 @@ from adaptive_runtime.bundles.subnets import (
     SubNetLatency,
     SubNetMemory,
 )
+from adaptive_runtime.bundles.taken import TakenSamples
 
 __all__ = [
     "BLOCKS_FILE",
@@ -64,6 +65,7 @@ __all__ = [
     "SourceImages",
     "SubNetLatency",
     "SubNetMemory",
+    "TakenSamples",
     "half",
     "read_key",
     "signature",

@@ -21,6 +21,7 @@ from adaptive_runtime.bundles.subnets import AdaptableNet, BundledSubNet
 from adaptive_runtime.chains import ChainManifest, ChainSegment
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.message_files import read_bytes
+from adaptive_runtime.texts import TextPreparation, Vocabulary
 
 Stamp = tuple[int, int, int]
 
@@ -125,6 +126,14 @@ class OpenBundle:
             return None
         (file,) = self.verified(self.manifest.calibration)
         return CalibrationSample.from_bytes(read_bytes(file, AGAIN), str(file))
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The words of texts; None where samples are images."""
+        prepared = self.manifest.subnets[0].preparation
+        if not isinstance(prepared, TextPreparation):
+            return None
+        (file,) = self.verified(prepared.vocabulary)
+        return Vocabulary.from_file(file)
 
     def source_images(self) -> SourceImages | None:
         """Labelled images like those of training; None where no SubNet can adapt."""

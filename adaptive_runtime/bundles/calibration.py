@@ -1,13 +1,15 @@
 """Inputs with expected answers in a bundle, so that a device can check what it computes: an npz file without pickles.
 
-Legend: N samples, C channels, H height, W width, E exits, K classes. `x.CxHxW` are inputs for all SubNets of this shape,
-in half precision; `y.DIGEST` answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those at an exit of its chain.
+Legend: N samples, C channels, H height, W width, T words, E exits, K classes. `x.CxHxW` are images for all SubNets of this
+shape, in half precision, and `x.T` texts of so many words; `y.DIGEST` answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those
+at an exit of its chain.
 """
 
 import io
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +23,18 @@ MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSample:
-    """inputs: (N, C, H, W) by shape (C, H, W). answers: (N, K) by SubNet and exit; None: of the whole SubNet."""
+    """inputs: (N, C, H, W) by shape (C, H, W), or texts (N, T) int64 by (T,).
 
-    inputs: Mapping[tuple[int, ...], Array]
+    answers: (N, K) by SubNet and exit; None: of the whole SubNet.
+    """
+
+    inputs: Mapping[tuple[int, ...], NDArray[Any]]
     answers: Mapping[tuple[str, str | None], Array]
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        found: dict[str, NDArray[np.floating]] = {
-            f"x.{'x'.join(map(str, shape))}": x.astype(np.float16) for shape, x in self.inputs.items()
+        found: dict[str, NDArray[Any]] = {
+            f"x.{'x'.join(map(str, shape))}": x.astype(_stored(x)) for shape, x in self.inputs.items()
         }
         for (digest, exit), y_NK in self.answers.items():
             found[f"y.{digest}" if exit is None else f"y.{digest}.{exit}"] = y_NK
@@ -40,14 +45,14 @@ class CalibrationSample:
     @classmethod
     def from_bytes(cls, content: bytes, where: str = CALIBRATION_FILE) -> "CalibrationSample":
         """From a file's content. AdaptiveError: it is none."""
-        inputs: dict[tuple[int, ...], Array] = {}
+        inputs: dict[tuple[int, ...], NDArray[Any]] = {}
         answers: dict[tuple[str, str | None], Array] = {}
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 for name, array in arrays.items():
                     kind, _, rest = name.partition(".")
                     if kind == "x":
-                        inputs[tuple(map(int, rest.split("x")))] = array.astype(np.float32)
+                        inputs[tuple(map(int, rest.split("x")))] = array.astype(_loaded(array))
                     else:
                         digest, _, exit = rest.partition(".")
                         answers[digest, exit or None] = array
@@ -56,6 +61,15 @@ class CalibrationSample:
         return cls(inputs, answers)
 
 
-def half(x_NCHW: Array) -> Array:
-    """Inputs as they come back from a file: rounded to half precision."""
-    return x_NCHW.astype(np.float16).astype(np.float32)
+def half(x: NDArray[Any]) -> NDArray[Any]:
+    """Inputs as they come back from a file: images rounded to half precision, numbers of words as they are."""
+    stored = x.astype(_stored(x))
+    return stored.astype(_loaded(stored))
+
+
+def _stored(x: NDArray[Any]) -> type[np.generic]:
+    return np.float16 if np.issubdtype(x.dtype, np.floating) else np.int64
+
+
+def _loaded(x: NDArray[Any]) -> type[np.generic]:
+    return np.float32 if np.issubdtype(x.dtype, np.floating) else np.int64

@@ -6,9 +6,12 @@ from typing import Annotated
 from pydantic import Field
 
 from adaptive_runtime.bundles.formats import BundleFormat
-from adaptive_runtime.chains import ChainTensor, ImagePreparation
+from adaptive_runtime.bundles.taken import TakenSamples
+from adaptive_runtime.chains import ChainTensor, ImagePreparation, SamplePreparation
 from adaptive_runtime.chains.manifest import FileName
+from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
+from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import Message
 
 Choice = int | float | str
@@ -163,7 +166,7 @@ class BundledSubNet(Message):
     digest: str
     config: dict[str, Choice]
     input_shape: tuple[int, ...]
-    preparation: ImagePreparation
+    preparation: SamplePreparation
     nets: Annotated[dict[BundleFormat, BundledNet], Field(min_length=1)]
     macs: int
     parameters: int
@@ -181,6 +184,8 @@ class BundledSubNet(Message):
     @property
     def named_files(self) -> Iterator[str]:
         """The files that the SubNet names, of all formats."""
+        if isinstance(self.preparation, TextPreparation):
+            yield self.preparation.vocabulary
         for net in self.nets.values():
             yield from (*net.files, *net.chain_files)
             if net.chain is not None:
@@ -189,6 +194,18 @@ class BundledSubNet(Message):
                 yield from (net.adaptable.file, net.adaptable.source)
         if self.placement is not None:
             yield from (self.placement.segments, self.placement.plans, *self.placement.files)
+
+    @property
+    def taken(self) -> TakenSamples:
+        """The samples that applications give, in the data's own size; this SubNet may take them in a smaller one."""
+        return TakenSamples.of(self.preparation, self.input_shape)
+
+    @property
+    def of_images(self) -> ImagePreparation:
+        """What is done with images. AdaptiveError: it takes texts."""
+        if isinstance(self.preparation, ImagePreparation):
+            return self.preparation
+        raise AdaptiveError(f"SubNet {self.digest}", "takes texts", allowed="images")
 
     @property
     def likely_ms(self) -> float:

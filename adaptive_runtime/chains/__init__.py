@@ -13,9 +13,10 @@ from adaptive_runtime.chains.manifest import (
     ChainTensor,
     ImagePreparation,
     NcnnPair,
+    SamplePreparation,
 )
 from adaptive_runtime.chains.ncnn_runs import NcnnChain, free_net
-from adaptive_runtime.chains.onnx_runs import OnnxChain
+from adaptive_runtime.chains.onnx_runs import OnnxChain, inputs_of
 from adaptive_runtime.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
 from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, require_runtime, session_options
 
@@ -37,9 +38,11 @@ __all__ = [
     "OnnxChain",
     "PartTensor",
     "PartsManifest",
+    "SamplePreparation",
     "SubnetPart",
     "all_leave_at",
     "free_net",
+    "inputs_of",
     "require_runtime",
     "session_options",
 ]

@@ -106,8 +106,9 @@ class ExitChain:
         return ChainAnswers(decision.answers, decision.exits, decision.confidences, kept_NK)
 
     def _check(self, x_NCHW: Array) -> None:
-        if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
-            got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"float32 {('N', *self._shape)}, N from 1 on"
+        wanted = self.manifest.input.type
+        if x_NCHW.dtype != wanted or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
+            got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"{wanted} {('N', *self._shape)}, N from 1 on"
             raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
 
     def close(self) -> None:

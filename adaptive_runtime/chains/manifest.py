@@ -11,6 +11,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.message_files import FileMessage, read_bytes
 from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import Digest, Message
 
 SEGMENTS_FILE = "segments.json"
@@ -25,10 +26,17 @@ NcnnPair = tuple[FileName, FileName]
 
 
 class ChainTensor(Message):
-    """An input or output by name, float32. A size of None is any number."""
+    """An input or output by name. A size of None is any number. type: int64 of numbers of words."""
 
     name: str
     shape: tuple[int | None, ...]
+    type: Literal["float32", "int64"] = "float32"
+
+    @model_serializer(mode="wrap")
+    def _written(self, content_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the type where it is float32: run times of before 0.12.0 do not know of it."""
+        content: dict[str, Any] = content_of(self)
+        return {name: value for name, value in content.items() if name != "type" or value != "float32"}
 
 
 class ChainSegment(Message):
@@ -76,6 +84,9 @@ class ImagePreparation(Message):
         return {name: value for name, value in content.items() if name != "spectrogram" or value is not None}
 
 
+SamplePreparation = ImagePreparation | TextPreparation
+
+
 class ChainManifest(FileMessage):
     """A SubNet with exits as files, in the folder of this one.
 
@@ -96,7 +107,7 @@ class ChainManifest(FileMessage):
     input: ChainTensor
     segments: Annotated[tuple[ChainSegment, ...], Field(min_length=1)]
     classes: tuple[str, ...] = ()
-    preparation: ImagePreparation | None = None
+    preparation: SamplePreparation | None = None
     runtime: str
     settings: dict[str, bool | int | str] = Field(default_factory=dict)
     thresholds: FileName | None = None

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from adaptive_runtime.chains.manifest import ChainManifest
 from adaptive_runtime.chains.runs import Array, ChainRun, own_settings, session_options
 
+INT64 = "tensor(int64)"
+
 
 def run_session(session: Any, given: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[Any]:
     """Outputs of a session by their names, from inputs by theirs: each an `OrtValue`, which is not copied.
@@ -27,6 +29,22 @@ def run_session(session: Any, given: Mapping[str, Any], outputs: Sequence[str]) 
         binding.bind_output(name)
     session.run_with_iobinding(binding)
     found: Sequence[Any] = binding.get_outputs()
+    return found
+
+
+def inputs_of(session: Any, rng: np.random.Generator | None = None) -> dict[str, NDArray[Any]]:
+    """What a session of fixed sizes can run with: standard normal numbers by `rng`, else zeros.
+
+    Whole numbers are 0, which every look-up has.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for one in session.get_inputs():
+        if one.type == INT64:
+            found[one.name] = np.zeros(one.shape, np.int64)
+        else:
+            found[one.name] = (
+                np.zeros(one.shape, np.float32) if rng is None else rng.standard_normal(one.shape, np.float32)
+            )
     return found
 
 
@@ -122,7 +140,7 @@ class BoundRun(NamedTuple):
     @classmethod
     def of(cls, chain: OnnxChain) -> Self:
         """For the sessions of a chain."""
-        start = chain.memory_of(list(chain.input.shape), np.float32)
+        start = chain.memory_of(list(chain.input.shape), np.dtype(chain.input.type).type)
         values, steps = {chain.input.name: start}, []
         for at, (segment, (inputs, outputs)) in enumerate(zip(chain.segments, chain.names, strict=True)):
             session = chain.session_of(at)

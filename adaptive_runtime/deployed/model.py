@@ -22,6 +22,7 @@ from adaptive_runtime.deployed.serving import ServedVariants
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.placed import PlacedSubNets
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError
+from adaptive_runtime.texts import Vocabulary
 
 NONE: frozenset[int] = frozenset()
 NO_CLASS = -1
@@ -35,7 +36,7 @@ class DeployedModel:
     serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
     is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images. taken_out: whole SubNets
     that do not serve, each with one line why; the pool need not have them. placed: SubNets over several devices, which are
-    closed with the model. `clock_ns`: what tells latencies; can be set, too.
+    closed with the model. `clock_ns`: what tells latencies; can be set, too. `taken`: the samples that `infer` takes.
     """
 
     def __init__(
@@ -57,9 +58,8 @@ class DeployedModel:
         self._latency_ms: float | None = None
         self._counting, self._choosing = threading.Condition(), threading.Lock()
         self._closed = False
-        first = pool.bundle.manifest.subnets[0]
-        wanted = first.preparation
-        self._shape = (first.input_shape[1], wanted.resolution, wanted.resolution)
+        self.taken = pool.bundle.manifest.subnets[0].taken
+        self._vocabulary: Vocabulary | None = None
         self._decoder = decoder_of(pool.bundle.manifest.problem)
         self._served = ServedVariants(pool, serving, self._useful, taken_out)
         if adaptation is not None:
@@ -67,17 +67,17 @@ class DeployedModel:
         if weights is not None:
             weights.start(self._served.active.variant)
 
-    def infer(
-        self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None, subnet: str | None = None
-    ) -> ModelAnswer:
+    def infer(self, x_NCHW: NDArray[Any], budget_ms: float | None = None, subnet: str | None = None) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
+
+        Texts are numbers of words (N, T) int64, as `tokens` gives them; a SubNet of a smaller length takes the first ones.
 
         budget_ms: what this request may take, where it is less than the limits' budget and the model adapts.
         subnet: the digest of the SubNet that answers this request, whole, and is loaded for it; None: the one that serves.
         AdaptiveError: another shape or type, the model is closed, no SubNet is left that works, or `subnet` is not there.
         """
         start_ns = self.clock_ns()
-        self._check(x_NCHW)
+        self.taken.check(x_NCHW)
         with self._counting:
             if self._closed:
                 raise AdaptiveError(str(self.pool.bundle.folder), "the model is closed", next_step="load it again")
@@ -95,6 +95,14 @@ class DeployedModel:
             self._requests += 1
             self._latency_ms = answer.latency_ms
         return answer
+
+    def tokens(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """The numbers of the words of texts (N, T), which `infer` takes. AdaptiveError: the bundle takes images."""
+        if self._vocabulary is None:
+            self._vocabulary = self.pool.bundle.vocabulary()
+        if self._vocabulary is None:
+            raise AdaptiveError(str(self.pool.bundle.folder), "takes images, not texts")
+        return self._vocabulary.tokens(texts, self.taken.shape[0])
 
     def use(
         self,
@@ -282,15 +290,11 @@ class DeployedModel:
         """Answers by raw outputs."""
         assert self._decoder is not None
         count = len(raw_NV)
-        found = self._decoder(raw_NV, active.subnet, active.subnet.nets[active.form], self._shape[1:])
+        _, height, width = self.taken.shape
+        found = self._decoder(raw_NV, active.subnet, active.subnet.nets[active.form], (height, width))
         nobody, nothing = np.full(count, NO_CLASS), np.empty((count, 0), np.float32)
         forms = (active.form,) * count
         return ModelAnswer(nobody, nothing, subnets, exits, np.zeros(count), run_ms, forms, (), *found)
-
-    def _check(self, x_NCHW: NDArray[Any]) -> None:
-        if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
-            got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"float32 {('N', *self._shape)}, N from 1 on"
-            raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
 
     def _choose(self, chooser: Chooser) -> None:
         """Ask the chooser, unless another thread does."""

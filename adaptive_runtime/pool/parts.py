@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.chains import ChainManifest, NcnnChain, session_options
+from adaptive_runtime.chains import ChainManifest, NcnnChain, inputs_of, session_options
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool.prepared import Names, PreparationError, PreparedFiles
 from adaptive_runtime.pool.preparing import prepared_settings
@@ -77,7 +77,7 @@ class PartFiles:
                 self.tell(f"{names[0]}: {error}; it is prepared again")
                 self.prepared.forget(names)
                 session = _prepared_session(self.prepared, names, manifest.settings)
-        session.run(None, {one.name: np.zeros(one.shape, np.float32) for one in session.get_inputs()})
+        session.run(None, inputs_of(session))
         return session
 
     def plain_session(

@@ -28,7 +28,7 @@ from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.memory import give_back, resident_mib
 from adaptive_runtime.pool.parts import PartFiles, PoolPart, VariantError, failure
 from adaptive_runtime.pool.prepared import PreparedFiles
-from adaptive_runtime.pool.scaling import scaling
+from adaptive_runtime.pool.scaling import scaling_of
 from adaptive_runtime.pool.variants import Answerer, Array, PlacedRuns, Variant
 
 PROGRAM_MIB = 4.0
@@ -259,8 +259,7 @@ class SubNetPool:
         return found, form
 
     def _described(self, variant: Variant, subnet: BundledSubNet, form: BundleFormat) -> Answerer:
-        wanted, (height, width) = subnet.preparation, subnet.input_shape[-2:]
-        scale = scaling((wanted.resolution,) * 2, (height, width), wanted.size_interpolation)
+        scale = scaling_of(subnet.preparation, subnet.input_shape)
         if variant.placed:
             over = self.placed[variant.digest]
             chain = ExitChain(self.bundle.whole(subnet, form), over(None))

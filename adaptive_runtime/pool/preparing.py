@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.chains import session_options
+from adaptive_runtime.chains import inputs_of, session_options
 from profiling_agents.messages import Message, RuntimeSettings
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
@@ -42,7 +42,7 @@ def prepare(source: Path, folder: Path, settings: RuntimeSettings) -> None:
     options = session_options(prepared_settings(settings))
     second = onnxruntime.InferenceSession(folder / MODEL_FILE, options, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
-    inputs = {one.name: rng.standard_normal(one.shape, np.float32) for one in first.get_inputs()}
+    inputs = inputs_of(first, rng)
     for expected, got in zip(first.run(None, inputs), second.run(None, inputs), strict=True):
         if not np.abs(got - expected).max() <= TOLERANCE * np.abs(expected).max():
             raise ValueError("the prepared model gives other answers")

@@ -1,16 +1,20 @@
-"""Images scaled to a SubNet's resolution: bilinear with anti-aliasing, as the network was trained.
+"""Samples in a SubNet's size: images bilinear with anti-aliasing, as the network was trained, and the first words of texts.
 
 Legend: N samples, C channels, H height, W width; O output size, I input size.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.chains import SamplePreparation
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.texts import TextPreparation, of_length
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]
 BILINEAR = "bilinear, antialiased"
 
 
@@ -27,6 +31,15 @@ def scaling(before: tuple[int, int], after: tuple[int, int], interpolation: str)
         return np.ascontiguousarray(rows_OI @ (x_NCHW @ columns_IO))
 
     return scaled
+
+
+def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> Callable[[Array], Array] | None:
+    """What brings samples of the data's own size to a SubNet with an input of this shape; None: it takes them so."""
+    if isinstance(preparation, TextPreparation):
+        (length,) = preparation.size
+        return None if length == preparation.length else partial(of_length, length=length)
+    height, width = input_shape[-2:]
+    return scaling((preparation.resolution,) * 2, (height, width), preparation.size_interpolation)
 
 
 def _weights(before: int, after: int) -> Array:

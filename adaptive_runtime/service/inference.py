@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.bundles import TakenSamples
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
 from adaptive_runtime.deployed.decoding import SEGMENTATION
 from adaptive_runtime.service.protocol import InferRequest
 from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
-from adaptive_runtime.service.tensors import NamedTensor, PackedBody, pack, shown, split, unpack, values_of
+from adaptive_runtime.service.tensors import NAMES, NamedTensor, PackedBody, pack, shown, split, unpack, values_of
 
 INPUT = "input"
 DATATYPES_OUT = {"logits": "FP32", "classes": "INT64", "confidence": "FP64", "boxes": "FP32", "scores": "FP32"}
@@ -23,24 +24,28 @@ MOST_SAMPLES = 256
 
 
 class InferenceFormat(NamedTuple):
-    """What a model takes and gives: sizes of one sample (C, H, W), number of classes; None: unknown. form: of its files.
+    """What a model takes and gives: samples, number of classes; None: unknown. form: of its files.
 
     problem: as the bundle's manifest names it.
     """
 
-    sample: tuple[int, ...]
+    taken: TakenSamples
     classes: int | None
     form: str
     problem: str | None = None
 
     @classmethod
     def of(cls, model: DeployedModel) -> "InferenceFormat":
-        """By the first SubNet of the bundle: all take images in the data's resolution."""
+        """By the first SubNet of the bundle: all take samples in the data's own size."""
         first, form = model.pool.bundle.manifest.subnets[0], model.pool.form
-        size = first.preparation.resolution
         shape = first.nets[form].output.shape if form in first.nets else ()
         classes = shape[-1] if shape else None
-        return cls((first.input_shape[1], size, size), classes, form, model.pool.bundle.manifest.problem)
+        return cls(model.taken, classes, form, model.pool.bundle.manifest.problem)
+
+    @property
+    def datatype(self) -> str:
+        """Of the input."""
+        return NAMES[self.taken.dtype]
 
     @property
     def outputs(self) -> dict[str, list[int]]:
@@ -48,13 +53,14 @@ class InferenceFormat(NamedTuple):
         if self.problem is None:
             return {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
         if self.problem == SEGMENTATION:
-            return {"classes": [-1, *self.sample[1:]]}
+            return {"classes": [-1, *self.taken.shape[1:]]}
         return {"boxes": [-1, -1, 4], "scores": [-1, -1], "classes": [-1, -1]}
 
     def require(self, shape: tuple[int, ...]) -> None:
-        """Refuse images of another shape. RequestRefused (400)."""
-        if len(shape) != 4 or shape[1:] != self.sample or not 1 <= shape[0] <= MOST_SAMPLES:
-            sizes = ", ".join(map(str, self.sample))
+        """Refuse samples of another shape. RequestRefused (400)."""
+        wanted = self.taken.shape
+        if len(shape) != 1 + len(wanted) or shape[1:] != wanted or not 1 <= shape[0] <= MOST_SAMPLES:
+            sizes = ", ".join(map(str, wanted))
             got = f"input '{INPUT}': shape {shown(list(shape))}"
             raise RequestRefused(400, f"{got}; allowed: [N, {sizes}], N from 1 to {MOST_SAMPLES}")
 
@@ -64,7 +70,7 @@ class InferenceFormat(NamedTuple):
             "name": name,
             "versions": [version],
             "platform": f"autotailor_{self.form}",
-            "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.sample]}],
+            "inputs": [{"name": INPUT, "datatype": self.datatype, "shape": [-1, *self.taken.shape]}],
             "outputs": [
                 {"name": one, "datatype": DATATYPES_OUT[one], "shape": shape} for one, shape in self.outputs.items()
             ],
@@ -75,7 +81,7 @@ class ReadRequest(NamedTuple):
     """A request that can be answered."""
 
     message: InferRequest
-    images_NCHW: NDArray[np.float32]
+    images_NCHW: NDArray[Any]
 
 
 def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadRequest:
@@ -85,8 +91,9 @@ def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadReques
         got = ", ".join(one.name for one in message.inputs) or "none"
         raise RequestRefused(400, f"inputs: {shown(got)}; allowed: one, of the name '{INPUT}'")
     (tensor,) = message.inputs
-    if tensor.datatype != "FP32":
-        raise RequestRefused(400, f"input '{INPUT}': datatype {shown(tensor.datatype)}; allowed: FP32")
+    if tensor.datatype != wanted.datatype:
+        got = f"input '{INPUT}': datatype {shown(tensor.datatype)}"
+        raise RequestRefused(400, f"{got}; allowed: {wanted.datatype}")
     wanted.require(tensor.shape)
     names = [one.name for one in message.outputs]
     if unknown := [name for name in names if name not in wanted.outputs]:
@@ -94,7 +101,10 @@ def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadReques
     if len(set(names)) < len(names):
         raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
     (blob,) = split(message.inputs, binary)
-    return ReadRequest(message, values_of(tensor, blob))
+    values = values_of(tensor, blob)
+    if fault := wanted.taken.fault(values):
+        raise RequestRefused(400, f"input '{INPUT}': {fault}; allowed: from 0, below {wanted.taken.words}")
+    return ReadRequest(message, values)
 
 
 def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:

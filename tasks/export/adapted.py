@@ -32,9 +32,8 @@ class AdaptedWinner:
 
     def accuracies(self, net: SuperNet, data: Mapping[str, EvaluationData]) -> dict[str, float]:
         """The score of the learning problem in [0, 1], by split."""
-        height, width = net.input_shape(self.config)[-2:]
         return {
-            split: count_correct(self.subnet, images.batches((height, width)), images.problem).share
+            split: count_correct(self.subnet, images.batches(net.input_size(self.config)), images.problem).share
             for split, images in data.items()
         }
 

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from adaptive_runtime.chains import SEGMENTS_FILE
+from adaptive_runtime.texts import PADDING, VOCABULARY_FILE, TextPreparation, Vocabulary
 from profiling_agents.messages import Capabilities
 from tailor_ir import SuperNet
-from tasks.artifacts import json_bytes
+from tasks.artifacts import json_bytes, write_bytes
 from tasks.data.description import DataDescription
 from tasks.data.images import INTERPOLATION
 from tasks.engine.chosen import ChosenEngine
@@ -68,7 +70,16 @@ def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
+def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation | TextPreparation:
+    """The preprocessing of a sample for a network of this input shape, (N, C, H, W) of images, (N, T) of texts."""
+    if data.vocabulary is None:
+        return image_preparation(data, input_shape)
+    (length,) = input_shape[1:]
+    words = {"words": data.vocabulary.size, "length": data.resolution, "size": (length,)}
+    return TextPreparation.model_validate({"layout": "NT", "vocabulary": VOCABULARY_FILE, **words})
+
+
+def image_preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
     """The preprocessing of an image for a network of this input shape (N, C, H, W)."""
     height, width = input_shape[-2:]
     signal = {} if data.spectrogram is None else {"spectrogram": data.spectrogram}
@@ -83,6 +94,12 @@ def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparat
         size=(height, width),
         size_interpolation=INTERPOLATION,
     )
+
+
+def write_vocabulary(vocabulary: Vocabulary | None, folder: Path) -> None:
+    """The words of texts beside the files; nothing where samples are images."""
+    if vocabulary is not None:
+        write_bytes(folder / VOCABULARY_FILE, vocabulary.to_json().encode())
 
 
 def card_device(capabilities: Capabilities) -> CardDevice:
@@ -115,7 +132,7 @@ def markdown(card: Card) -> str:
         _table(
             ("", ""),
             [
-                ("input", f"{shape}, float32"),
+                ("input", f"{shape}, {_input_type(card)}"),
                 ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
                 *((f"{_accuracy_of(card)}, {split}", f"{share:.2%}") for split, share in card.accuracy.items()),
                 (f"latency, batch {card.batch}", measured),
@@ -126,8 +143,7 @@ def markdown(card: Card) -> str:
                 ("licence of these weights", network["licence"]),
             ],
         ),
-        "## Images",
-        _images(card.preparation),
+        *_prepared(card.preparation),
         "## Classes",
         _classes(card.classes),
         *_answers(card),
@@ -202,6 +218,28 @@ def _engine(used: UsedEngine | None) -> str:
     kept = {name: f" ({ratio:.0%} of the time without)" for name, ratio in used.kept.items()}
     choices = ", ".join(f"{name}={choice}{kept.get(name, '')}" for name, choice in used.choices.items())
     return f"{choices}; {used.speed_up:.2f} times as fast as the runtime's defaults"
+
+
+def _input_type(card: Card) -> str:
+    return "int64" if isinstance(card.preparation, TextPreparation) else "float32"
+
+
+def _prepared(wanted: Preparation | TextPreparation) -> tuple[str, str]:
+    """What an application does with a sample: a heading, and its steps."""
+    if isinstance(wanted, TextPreparation):
+        return "## Texts", _texts(wanted)
+    return "## Images", _images(wanted)
+
+
+def _texts(wanted: TextPreparation) -> str:
+    """The numbers of a text's words."""
+    (length,) = wanted.size
+    return (
+        f"An application gives numbers of words below {wanted.words}, {length} of each text: more words are cut, and fewer are "
+        f'filled up with {PADDING}. `Vocabulary.from_file(Path("{wanted.vocabulary}")).tokens(texts, {length})` of '
+        f"`adaptive_runtime.texts` makes them; `{wanted.vocabulary}` is beside the files. A deployed bundle takes "
+        f"{wanted.length} words of each text, whichever SubNet answers."
+    )
 
 
 def _images(wanted: Preparation) -> str:

@@ -32,7 +32,7 @@ def facts(card: Card) -> dict[str, Any]:
         **({} if card.decoding is None else {"decoding": card.decoding.to_json()}),
         **({} if card.adapted is None else {"adapted": card.adapted.sha256}),
         **({} if card.adapted is None else {"input_deviations": card.adapted.input_deviations}),
-        **card.preparation.to_json(),
+        **card.preparation.model_dump(mode="json", exclude_unset=True),
         "accuracy": card.accuracy,
         "predicted_ms": card.predicted_ms,
         "measured_ms": card.latency.p50_ms,

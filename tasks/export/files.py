@@ -205,7 +205,7 @@ class Maker:
         batch, shapes = self.net.batch, None
         if self.settings.dynamic_batch:
             batch, shapes = BATCHES[0], ({0: torch.export.Dim.DYNAMIC},)
-        example = torch.zeros(self.net.input_shape(card.config, batch))
+        example = torch.from_numpy(self.net.sample_input(card.config, np.random.default_rng(0), batch))
         content = io.BytesIO()
         try:
             exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
@@ -229,17 +229,16 @@ class Maker:
             runtime="torch",
             on_device=False,
             outputs=outputs,
-            run=archive_run(shape, (shape[0], *module(example).shape[1:])),
+            run=archive_run(shape, (shape[0], *module(example).shape[1:]), example.numpy().dtype.name),
         )
 
 
 def references(
     net: SuperNet, module: Callable[[torch.Tensor], torch.Tensor], config: Config, images: EvaluationData, count: int
 ) -> tuple[Images, Images]:
-    """So many real images (N, C, H, W), and torch's outputs for them."""
-    height, width = net.input_shape(dict(config))[-2:]
+    """So many real samples, as images (N, C, H, W), and torch's outputs for them."""
     some: list[torch.Tensor] = []
-    for batch, _ in images.batches((height, width)):
+    for batch, _ in images.batches(net.input_size(config)):
         some.append(batch)
         if sum(map(len, some)) >= count:
             break

@@ -51,7 +51,7 @@ def _planned(
     if device.cpu_model != cpu_model():
         raise ConversionError(f"it would be optimised for {cpu_model()}; the device has {device.cpu_model}")
     model = onnx.load_model_from_string(made.contents[0])
-    x_BCHW = np.resize(images, net.input_shape(card.config)).astype(np.float32)
+    x_BCHW = np.resize(images, net.input_shape(card.config)).astype(images.dtype)
     name = model.graph.input[0].name
     try:
         plan = plan_file(model, {name: x_BCHW})

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
+from adaptive_runtime.texts import VOCABULARY_FILE
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
 from tasks.export.card import card_files
@@ -78,6 +79,8 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
                 files=tuple(own),
             )
         )
+    if (vocabulary := exported / VOCABULARY_FILE).is_file():
+        contents[vocabulary.name] = vocabulary
     if exports.bundle is not None and exports.bundle.folder is not None:
         bundle = exported / exports.bundle.folder
         contents |= {f"{bundle.name}/{file.name}": file for file in sorted(bundle.iterdir())}

@@ -66,7 +66,7 @@ def run_of(found: Capabilities, job: ModelJob) -> FileRun:
     )
 
 
-def archive_run(input_shape: FileShape, output_shape: FileShape) -> FileRun:
+def archive_run(input_shape: FileShape, output_shape: FileShape, input_type: str) -> FileRun:
     """How an archive of `torch.export` was run in this process."""
     threads = torch.get_num_threads()
     return FileRun(
@@ -77,22 +77,29 @@ def archive_run(input_shape: FileShape, output_shape: FileShape) -> FileRun:
         threads=threads,
         precision="fp32",
         settings={"num_threads": threads},
-        inputs=(FileTensor(name="input", shape=input_shape),),
+        inputs=(file_tensor("input", input_shape, input_type),),
         outputs=(FileTensor(name="output", shape=output_shape),),
     )
 
 
+def file_tensor(name: str, shape: FileShape, element: str) -> FileTensor:
+    """A tensor of a file, which says its type where that is not float32."""
+    return FileTensor(name=name, shape=shape, **({} if element == "float32" else {"type": element}))
+
+
 def _tensors_of(job: ModelJob) -> dict[str, tuple[FileTensor, ...]]:
     shapes: dict[str, FileShape] = {}
+    types: dict[str, str] = {}
     if job.format == "onnx":
         graph = onnx.load_from_string(job.files[0]).graph
         for value in (*graph.input, *graph.output):
             shapes[value.name] = tuple(one.dim_value or None for one in value.type.tensor_type.shape.dim)
+            types[value.name] = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
     else:
         shapes |= dict(zip(job.input_names, job.input_shapes, strict=True))
         shapes |= dict(zip(job.output_names, job.output_shapes or (), strict=True))
     return {
-        "inputs": tuple(FileTensor(name=name, shape=shapes[name]) for name in job.input_names),
+        "inputs": tuple(file_tensor(name, shapes[name], types.get(name, "float32")) for name in job.input_names),
         "outputs": tuple(FileTensor(name=name, shape=shapes[name]) for name in job.output_names),
     }
 
@@ -141,6 +148,9 @@ def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
         "known": run.settings,
         "first": {
             "name": json.dumps(first.name),
+            "type": first.type,
+            "suffix": "f32" if first.type == "float32" else "i64",
+            "cpp": "float" if first.type == "float32" else "int64_t",
             "one": one,
             "any": tuple(size or -1 for size in first.shape),
             "sample": one[1:],

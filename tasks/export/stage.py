@@ -41,6 +41,7 @@ from tasks.export.card import (
     card_files,
     preparation,
     used_engine,
+    write_vocabulary,
 )
 from tasks.export.chains import ChainWriter, require_exits
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
@@ -288,6 +289,7 @@ class Exporter:
         known = (Card.model_validate(line) for line in read_lines(self.out / DONE_FILE))
         done = {card.digest: card for card in known if card.digest in winners and _is_whole(card, self.out)}
         todo = [digest for digest in winners if digest not in done]
+        write_vocabulary(next(iter(self.data.values())).dataset.scaling.vocabulary, self.out)
         with progress.bar("export", len(winners), len(done)) as bar:
             for digest in todo:
                 done[digest] = self.export(winners[digest], timed(measured, digest))

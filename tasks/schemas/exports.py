@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import Capabilities, LayerTiming
 from tasks.schemas.stored import Record, Stored
 from tasks.schemas.subnets import Named, Predicted
@@ -66,10 +67,11 @@ class PlannedMemory(Record):
 
 
 class FileTensor(Record):
-    """An input or output of a file, float32. A size of None is any number."""
+    """An input or output of a file. A size of None is any number. type: written where it is another one than float32."""
 
     name: str
     shape: tuple[int | None, ...]
+    type: str = "float32"
 
 
 class Brought(Record):
@@ -247,7 +249,7 @@ class Card(Named, Stored):
 
     batch: int
     input_shape: tuple[int, ...]
-    preparation: Preparation
+    preparation: Preparation | TextPreparation
     classes: tuple[str, ...]
     macs: int
     parameters: int

@@ -33,6 +33,9 @@ class AskedBundle:
     def open(cls, folder: Path, settings: Settings) -> "AskedBundle":
         """Read it. AdaptiveError in one line: it is damaged, no budget fits, or it has no images."""
         bundle = OpenBundle.open(folder)
+        first = bundle.manifest.subnets[0]
+        if first.taken.words is not None:
+            raise UserError(f"bundle '{folder}'", "is of texts; stress asks with images")
         if (problem := bundle.manifest.problem) is not None:
             next_step = "serve it: autotailor-runtime serve, or autotailor deploy"
             raise UserError(
@@ -43,9 +46,8 @@ class AskedBundle:
         rows = list(zip(found.variants, found.table.accuracy, strict=True))
         _check_budget(found, settings)
         labelled = bundle.source_images()
-        first = bundle.manifest.subnets[0]
         return cls(
-            images=_sample(bundle) if labelled is None else labelled.normalised(first.preparation),
+            images=_sample(bundle) if labelled is None else labelled.normalised(first.of_images),
             labels=None if labelled is None else labelled.labels,
             accuracies={(one.digest, one.exit): accuracy for one, accuracy in reversed(rows) if not one.early},
             split=next(iter(first.accuracy), "test"),
@@ -63,8 +65,7 @@ class AskedBundle:
 
 def _sample(bundle: OpenBundle) -> NDArray[np.float32]:
     """The images of the calibration sample in the data's resolution."""
-    first, sample = bundle.manifest.subnets[0], bundle.calibration()
-    shape = (first.input_shape[1], first.preparation.resolution, first.preparation.resolution)
+    shape, sample = bundle.manifest.subnets[0].taken.shape, bundle.calibration()
     if sample is None or shape not in sample.inputs:
         got = f"has no images of {'x'.join(map(str, shape))} to ask with"
         raise UserError(f"bundle '{bundle.folder}'", got, next_step="export it with export.adaptable=true")

@@ -12,7 +12,7 @@ from torch.nn import functional
 from tasks.data import DataSettings, load_splits
 from tasks.data.description import describe
 from tasks.errors import UserError
-from tasks.export.card import preparation
+from tasks.export.card import image_preparation
 
 Write = Callable[[Path, int], None]
 
@@ -63,7 +63,7 @@ def test_an_application_that_follows_the_card_gives_the_network_what_it_was_trai
             Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
     test = load_splits(settings(tmp_path, mean=(0.5, 0.4, 0.3), deviation=(0.2, 0.3, 0.4)))["test"]
     (x_BCHW, _) = next(test.batches(3, resolution=16))
-    told = preparation(describe(test), (1, 3, 16, 16))
+    told = image_preparation(describe(test), (1, 3, 16, 16))
     assert (told.colours, told.crop, told.interpolation) == ("RGB", "central square", "bilinear, antialiased")
     assert told.size_interpolation == "bilinear, antialiased"
     for name, expected_CHW in zip(("a", "b", "c"), x_BCHW, strict=True):

@@ -16,7 +16,7 @@ from tasks.data.signals import SynthesisedSounds
 from tasks.data.signals.sound_events import EVENTS
 from tasks.data.signals.sounds import NAMES, SAMPLING_RATE_HZ
 from tasks.errors import UserError
-from tasks.export.card import preparation
+from tasks.export.card import image_preparation
 
 RATE_HZ = 8000
 PITCHES_HZ = {"high": 2000, "low": 300}
@@ -180,7 +180,7 @@ def test_folders_of_wav_files_are_sounds_by_class(tmp_path: Path) -> None:
 def test_an_application_that_follows_the_card_gives_the_network_what_it_was_trained_on(tmp_path: Path) -> None:
     write_wavs(tmp_path, 8)
     test = load_splits(wavs(tmp_path))["test"]
-    wanted = preparation(describe(test), (1, 1, 32, 32)).spectrogram
+    wanted = image_preparation(describe(test), (1, 1, 32, 32)).spectrogram
     assert wanted is not None
     expected = next(test.batches(4))[0]
     files = sorted((tmp_path / "high").iterdir())

@@ -66,7 +66,7 @@ def test_the_bundle_serves_the_kept_rows_in_both_runtimes(together: tuple[dict[s
     table = BundleVariants.of(bundle.manifest, *forms).table
     assert len(table) >= len(bundle.manifest.subnets)
     first = bundle.manifest.subnets[0]
-    size = first.preparation.resolution
+    size = first.of_images.resolution
     x = np.random.default_rng(0).standard_normal((2, first.input_shape[1], size, size)).astype(np.float32)
     with adaptive_runtime.load(folders[0], prepares=False) as model:
         assert model.pool.forms == forms

@@ -8,6 +8,7 @@ import pytest
 
 import adaptive_runtime
 from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.chains import ImagePreparation
 from adaptive_runtime.pool import Variant
 from flows.cli.commands import foresee
 from flows.compose import compose_config
@@ -64,6 +65,7 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(placed: tuple[d
     bundle.verify_all()
     digest = next(iter(there))
     subnet = bundle.manifest.by_digest[digest]
+    assert isinstance(subnet.preparation, ImagePreparation)
     size = subnet.preparation.resolution
     x = np.random.default_rng(0).standard_normal((1, subnet.input_shape[1], size, size)).astype(np.float32)
     with (

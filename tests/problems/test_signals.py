@@ -14,7 +14,7 @@ from tasks.data import DataSettings, load_splits
 from tasks.data.description import DataDescription, describe
 from tasks.evaluation.pictures import write_answers
 from tasks.evaluation.subnets import EvaluationData
-from tasks.export.card import preparation
+from tasks.export.card import image_preparation
 
 MOTION = DataSettings(kind="motion", images=120, resolution=16, classes=3)
 IMAGES = DataSettings(kind="digits", resolution=16)
@@ -44,7 +44,7 @@ def test_spectrograms_are_drawn_with_the_answers_of_both_ends_and_images_are_not
 
 def test_card_and_manifest_have_the_spectrogram_where_there_is_one_and_else_no_word_of_it() -> None:
     for settings, wanted in ((MOTION, True), (IMAGES, False)):
-        told = preparation(describe(load_splits(settings)["test"]), (1, 3, 16, 16))
+        told = image_preparation(describe(load_splits(settings)["test"]), (1, 3, 16, 16))
         manifest = ImagePreparation.model_validate(told.to_json())
         assert ("spectrogram" in told.to_json()) == wanted
         assert ("spectrogram" in manifest.model_dump()) == wanted

@@ -113,7 +113,7 @@ def test_exits_are_there_with_thresholds_accuracies_and_rising_latencies(exporte
 
 
 def samples(manifest: BundleManifest) -> np.ndarray:
-    size = manifest.subnets[0].preparation.resolution
+    size = manifest.subnets[0].of_images.resolution
     return half(np.random.default_rng(0).standard_normal((3, 3, size, size)).astype(np.float32))
 
 
@@ -208,7 +208,7 @@ def test_subnets_can_adapt_in_onnxruntime(exported: Exported) -> None:
         images = model.pool.bundle.source_images()
         assert images is not None
         assert images.images.shape == (64, 3, 16, 16)
-        answers = model.infer(images.normalised(manifest.subnets[0].preparation)).classes
+        answers = model.infer(images.normalised(manifest.subnets[0].of_images)).classes
         assert answers.shape == images.labels.shape
     if manifest.own_format == "ncnn":
         with pytest.raises(AdaptiveError, match="adapts in onnxruntime alone, not in ncnn; load it as 'onnx'"):

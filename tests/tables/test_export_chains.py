@@ -129,7 +129,7 @@ def test_the_manifest_tells_what_a_host_program_needs(exported: Exported) -> Non
         assert len(manifest.segments) == len(answers)
         assert manifest.preparation is not None
         assert {**manifest.preparation.model_dump(mode="json"), "layout": None} == {
-            **card.preparation.to_json(),
+            **card.preparation.model_dump(mode="json", exclude_unset=True),
             "layout": None,
         }
         assert manifest.classes == card.classes

@@ -120,7 +120,7 @@ def test_each_format_has_its_settings_and_figures(exported: Exported) -> None:
 
 
 def test_all_formats_serve_on_the_device(exported: Exported) -> None:
-    size = exported.manifest.subnets[0].preparation.resolution
+    size = exported.manifest.subnets[0].of_images.resolution
     x = np.random.default_rng(0).standard_normal((2, 3, size, size)).astype(np.float32)
     with adaptive_runtime.load(exported.folder, prepares=False) as model:
         for subnet in exported.manifest.subnets:

@@ -69,6 +69,8 @@ class RequestHead(NamedTuple):
             got = f"deadline_ms: {deadline_ms:g}"
             raise RequestRefused(400, f"{got}; allowed: above 0, at most {MOST_DEADLINE_MS:g}; or 0: the service's")
         shape = tuple(sizes)
+        if wanted.taken.words is not None:
+            raise RequestRefused(400, "the model takes texts, and the local socket images; ask over HTTP")
         wanted.require(shape)
         allowed = VALUE_BYTES * math.prod(shape)
         if content_bytes - REQUEST_FIELDS.size != allowed:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.bundles import BundleFormat, TakenSamples
 from adaptive_runtime.deployed import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits.measures import TopProbability
@@ -147,4 +147,4 @@ def _format(planned: PlannedSplit) -> InferenceFormat:
         got = f"takes {list(taken)} and gives {list(given)}"
         next_step = "run it by `autotailor-runtime split` or in Python"
         raise AdaptiveError("SubNet to be served", got, allowed="[1, C, H, W] and [1, K]", next_step=next_step)
-    return InferenceFormat(taken[1:], given[1], FORM)
+    return InferenceFormat(TakenSamples(taken[1:]), given[1], FORM)

@@ -33,8 +33,7 @@ def require_blocks(settings: Settings, net: SuperNet) -> None:
 
 def block_statistics(net: SuperNet, images: EvaluationData) -> Statistics:
     """BatchNorm statistics of all alternatives, each by itself; the network's own layers keep theirs."""
-    height, width = net.input_shape(net.max_config)[2:]
-    return net.recalibrate_alternatives(images.calibration((height, width)))
+    return net.recalibrate_alternatives(images.calibration(net.input_size(net.max_config)))
 
 
 def single_replacements(net: SuperNet) -> dict[tuple[str, str], Config]:

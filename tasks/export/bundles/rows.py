@@ -12,12 +12,13 @@ from adaptive_runtime.bundles import (
     SubNetLatency,
     SubNetMemory,
 )
-from adaptive_runtime.chains import ChainManifest, ImagePreparation
+from adaptive_runtime.chains import ChainManifest, ImagePreparation, SamplePreparation
 from adaptive_runtime.exits import Thresholds
+from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import MIB
 from tailor_ir import SuperNet
 from tasks.exits.policies import SubnetPolicy
-from tasks.schemas.exports import Card
+from tasks.schemas.exports import Card, Preparation
 
 WEIGHT_BYTES = 4
 
@@ -36,7 +37,7 @@ def subnet_row(
         digest=card.digest,
         config=dict(card.config),
         input_shape=card.input_shape,
-        preparation=ImagePreparation.model_validate(card.preparation.to_json()),
+        preparation=told_preparation(card.preparation),
         nets=dict(nets),
         macs=card.macs,
         parameters=card.parameters,
@@ -50,6 +51,13 @@ def subnet_row(
         early=None if thresholds is None else _early(policy),
         adapted=None if card.adapted is None else card.adapted.sha256,
     )
+
+
+def told_preparation(prepared: Preparation | TextPreparation) -> SamplePreparation:
+    """What a model card says of samples, as manifests have it."""
+    if isinstance(prepared, TextPreparation):
+        return prepared
+    return ImagePreparation.model_validate(prepared.to_json())
 
 
 def _latency(card: Card) -> SubNetLatency | None:

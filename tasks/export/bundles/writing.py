@@ -55,14 +55,14 @@ from tasks.export.bundles.adaptable import (
 from tasks.export.bundles.blocks import block_statistics, write_blocks
 from tasks.export.bundles.formats import RUNTIMES, WITH_CHAIN, FurtherFormat
 from tasks.export.bundles.placements import BundlePlacements
-from tasks.export.bundles.rows import subnet_row
+from tasks.export.bundles.rows import subnet_row, told_preparation
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
-from tasks.export.card import preparation
+from tasks.export.card import preparation, write_vocabulary
 from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, chain_statistics, copy_ncnn_chain
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
-from tasks.problems import CLASSIFICATION, LearningProblem, require
+from tasks.problems import CLASSIFICATION, require
 from tasks.progress import Progress
 from tasks.schemas.exports import Bundle, Card
 
@@ -92,7 +92,7 @@ def write_bundle(
     these were exported. adapted: SubNets that are there as they have adapted. placements: SubNets over devices. The folder is
     there whole, or not at all. UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
     """
-    _check(settings, images.problem)
+    _check(settings, images)
     final, partial, key = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial", _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -128,11 +128,12 @@ def _bytes_alone(cards: Sequence[Card]) -> int | None:
     return None if None in alone else sum(size for size in alone if size is not None)
 
 
-def _check(settings: Settings, problem: LearningProblem) -> None:
-    """UserError for what bundles of a learning problem cannot have."""
+def _check(settings: Settings, images: EvaluationData) -> None:
+    """UserError for what bundles of a learning problem, or of such samples, cannot have."""
     for option, asked in (("adaptable", settings.adaptable), ("blocks", settings.blocks)):
         if asked:
-            require(problem, option, f"export.{option}=true", f"set export.{option}=false")
+            require(images.problem, option, f"export.{option}=true", f"set export.{option}=false")
+            images.dataset.form.require(option, f"export.{option}=true", f"set export.{option}=false")
 
 
 def _key(settings: Settings) -> bytes | None:
@@ -175,8 +176,10 @@ class _Writer:
         net.export_together(subnets, self.folder, chains, blocks, observed_images)
         if blocks is not None:
             self._write_blocks(blocks[1])
+        write_vocabulary(self.images.dataset.scaling.vocabulary, self.folder)
         if self.settings.adaptable:
-            prepared = ImagePreparation.model_validate(cards[0].preparation.to_json())
+            prepared = told_preparation(cards[0].preparation)
+            assert isinstance(prepared, ImagePreparation), "weights adapt to images alone"
             write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
         for card in cards:
@@ -194,8 +197,8 @@ class _Writer:
         module = net.build(config, statistics)
         inputs, _ = references(net, module, config, self.images, self.settings.check_images)
         run = self._run("onnx").settings
-        told = preparation(describe(self.images.dataset), net.input_shape(config))
-        prepared = ImagePreparation.model_validate(told.to_json())
+        prepared = told_preparation(preparation(describe(self.images.dataset), net.input_shape(config)))
+        assert isinstance(prepared, ImagePreparation), "blocks are searched with images alone"
         found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.accuracies)
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
 
@@ -293,7 +296,7 @@ class _Writer:
             self.broken.append(card.digest)
         return BundledNet(
             files=(file.name, WEIGHTS_FILE),
-            input=ChainTensor(name=taken.name, shape=tuple(taken.shape)),
+            input=ChainTensor(name=taken.name, shape=tuple(taken.shape), type=inputs.dtype.name),
             output=ChainTensor(name=given.name, shape=tuple(given.shape)),
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),

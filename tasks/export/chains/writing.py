@@ -151,7 +151,7 @@ def _manifest(card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) 
         input=segments[0].inputs[0],
         segments=tuple(segments),
         classes=card.classes,
-        preparation=ImagePreparation.model_validate(card.preparation.to_json()),
+        preparation=ImagePreparation.model_validate(card.preparation.model_dump(exclude_unset=True)),
         runtime=file.run.runtime,
         settings=file.run.settings,
         thresholds=next(iter(plan.thresholds_file), None),
