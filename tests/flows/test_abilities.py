@@ -25,3 +25,26 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
     with pytest.raises(UserError, match=message):
         validate(RunConfig, compose_config("config", words))
     validate(RunConfig, compose_config("config", overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["stream.in_report=true"],
+            "stream.in_report with data.kind=texts: classification of texts cannot do it yet: ",
+        ),
+        (["export.bundle=true", "export.adaptable=true"], "export.adaptable with data.kind=texts: .*to images alone"),
+        (["base.mixing.cutmix_alpha=1"], "base.mixing with data.kind=texts: .*numbers of words cannot be mixed"),
+        (["space.exits=auto"], "space.exits with data.kind=texts: .*feature maps of images"),
+        (
+            ["device=[ncnn]"],
+            "device with backend=ncnn with data.kind=texts: .*: ncnn has no layer for looking words up; allowed: "
+            "onnxruntime, openvino, torch",
+        ),
+    ],
+)
+def test_options_that_texts_cannot_do_yet_are_one_clear_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(RunConfig, compose_config("config", ["+preset=texts", *overrides]))
+    validate(RunConfig, compose_config("config", ["+preset=texts"]))

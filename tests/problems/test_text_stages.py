@@ -1,0 +1,318 @@
+"""A small text encoder goes through the stages, from random weights to a bundle that answers texts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+import adaptive_runtime
+import tailor_ir
+from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.service.inference import InferenceFormat, read
+from adaptive_runtime.service.local.frames import REQUEST_FIELDS, RequestHead
+from adaptive_runtime.service.refusals import RequestRefused
+from adaptive_runtime.texts import VOCABULARY_FILE, Vocabulary
+from conf.networks.text_encoder import network
+from profiling_agents.client import local_agent
+from profiling_agents.messages import MeasureSettings
+from tasks import compile as compile_stage
+from tasks import enumerate as enumerating
+from tasks import export, profile, report, search
+from tasks.artifacts import RESULT_FILE, Store, read_json
+from tasks.data import DataSettings, load, load_splits
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData, accuracy
+from tasks.finetune import checkpoint
+from tasks.finetune.job import Job
+from tasks.finetune.settings import Settings, TrainSettings
+from tasks.given import evaluate_supernet
+from tasks.models import ModelSettings, create
+from tasks.predict import sensitivity, validate
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.settings import Settings as PredictSettings
+from tasks.progress import Silent
+from tasks.schemas.accuracy import SENSITIVITIES_FILE
+from tasks.schemas.stored import StageResult
+from tests.finetune.one_rank import train_here
+from tests.ir.invariants import check_network
+
+LENGTH, SHORTER = 16, 8
+DATA = DataSettings(kind="texts", images=720, resolution=LENGTH, augment=False)
+MODEL = ModelSettings(
+    kind="callable",
+    name="conf.networks.text_encoder:network",
+    options={"width": 16, "heads": 2, "depth": 2, "expand": 2},
+)
+SPACE = {"sequence_length": [SHORTER, LENGTH], "*.expand_ratio": [1, 2], "*.depth": [-1, 0]}
+STEPS = 30
+COMMON = {"batch_size": 16, "micro_batch": 16, "processes": 1, "device": "cpu", "recalibration_images": 64}
+QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=5.0, patience=0.0)
+PREDICT = PredictSettings(
+    validation_images=64, recalibration_images=64, random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK
+)
+
+
+def test_a_text_encoder_is_equal_in_three_forms_at_every_length(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = network(3, 40, LENGTH, width=16, heads=2, depth=2).eval()
+    net = check_network(model, torch.arange(LENGTH)[None] * 39 // (LENGTH - 1), tmp_path, subnets=3)
+    kinds = {variable.kind for variable in net.space.variables}
+    assert kinds == {"sequence_length", "depth", "expand_ratio", "heads"}
+    for config in (net.max_config, net.min_config):
+        x_BT = net.sample_input(config, np.random.default_rng(0), 64)
+        assert x_BT.shape == (64, *net.input_size(config))
+        assert x_BT.dtype == np.int64
+        assert 0 <= x_BT.min() < 5
+        assert 35 <= x_BT.max() < 40
+
+
+def _trained(folder: Path) -> nn.Module:
+    train = load(DATA, "train")
+    module = create(MODEL, train.classes, train.form)
+    assert isinstance(module, nn.Module)
+    folder.mkdir()
+    save_model(module, str(folder / "initial.safetensors"))
+    settings = TrainSettings.model_validate({**COMMON, "epochs": 4, "learning_rate": 5e-3})
+    job = Job(
+        folder=folder,
+        data=DATA,
+        model=MODEL,
+        initial=folder / "initial.safetensors",
+        steps_per_epoch=STEPS,
+        total_steps=4 * STEPS,
+        train=settings,
+    )
+    history = train_here(job)
+    assert history[-1]["loss"] < history[0]["loss"]
+    checkpoint.load_model(job.checkpoint, module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The SuperNet of the trained network, fine-tuned with its largest SubNet as the teacher of the others."""
+    folder = tmp_path_factory.mktemp("texts")
+    module = _trained(folder / "base")
+    weights = folder / "weights.safetensors"
+    save_file({name: value.contiguous() for name, value in module.state_dict().items()}, str(weights))
+    compile_stage.run(compile_stage.Settings(), MODEL, DATA, weights, SPACE, folder, Silent())
+    settings = Settings.model_validate({**COMMON, "epochs": 1, "strategy": "sandwich", "learning_rate": 1e-3})
+    job = Job(
+        folder=folder / "tuned",
+        data=DATA,
+        finetune=settings,
+        supernet=folder / "supernet",
+        steps_per_epoch=STEPS,
+        total_steps=STEPS,
+    )
+    assert len(train_here(job)) == STEPS
+    net = tailor_ir.load(folder / "supernet")
+    checkpoint.load_model(job.checkpoint, net.elastic)
+    net.save(folder / "finetuned")
+    (folder / "finetuned" / "data.json").write_bytes((folder / "supernet" / "data.json").read_bytes())
+    return folder / "finetuned"
+
+
+@pytest.fixture(scope="module")
+def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
+    """The stages from the SuperNet to its exported winners in a bundle, on onnxruntime here."""
+    store, silent, splits = Store(tmp_path_factory.mktemp("stages")), Silent(), load_splits(DATA)
+
+    def stage(name: str, body: Callable[[Path], StageResult]) -> Path:
+        folder = store.open_stage(name, "key")
+        return folder.publish(dict(body(folder.path)))
+
+    given = stage("given", lambda out: evaluate_supernet(supernet, DATA, 64))
+    enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, silent))
+    predicted = stage("sensitivities", lambda out: sensitivity.run(PREDICT, DATA, supernet, out, silent))
+    accuracies = AccuracyPredictor.load(predicted / SENSITIVITIES_FILE)
+    validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=64)
+    texts = {"validation": validation, "test": validation.of(splits["test"])}
+    with local_agent(backend="onnxruntime") as client, client.lease():
+        times = profile.Settings(measure=QUICK, subnet=QUICK.model_copy(update={"layers_ms": 5.0}))
+        profiled = stage("profile", lambda out: profile.run(times, enumerated, client, out, silent, supernet))
+        latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, silent))
+        target = search.Target(name="here", latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
+        wish = search.Settings(method="exact", budget_count=10)
+        searched = stage("search", lambda out: search.run(supernet, [target], accuracies, wish, out, silent)["here"])
+        files = export.Settings(measure=QUICK, formats=("onnx", "torch"), bundle=True)
+        exported = stage("export", lambda out: export.run(files, supernet, searched, texts, client, out, silent))
+    here = report.DeviceSources(
+        name="here", profile=profiled, latency=latency, search=searched, export=exported, sensitivities=predicted
+    )
+    return report.Sources(
+        model="text_encoder",
+        data=DATA.kind,
+        problem=DATA.problem,
+        supernet=supernet,
+        base=None,
+        finetune=None,
+        given=given,
+        enumerate=enumerated,
+        sensitivities=predicted,
+        devices=[here],
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(sources: report.Sources) -> OpenBundle:
+    (device,) = sources.devices
+    return OpenBundle.open(device.export / "bundle")
+
+
+def _cards(sources: report.Sources) -> list[dict[str, Any]]:
+    (device,) = sources.devices
+    cards: list[dict[str, Any]] = read_json(device.export / RESULT_FILE)["subnets"]
+    return cards
+
+
+def test_the_largest_subnet_has_learned_and_the_report_shows_it(sources: report.Sources, tmp_path: Path) -> None:
+    found = report.run(sources, report.Settings(), tmp_path)
+    assert found["metric"] == "top-1 accuracy"
+    assert found["accuracies"]["largest SubNet, test"] > 1.8 / 6
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_exported_files_agree_with_torch_and_cards_say_how_texts_become_numbers(sources: report.Sources) -> None:
+    (device,) = sources.devices
+    vocabulary = Vocabulary.from_file(device.export / VOCABULARY_FILE)
+    assert vocabulary == load(DATA, "train").scaling.vocabulary
+    cards = _cards(sources)
+    for card in cards:
+        assert {name: file["state"] for name, file in card["files"].items()} == {"onnx": "ok", "torch": "ok"}
+        told = card["preparation"]
+        assert told == {
+            "layout": "NT",
+            "vocabulary": VOCABULARY_FILE,
+            "words": vocabulary.size,
+            "length": LENGTH,
+            "size": card["input_shape"][1:],
+        }
+        assert card["files"]["onnx"]["run"]["inputs"][0]["type"] == "int64"
+        text = (device.export / f"{card['digest']}.md").read_text()
+        assert "## Texts" in text
+        assert f"numbers of words below {vocabulary.size}" in text
+        session = onnxruntime.InferenceSession(device.export / f"{card['digest']}.onnx")
+        assert session.get_inputs()[0].type == "tensor(int64)"
+        example = (device.export / f"{card['digest']}.onnx.py").read_text()
+        assert "np.int64" in example
+        assert "float32" not in example
+
+
+def test_a_bundle_answers_texts_as_the_network_does(sources: report.Sources, bundle: OpenBundle) -> None:
+    test = load(DATA, "test")
+    x_BT, y_B = next(iter(test.batches(64)))
+    net = tailor_ir.load(sources.supernet)
+    with adaptive_runtime.load(bundle.folder, prepares=False) as model:
+        assert max(adaptive_runtime.check(model).values()) < 1e-4
+        assert model.taken.dtype == np.int64
+        for subnet in bundle.manifest.subnets:
+            assert subnet.nets["onnx"].input.type == "int64"
+            model.use(subnet.digest)
+            answer = model.infer(x_BT.numpy())
+            net.elastic.eval().activate(dict(subnet.config))
+            with torch.no_grad():
+                expected_BK = net.elastic(x_BT[:, : subnet.input_shape[1]]).numpy()
+            np.testing.assert_allclose(answer.logits, expected_BK, atol=1e-4)
+        texts = ["The soup was not good, and the bed was dirty.", "", "xyzzy " * 40]
+        x_NT = model.tokens(texts)
+        assert x_NT.shape == (3, LENGTH)
+        assert not x_NT[1].any()
+        assert model.infer(x_NT).classes.shape == (3,)
+    assert len(y_B) == 64
+
+
+def test_what_is_no_text_is_refused_in_one_line(bundle: OpenBundle) -> None:
+    words = bundle.manifest.subnets[0].taken.words
+    assert words is not None
+    with adaptive_runtime.load(bundle.folder, prepares=False) as model:
+        for x, told in (
+            (np.zeros((1, LENGTH), np.float32), rf"input: float32 \(1, {LENGTH}\); allowed: int64 \(N, {LENGTH}\)"),
+            (np.zeros((1, SHORTER), np.int64), rf"int64 \(1, {SHORTER}\); allowed: int64 \(N, {LENGTH}\)"),
+            (np.full((1, LENGTH), words), f"numbers of words from {words} to {words}; allowed: 0 to {words - 1}"),
+            (np.full((1, LENGTH), -1), f"numbers of words from -1 to -1; allowed: 0 to {words - 1}"),
+        ):
+            with pytest.raises(AdaptiveError, match=told):
+                model.infer(x)
+        form = InferenceFormat.of(model)
+    assert form.metadata("m", "1")["inputs"] == [{"name": "input", "datatype": "INT64", "shape": [-1, LENGTH]}]
+
+
+def test_a_service_takes_whole_numbers_of_words(bundle: OpenBundle) -> None:
+    with adaptive_runtime.load(bundle.folder, prepares=False) as model:
+        form, x_NT = InferenceFormat.of(model), model.tokens(["the view was nice", "the key is poor"])
+
+    def body(values: Any, datatype: str = "INT64") -> bytes:
+        tensor = {"name": "input", "shape": [2, LENGTH], "datatype": datatype, "data": values}
+        return json.dumps({"inputs": [tensor]}).encode()
+
+    np.testing.assert_array_equal(read(body(x_NT.tolist()), None, form).images_NCHW, x_NT)
+    for content, told in (
+        (body(x_NT.tolist(), "FP32"), "datatype FP32; allowed: INT64"),
+        (body((x_NT + 10_000).tolist()), rf"numbers of words from .*; allowed: from 0, below {form.taken.words}"),
+        (body((x_NT + 0.5).tolist()), "data has fractions"),
+    ):
+        with pytest.raises(RequestRefused, match=told):
+            read(content, None, form)
+    fields = REQUEST_FIELDS.pack(0.0, 1, LENGTH, 1, 1, b"")
+    with pytest.raises(RequestRefused, match="takes texts, and the local socket images; ask over HTTP"):
+        RequestHead.read(fields, REQUEST_FIELDS.size + 4 * LENGTH, form)
+
+
+def test_a_damaged_vocabulary_is_one_line(bundle: OpenBundle, tmp_path: Path) -> None:
+    for file in bundle.folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    content = (tmp_path / VOCABULARY_FILE).read_bytes()
+    (tmp_path / VOCABULARY_FILE).write_bytes(content.replace(b"good", b"evil"))
+    with (
+        adaptive_runtime.load(tmp_path, prepares=False) as model,
+        pytest.raises(AdaptiveError, match=r"vocabulary.json: is not the file that bundle.json names"),
+    ):
+        model.tokens(["good"])
+
+
+def test_a_shorter_subnet_sees_the_first_words_alone(supernet: Path) -> None:
+    net, splits = tailor_ir.load(supernet), load_splits(DATA)
+    data = EvaluationData(splits["test"], splits["train"], recalibration_images=64)
+    (x_BT, _) = next(iter(data.batches((SHORTER,))))
+    (whole_BT, _) = next(iter(data.batches((LENGTH,))))
+    assert (x_BT == whole_BT[:, :SHORTER]).all()
+    assert 0 < accuracy(net, net.min_config, data).share <= 1
+
+
+def test_networks_of_images_are_refused_for_texts_in_one_line(tmp_path: Path) -> None:
+    train, own = load(DATA, "train"), tmp_path / "own.py"
+    with pytest.raises(UserError, match="model 'test_resnet': texts cannot do it yet: timm makes networks of images"):
+        create(ModelSettings(name="test_resnet"), train.classes, train.form)
+    own.write_text("def network(num_classes, in_chans):\n    return None\n")
+    told = "cannot be called .*; allowed: a function of num_classes, num_words, length and model.options"
+    with pytest.raises(UserError, match=told):
+        create(ModelSettings(kind="callable", name=f"{own}:network"), train.classes, train.form)
+
+
+def test_an_onnx_file_has_to_take_numbers_of_words(tmp_path: Path) -> None:
+    train = load(DATA, "train")
+    assert train.form.words is not None
+    torch.manual_seed(0)
+    module = network(2, train.form.words, LENGTH, width=16, heads=2, depth=1).eval()
+    net = tailor_ir.compile(module, train.form.blank(1), {})
+    net.export(net.max_config, tmp_path / "texts.onnx")
+    wanted = ModelSettings(kind="onnx", path=tmp_path / "texts.onnx")
+    assert create(wanted, 2, train.form) == tmp_path / "texts.onnx"
+    longer = load(DATA.model_copy(update={"resolution": 20}), "train")
+    with pytest.raises(UserError, match="takes 16; allowed: 20, the data's texts"):
+        create(wanted, 2, longer.form)
+    floats = nn.Sequential(nn.Linear(LENGTH, 2))
+    floats_net = tailor_ir.compile(floats.eval(), torch.zeros(1, LENGTH), {})
+    floats_net.export(floats_net.max_config, tmp_path / "floats.onnx")
+    with pytest.raises(UserError, match="takes FLOAT; allowed: INT64, numbers of words"):
+        create(ModelSettings(kind="onnx", path=tmp_path / "floats.onnx"), 2, train.form)
