@@ -1,8 +1,6 @@
 """A small feature pyramid goes through the stages by its masks, from random weights to exported files and the report."""
 
 import base64
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,12 +9,9 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 import tailor_ir
-from profiling_agents.client import local_agent
-from profiling_agents.messages import MeasureSettings
 from tasks import compile as compile_stage
-from tasks import enumerate as enumerating
-from tasks import export, profile, refine, report, search
-from tasks.artifacts import RESULT_FILE, Store, read_json, read_lines
+from tasks import export, report, search
+from tasks.artifacts import RESULT_FILE, read_json, read_lines
 from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load_splits
 from tasks.data.samples import image_form
@@ -27,27 +22,19 @@ from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, re
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.settings import Settings, TrainSettings
-from tasks.given import evaluate_supernet
 from tasks.models import ModelSettings, create
-from tasks.predict import sensitivity, validate
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.settings import Settings as PredictSettings
+from tasks.predict import sensitivity
 from tasks.problems import SEGMENTATION
 from tasks.progress import Silent
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, Sensitivities
-from tasks.schemas.stored import StageResult
 from tests.finetune.one_rank import train_here
+from tests.problems.stages import QUICK, SmallRun
 
 DATA = DataSettings(kind="glyph_scenes", classes=2, images=480, resolution=32, augment=False)
 MODEL = ModelSettings(kind="callable", name=f"{Path(__file__).with_name('small_fpn.py')}:network")
 SPACE = {"resolution": [24, 32], "*.width_mult": [0.5, 1]}
 STEPS = 20
 COMMON = {"batch_size": 16, "micro_batch": 16, "processes": 1, "device": "cpu", "recalibration_images": 64}
-QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=5.0, patience=0.0)
-PREDICT = PredictSettings(
-    validation_images=64, recalibration_images=64, random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK
-)
 BACKGROUND_ALONE = 1 / 3
 """Mean IoU of the answer that every pixel is background, or less: the other two classes are never found."""
 
@@ -95,49 +82,12 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the SuperNet to its exported winners, on onnxruntime here."""
-    store, silent, splits = Store(tmp_path_factory.mktemp("stages")), Silent(), load_splits(DATA)
-
-    def stage(name: str, body: Callable[[Path], StageResult]) -> Path:
-        folder = store.open_stage(name, "key")
-        return folder.publish(dict(body(folder.path)))
-
-    given = stage("given", lambda out: evaluate_supernet(supernet, DATA, 64))
-    enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, silent))
-    predicted = stage("sensitivities", lambda out: sensitivity.run(PREDICT, DATA, supernet, out, silent))
-    accuracies = AccuracyPredictor.load(predicted / SENSITIVITIES_FILE)
-    validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=64)
-    images = {"validation": validation, "test": validation.of(splits["test"])}
-    with local_agent(backend="onnxruntime") as client, client.lease():
-        times = profile.Settings(measure=QUICK, subnet=QUICK.model_copy(update={"layers_ms": 5.0}))
-        profiled = stage("profile", lambda out: profile.run(times, enumerated, client, out, silent, supernet))
-        latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, silent))
-        target = search.Target(name="here", latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
-        wish = search.Settings(method="exact", budgets_ms=(1000.0,))
-        searched = stage("search", lambda out: search.run(supernet, [target], accuracies, wish, out, silent)["here"])
-        device = refine.SearchedDevice(target, searched, lambda: nullcontext(client))
-        wanted = refine.Settings(candidates=2, rounds=1)
-
-        def refined(out: Path) -> StageResult:
-            refine.measure(wanted, PREDICT, supernet, [device], accuracies, validation, out, silent)
-            return refine.choose(wanted, supernet, {"here": searched}, accuracies, validation, out, silent)["here"]
-
-        chosen, files = stage("refine", refined), export.Settings(measure=QUICK, formats=("onnx",))
-        exported = stage("export", lambda out: export.run(files, supernet, chosen, images, client, out, silent))
-    here = report.DeviceSources(
-        name="here", profile=profiled, latency=latency, search=chosen, export=exported, sensitivities=predicted
+    wish, files = (
+        search.Settings(method="exact", budgets_ms=(1000.0,)),
+        export.Settings(measure=QUICK, formats=("onnx",)),
     )
-    return report.Sources(
-        model="small_fpn",
-        data=DATA.kind,
-        problem=DATA.problem,
-        supernet=supernet,
-        base=None,
-        finetune=None,
-        given=given,
-        enumerate=enumerated,
-        sensitivities=predicted,
-        devices=[here],
-    )
+    run = SmallRun("small_fpn", DATA, wish, files, refined=True)
+    return run.sources(supernet, tmp_path_factory.mktemp("stages"))
 
 
 def test_sensitivities_are_points_of_mean_iou_and_answers_are_drawn(sources: report.Sources) -> None:

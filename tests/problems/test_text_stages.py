@@ -1,7 +1,6 @@
 """A small text encoder goes through the stages, from random weights to a bundle that answers texts."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,20 @@ from adaptive_runtime.service.local.frames import REQUEST_FIELDS, RequestHead
 from adaptive_runtime.service.refusals import RequestRefused
 from adaptive_runtime.texts import VOCABULARY_FILE, Vocabulary
 from conf.networks.text_encoder import network
-from profiling_agents.client import local_agent
-from profiling_agents.messages import MeasureSettings
 from tasks import compile as compile_stage
-from tasks import enumerate as enumerating
-from tasks import export, profile, report, search
-from tasks.artifacts import RESULT_FILE, Store, read_json
+from tasks import export, report, search
+from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.settings import Settings, TrainSettings
-from tasks.given import evaluate_supernet
 from tasks.models import ModelSettings, create
-from tasks.predict import sensitivity, validate
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.settings import Settings as PredictSettings
 from tasks.progress import Silent
-from tasks.schemas.accuracy import SENSITIVITIES_FILE
-from tasks.schemas.stored import StageResult
 from tests.finetune.one_rank import train_here
 from tests.ir.invariants import check_network
+from tests.problems.stages import QUICK, SmallRun
 
 LENGTH, SHORTER = 16, 8
 DATA = DataSettings(kind="texts", images=720, resolution=LENGTH, augment=False)
@@ -55,10 +45,6 @@ MODEL = ModelSettings(
 SPACE = {"sequence_length": [SHORTER, LENGTH], "*.expand_ratio": [1, 2], "*.depth": [-1, 0]}
 STEPS = 30
 COMMON = {"batch_size": 16, "micro_batch": 16, "processes": 1, "device": "cpu", "recalibration_images": 64}
-QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=5.0, patience=0.0)
-PREDICT = PredictSettings(
-    validation_images=64, recalibration_images=64, random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK
-)
 
 
 def test_a_text_encoder_is_equal_in_three_forms_at_every_length(tmp_path: Path) -> None:
@@ -125,42 +111,12 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the SuperNet to its exported winners in a bundle, on onnxruntime here."""
-    store, silent, splits = Store(tmp_path_factory.mktemp("stages")), Silent(), load_splits(DATA)
-
-    def stage(name: str, body: Callable[[Path], StageResult]) -> Path:
-        folder = store.open_stage(name, "key")
-        return folder.publish(dict(body(folder.path)))
-
-    given = stage("given", lambda out: evaluate_supernet(supernet, DATA, 64))
-    enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, silent))
-    predicted = stage("sensitivities", lambda out: sensitivity.run(PREDICT, DATA, supernet, out, silent))
-    accuracies = AccuracyPredictor.load(predicted / SENSITIVITIES_FILE)
-    validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=64)
-    texts = {"validation": validation, "test": validation.of(splits["test"])}
-    with local_agent(backend="onnxruntime") as client, client.lease():
-        times = profile.Settings(measure=QUICK, subnet=QUICK.model_copy(update={"layers_ms": 5.0}))
-        profiled = stage("profile", lambda out: profile.run(times, enumerated, client, out, silent, supernet))
-        latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, silent))
-        target = search.Target(name="here", latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
-        wish = search.Settings(method="exact", budget_count=10)
-        searched = stage("search", lambda out: search.run(supernet, [target], accuracies, wish, out, silent)["here"])
-        files = export.Settings(measure=QUICK, formats=("onnx", "torch"), bundle=True)
-        exported = stage("export", lambda out: export.run(files, supernet, searched, texts, client, out, silent))
-    here = report.DeviceSources(
-        name="here", profile=profiled, latency=latency, search=searched, export=exported, sensitivities=predicted
+    wish, files = (
+        search.Settings(method="exact", budget_count=10),
+        export.Settings(measure=QUICK, formats=("onnx", "torch"), bundle=True),
     )
-    return report.Sources(
-        model="text_encoder",
-        data=DATA.kind,
-        problem=DATA.problem,
-        supernet=supernet,
-        base=None,
-        finetune=None,
-        given=given,
-        enumerate=enumerated,
-        sensitivities=predicted,
-        devices=[here],
-    )
+    run = SmallRun("text_encoder", DATA, wish, files)
+    return run.sources(supernet, tmp_path_factory.mktemp("stages"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,97 @@
+"""The stages from a small SuperNet to its exported winners and the sources of the report, on onnxruntime here."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiling_agents.client import AgentClient, local_agent
+from profiling_agents.messages import MeasureSettings
+from tasks import enumerate as enumerating
+from tasks import export, profile, refine, report, search
+from tasks.artifacts import Store
+from tasks.data import DataSettings, load_splits
+from tasks.evaluation.subnets import EvaluationData
+from tasks.given import evaluate_supernet
+from tasks.predict import sensitivity, validate
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.settings import Settings as PredictSettings
+from tasks.progress import Silent
+from tasks.schemas.accuracy import SENSITIVITIES_FILE
+from tasks.schemas.stored import StageResult
+
+QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=5.0, patience=0.0)
+PREDICT = PredictSettings(
+    validation_images=64, recalibration_images=64, random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK
+)
+SILENT = Silent()
+Body = Callable[[Path], StageResult]
+
+
+@dataclass(frozen=True, slots=True)
+class SmallRun:
+    """model: its name in the report. refined: winners are refined before they are exported."""
+
+    model: str
+    data: DataSettings
+    wish: search.Settings
+    files: export.Settings
+    refined: bool = False
+
+    def sources(self, supernet: Path, folder: Path) -> report.Sources:
+        """The report's, of stages that run in a folder."""
+        store, splits = Store(folder), load_splits(self.data)
+
+        def stage(name: str, body: Body) -> Path:
+            opened = store.open_stage(name, "key")
+            return opened.publish(dict(body(opened.path)))
+
+        given = stage("given", lambda out: evaluate_supernet(supernet, self.data, 64))
+        enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, SILENT))
+        predicted = stage("sensitivities", lambda out: sensitivity.run(PREDICT, self.data, supernet, out, SILENT))
+        validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=64)
+        with local_agent(backend="onnxruntime") as client, client.lease():
+            here = self._device(supernet, enumerated, predicted, validation, client, stage)
+        return report.Sources(
+            model=self.model,
+            data=self.data.kind,
+            problem=self.data.problem,
+            supernet=supernet,
+            base=None,
+            finetune=None,
+            given=given,
+            enumerate=enumerated,
+            sensitivities=predicted,
+            devices=[here],
+        )
+
+    def _device(
+        self,
+        supernet: Path,
+        enumerated: Path,
+        predicted: Path,
+        validation: EvaluationData,
+        client: AgentClient,
+        stage: Callable[[str, Body], Path],
+    ) -> report.DeviceSources:
+        """Of the device: what was measured, searched and exported there."""
+        times = profile.Settings(measure=QUICK, subnet=QUICK.model_copy(update={"layers_ms": 5.0}))
+        profiled = stage("profile", lambda out: profile.run(times, enumerated, client, out, SILENT, supernet))
+        latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, SILENT))
+        target = search.Target(name="here", latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
+        accuracies = AccuracyPredictor.load(predicted / SENSITIVITIES_FILE)
+        found = stage("search", lambda out: search.run(supernet, [target], accuracies, self.wish, out, SILENT)["here"])
+
+        def refined(out: Path) -> StageResult:
+            device = refine.SearchedDevice(target, found, lambda: nullcontext(client))
+            wanted = refine.Settings(candidates=2, rounds=1)
+            refine.measure(wanted, PREDICT, supernet, [device], accuracies, validation, out, SILENT)
+            return refine.choose(wanted, supernet, {"here": found}, accuracies, validation, out, SILENT)["here"]
+
+        chosen = stage("refine", refined) if self.refined else found
+        samples = {"validation": validation, "test": validation.of(load_splits(self.data)["test"])}
+        exported = stage("export", lambda out: export.run(self.files, supernet, chosen, samples, client, out, SILENT))
+        return report.DeviceSources(
+            name="here", profile=profiled, latency=latency, search=chosen, export=exported, sensitivities=predicted
+        )
