@@ -55,11 +55,16 @@ def judged(
     elif wider > MOST_ONE_SIDED:
         reason = f"one class has {100 * wider:.0f} points more of the answers than of the source's"
     elif not of_adapted >= of_source:
-        reason = f"fewer right answers are expected, {100 * of_adapted:.0f} % instead of {100 * of_source:.0f} %"
+        reason = f"fewer right answers are expected, {_percent(of_adapted)} instead of {_percent(of_source)}"
     else:
-        reason = f"{100 * of_adapted:.0f} % right answers are expected, {100 * of_source:.0f} % of the source"
+        reason = f"{_percent(of_adapted)} right answers are expected, {_percent(of_source)} of the source"
         return AdaptedVerdict(True, reason, of_source, of_adapted)
     return AdaptedVerdict(False, reason, of_source, of_adapted)
+
+
+def _percent(expected: float) -> str:
+    """For people: confidence and what accuracy was above it may sum up to more than all answers, or to less than none."""
+    return f"{100 * min(max(expected, 0.0), 1.0):.0f} %"
 
 
 def confidence(logits_BK: Logits) -> float:

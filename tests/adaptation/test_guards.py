@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from adaptive_runtime.adapting_weights import BalancedMemory, DriftDetector, GuardSettings
 from adaptive_runtime.adapting_weights.detection import RUN_IMAGES, bets
+from adaptive_runtime.adapting_weights.judging import judged
 from tasks.adaptation import GUARDED_METHOD, AdaptiveSubnet, MethodSettings
 from tasks.adaptation.guards import Anchor, AnchorJudge, GuardedSubnet, SourceProfile
 from tasks.data import DataSettings, load_splits
@@ -255,3 +256,11 @@ def test_a_verdict_names_why_adapted_weights_go(source: AdaptiveSubnet) -> None:
         broken = judge.verdict(adapted, x_BCHW, logits_BK)
     assert not broken.kept
     assert "points on source images" in broken.reason
+
+
+def test_a_verdict_tells_expectations_between_none_and_all() -> None:
+    sure_BK = np.eye(4, dtype=np.float32) * 40
+    found = judged(-sure_BK, -0.5, sure_BK, 0.25)
+    assert found.kept
+    assert found.expected_of_adapted > 1
+    assert found.reason == "100 % right answers are expected, 0 % of the source"
