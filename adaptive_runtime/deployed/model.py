@@ -251,11 +251,23 @@ class DeployedModel:
     ) -> ModelAnswer:
         """Answers of one variant, or of the one that takes its place when it fails; told to `served` unless it was loaded."""
         while True:
+            if active.variant.placed and not np.isfinite(x_NCHW).all():  # no other device takes such values
+                active = self._at_home(active)
             try:
                 return self._run_once(active, x_NCHW, served, within_ms)
             except VariantError as error:
                 self._served.replace(active, error)
                 active = self._served.active
+
+    def _at_home(self, placed: Answerer) -> Answerer:
+        """The same SubNet at home; where it was taken out there, another one. AdaptiveError: there is none."""
+        known = (Variant(placed.variant.digest), *self.pool.whole_variants)
+        working = next((one for one in known if one not in self._served.taken_out), None)
+        if working is None:
+            raise AdaptiveError(
+                "input", "has NaN or infinite values, and no SubNet works at home", allowed="finite ones"
+            )
+        return self.pool.answerer(working)
 
     def _run_once(
         self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None

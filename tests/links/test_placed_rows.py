@@ -92,6 +92,19 @@ def test_one_decision_chooses_a_subnet_over_devices_and_says_why(
     assert replay(tmp_path / "decisions.jsonl", adaptation.variants.table, adaptation.policy) == len(rows)
 
 
+def test_values_that_no_device_takes_are_answered_at_home_and_nothing_is_taken_out(
+    bundle: PlacedBundle, loaded: tuple[DeployedModel, DeviceAddress]
+) -> None:
+    model, _ = loaded
+    assert soon(lambda: model.infer(bundle.x).devices == (SERVER,))
+    broken = bundle.x.copy()
+    broken[0, 0, 0, 0] = np.nan
+    found = model.infer(broken)
+    assert (found.devices, found.subnets) == ((), (bundle.large,))
+    assert model.taken_out == {}
+    assert soon(lambda: model.infer(bundle.x).devices == (SERVER,))
+
+
 def test_rows_at_home_answer_while_the_device_is_gone_and_it_is_chosen_again_when_it_is_back(
     bundle: PlacedBundle, token: Path, tmp_path: Path
 ) -> None:
