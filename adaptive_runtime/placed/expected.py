@@ -1,5 +1,6 @@
 """What a SubNet over several devices should take now: by links as they are measured, home's load, and the runs so far."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from math import sqrt
@@ -16,31 +17,41 @@ HALF_S = 10.0
 
 
 class ExpectedPlacement(NamedTuple):
-    """Mean and deviation of a request's latency [ms], and the plan with its links, in words."""
+    """Mean and deviation of a request's latency [ms], and the plan with its links, in words.
+
+    planned_ms: what plan and links alone say, without the runs so far.
+    """
 
     mean_ms: float
     deviation_ms: float
+    planned_ms: float
     told: str
 
 
 class RunRatio:
-    """Latencies of runs over what was expected of them: what plans and links do not say, such as load of another device."""
+    """Latencies of runs over what was expected of them: what plans and links do not say, such as load of another device.
+
+    Several threads may call it.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._ratios, self._latest_s = clock, WeightedMean(), 0.0
+        self._lock = threading.Lock()
 
     def add(self, ratio: float) -> None:
         """Of one more run."""
-        self._ratios.add(ratio)
-        self._latest_s = self._clock()
+        with self._lock:
+            self._ratios.add(ratio)
+            self._latest_s = self._clock()
 
     @property
     def now(self) -> tuple[float, float]:
         """Mean and deviation; (1, 0) before there was a run."""
-        if not self._ratios.count:
-            return 1.0, 0.0
-        left = 0.5 ** ((self._clock() - self._latest_s) / HALF_S)
-        return 1.0 + left * (self._ratios.mean - 1.0), left * self._ratios.deviation
+        with self._lock:
+            if not self._ratios.count:
+                return 1.0, 0.0
+            left = 0.5 ** ((self._clock() - self._latest_s) / HALF_S)
+            return 1.0 + left * (self._ratios.mean - 1.0), left * self._ratios.deviation
 
 
 def expected(
@@ -50,7 +61,8 @@ def expected(
     mean, deviation = ratio
     variance = mean * mean * _variance(found, links, slow_deviation) + (found.latency_ms * deviation) ** 2
     known = "; ".join(f"{name}: {_link(links[name])}" for name in sorted(found.plan.peers))
-    return ExpectedPlacement(found.latency_ms * mean, sqrt(variance), f"{found.plan.line}; {known}")
+    told = f"{found.plan.line}; {known}"
+    return ExpectedPlacement(found.latency_ms * mean, sqrt(variance), found.latency_ms, told)
 
 
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:

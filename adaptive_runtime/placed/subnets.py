@@ -29,7 +29,7 @@ from adaptive_runtime.split.home import HomeSegments
 
 Array = NDArray[np.float32]
 PATIENCE = 2.0
-"""Where home alone is not in time, it waits so many times as long as other devices are expected to take."""
+"""Home waits so many times as long as other devices are expected to take, at least."""
 LEAST_DEADLINE_MS = 1e-3
 
 
@@ -59,7 +59,7 @@ class PlacedSubNet:
         return self._expected
 
     def runs(self, within_ms: float | None) -> NetworkRuntime:
-        """What runs one request, within a time as far as home alone is in time, too."""
+        """What runs one request. within_ms: what is left of its budget; None: there is none."""
         return NetworkRuntime(self._batch, partial(self._infer, within_ms))
 
     @property
@@ -78,13 +78,13 @@ class PlacedSubNet:
         known = self._expected
         answer = self.network.infer(x_NCHW, self._deadline_ms(within_ms, known))
         if known is not None and answer.at_home is None:
-            self._ratio.add(answer.latency_ms * self._ratio.now[0] / known.mean_ms)
+            self._ratio.add(answer.latency_ms / known.planned_ms)
         return answer
 
     def _deadline_ms(self, within_ms: float | None, known: ExpectedPlacement | None) -> float:
         """By which home has finished the request where other devices have not.
 
-        A budget that home alone does not keep is left to the others: home waits for them as long as is usual, and then begins.
+        Home waits for them twice as long as is usual at least, also where it then is late: before that they are not at fault.
         """
         options = self._options
         deviations = options.deviations

@@ -14,9 +14,10 @@ from adaptive_runtime.adapting import BundleVariants
 from adaptive_runtime.choice import read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.placed.expected import HALF_S, RunRatio
+from adaptive_runtime.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
 from adaptive_runtime.pool import Variant
+from adaptive_runtime.split import HOME, LinkUse, PlannedPlacement, SendingPlan
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import serving
 from tests.runtime.bundled import answers_of_files, write_plain_bundle
@@ -177,3 +178,11 @@ def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> 
     ratio.add(1.0)
     mean, deviation = ratio.now
     assert (1.0 < mean < 3.0, deviation > 0.0) == (True, True)
+
+
+def test_later_runs_are_compared_with_the_plan_and_not_with_runs_before_them() -> None:
+    use = LinkUse(messages=1, up_bytes=125_000, down_bytes=0)
+    plan = PlannedPlacement(devices=(HOME, SERVER), home_ms=2.0, others_ms=1.0, links={SERVER: use})
+    links = {SERVER: MeasuredLink(up_mbps=10.0, down_mbps=10.0, round_trip_ms=2.0)}
+    found = expected(SendingPlan(plan, "fp32", 105.0), links, 0.0, (3.0, 0.5))
+    assert (found.planned_ms, found.mean_ms, found.deviation_ms) == pytest.approx((105.0, 315.0, 52.5))
