@@ -37,6 +37,7 @@ ASKING = (
     Asking("streams", "stream.in_report", "false", lambda config: config.stream.in_report),
     Asking("adaptable", "export.adaptable", "false", lambda config: config.export.adaptable),
     Asking("blocks", "export.blocks", "false", lambda config: config.export.blocks),
+    Asking("placed", "export.placed", "false", lambda config: config.export.placed),
     *(
         Asking(one, f"device with backend={one}", "onnxruntime, openvino, torch", partial(_has_backend, one))
         for one in ("ncnn", "executorch")

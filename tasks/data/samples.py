@@ -20,6 +20,7 @@ LACKS_OF_TEXTS: Mapping[str, str] = MappingProxyType(
         "streams": "streams and their drift are of images",
         "adaptable": "weights adapt on a device to images alone",
         "blocks": "a search on a device evaluates images alone",
+        "placed": "home sends images alone to other devices",
         "codings": "numbers of words cannot be rounded on their way to another device",
         "ncnn": "ncnn has no layer for looking words up",
         "executorch": "its programs are made of images alone",
