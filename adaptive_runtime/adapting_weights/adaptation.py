@@ -24,15 +24,13 @@ from adaptive_runtime.pool import SubNetPool, Variant, VariantError, failure
 
 LOG = logging.getLogger("adaptive_runtime")
 MOST_EVENTS = 100
-
-
 WeightEventKind = GuardEventKind | Literal["failed", "off"]
 
 
 class WeightEvent(NamedTuple):
     """What happened to the weights of a SubNet, after so many images of it. at_s: of the monotonic clock.
 
-    drift, over: of the images; aligned, unaligned: light and details are brought back, or not; kept: adapted weights serve;
+    drift, over: of the images; aligned, unaligned: they are brought back to what is usual, or not; kept: adapted weights serve;
     undone: the source's serve; failed: the SubNet adapts no more; off: weights may not adapt now, and the source's serve.
     """
 
@@ -101,9 +99,11 @@ class WeightAdaptation:
     def served(self, variant: Variant, x_NCHW: Array) -> None:
         """Samples that a variant has answered, in the bundle's size. Takes as long as a copy of them."""
         digest, is_whole = variant.digest, variant == variant.whole and not variant.placed
-        if not (self._may_adapt and is_whole) or digest not in self._needed or digest in self._failed:
+        if not is_whole or digest not in self._needed or digest in self._failed:
             return
         with self._changed:
+            if not self._may_adapt:
+                return
             if digest != self._serving:
                 self._serving, self._count = digest, 0
                 self._waiting.clear()
@@ -176,7 +176,8 @@ class WeightAdaptation:
                 self._give_up(subnet)
 
     def _give_up(self, subnet: AdaptedSubnet) -> None:
-        """Let a SubNet serve with the source's weights, as far as it can."""
+        """Let a SubNet serve with the source's weights, as far as it can, and free what looks at images."""
+        subnet.release()
         try:
             _guarded(subnet.serve_source)
         except VariantError as error:

@@ -1,5 +1,6 @@
 """A deployed model whose weights follow drifted images: beside serving, judged, undone, and remembered."""
 
+import gc
 import logging
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import adaptive_runtime
@@ -387,6 +389,28 @@ def test_a_rule_turns_weights_off_and_on_again(bundle: Path, tmp_path: Path) -> 
         assert len(kinds(model)) == count
         write(root, battery(80))
         assert soon(lambda: shown() and kinds(model)[-1] != "off", WITHIN_S)
+
+
+def sessions() -> int:
+    """How many sessions of onnxruntime are in memory."""
+    return sum(isinstance(one, onnxruntime.InferenceSession) for one in gc.get_objects())
+
+
+def test_weights_that_may_not_adapt_free_what_looks_at_images_at_once(bundle: Path) -> None:
+    x_NCHW, y_N = pictures(160, 5)
+    with followed(bundle) as model:
+        error(model, drifted(x_NCHW), y_N)
+        assert serving_adapted(model)
+        assert model.weights is not None
+        gc.collect()
+        gc.disable()
+        try:
+            before = sessions()
+            model.weights.let(adapt=False)
+            model.weights.wait()
+            assert sessions() == before - 1
+        finally:
+            gc.enable()
 
 
 def battery(percent: int) -> dict[str, str]:
