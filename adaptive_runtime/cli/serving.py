@@ -103,7 +103,7 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
     bundle.add_argument(
         "--unaligned",
         action="store_true",
-        help="with --weights: light and contrast of images that drift are not brought back; weights alone follow them",
+        help="with --weights: images that drift are not brought back to usual light and details; weights alone follow them",
     )
     bundle.add_argument(
         "--policy",
@@ -173,7 +173,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
-    """AdaptiveError: a coding with which nobody knows the accuracy of the bundle's SubNets."""
+    """AdaptiveError: a coding with which nobody knows the accuracy of the bundle's SubNets, or `--unaligned` alone."""
     from adaptive_runtime.service.models.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
@@ -182,6 +182,8 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
         raise AdaptiveError(
             f"--coding {arguments.coding}", "is not of bundles", allowed=EXACT, next_step="leave it out"
         )
+    if arguments.unaligned and arguments.weights is None:
+        raise AdaptiveError("--unaligned", "no weights adapt", next_step="give --weights, or leave it out")
     return bundle_served(BundleOptions(bundle=arguments.folder, devices=addresses(arguments), **sensed, **given))
 
 

@@ -349,6 +349,9 @@ def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
 
         assert soon(is_adapted, WITHIN_S)
     assert "has nothing to adapt by statistics" in refused("serve", str(plain_bundle), "--weights", method)
+    assert "--unaligned: no weights adapt; give --weights, or leave it out" in refused(
+        "serve", str(bundle), "--unaligned"
+    )
 
 
 def test_a_rule_turns_weights_off_and_on_again(bundle: Path, tmp_path: Path) -> None:
