@@ -49,7 +49,7 @@ class WeightOptions(BaseModel):
     state: Path | None = None
     """Folder of what SubNets have adapted, which a restart goes on with; None: it is forgotten."""
     align: bool = True
-    """Light and contrast of images that drift are brought back while that makes them more usual, before anything adapts."""
+    """Light, contrast and details of images that drift are brought back while that makes them more usual, before all else."""
     prior_images: float = Field(default=4.0, ge=0)
     """The source's statistics weigh as much as so many images beside a batch."""
     newest_share: float = Field(default=0.3, gt=0, le=1)

@@ -1,4 +1,4 @@
-"""Light and contrast of single images are undone, usual images stay."""
+"""Light, contrast and details of single images are brought back, usual images stay."""
 
 from pathlib import Path
 

@@ -13,10 +13,10 @@ from adaptive_runtime.adapting_weights.settings import GuardSettings
 Array = NDArray[np.float32]
 ImageScores = NDArray[np.float64]
 MORE_USUAL, MUCH_MORE_USUAL = 0.9, 0.25
-"""Images are aligned where their features are then at most so many times as unusual; until they are no better than without.
+"""Images are aligned where their features are then less than so many times as unusual, and until that is a ninth more.
 
-Much more usual where alignment costs accuracy: light, contrast or details tell classes apart then, and any image that is
-brought nearer to the others has more usual features.
+The second where alignment costs accuracy: light, contrast or details tell classes apart then, and any image that is brought
+nearer to the others has more usual features.
 """
 
 
