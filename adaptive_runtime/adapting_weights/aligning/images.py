@@ -68,7 +68,7 @@ def _light(x_BCHW: Array) -> tuple[Array, Array, Array]:
 def _smoothed(x_BCHW: Array, axis: int) -> Array:
     """The mean of each pixel and its two neighbours along an axis, as far as they are there."""
     x_AB = np.moveaxis(x_BCHW, axis, 0)
-    total = x_AB.copy()
+    total = x_AB.copy("K")  # in the order of memory, not of the axes
     total[1:] += x_AB[:-1]
     total[:-1] += x_AB[1:]
     counts = np.full(len(total), 3, np.float32)
