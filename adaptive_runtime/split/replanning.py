@@ -163,11 +163,12 @@ class _Candidates(NamedTuple):
 
 
 class EnvelopePlacements:
-    """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back. Of one thread.
+    """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back.
 
-    coding: in which tensors may cross, as in `SplitOptions`; plans count bytes of fp32. A plan sends in it, or in fp32 where
-    this is faster, as over a fast link: each coding takes time at home, which is known once requests were sent in it. sends:
-    home alone is no choice as long as another plan can be followed.
+    Of one thread; others may ask for predictions (`latencies_ms`, `sending`). coding: in which tensors may cross, as in
+    `SplitOptions`; plans count bytes of fp32. A plan sends in it, or in fp32 where this is faster, as over a fast link: each
+    coding takes time at home, which is known once requests were sent in it. sends: home alone is no choice as long as another
+    plan can be followed.
     """
 
     def __init__(
