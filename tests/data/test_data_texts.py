@@ -144,6 +144,21 @@ def test_fields_have_the_names_of_the_settings_and_labels_may_be_numbers(tmp_pat
         load(jsonl(tmp_path), "train")
 
 
+def test_classes_of_whole_numbers_are_in_their_order_and_names_by_the_alphabet(tmp_path: Path) -> None:
+    for folder, mark in (("numbers", 0), ("names", "")):
+        rows = [(f"text number {n}", n % 11 if mark == 0 else f"{n % 11}") for n in range(66)]
+        write_rows(tmp_path / folder / "a.jsonl", rows)
+    assert load(jsonl(tmp_path / "numbers"), "train").class_names == tuple(map(str, range(11)))
+    assert load(jsonl(tmp_path / "names"), "train").class_names == tuple(sorted(map(str, range(11))))
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl")
+    plain = load(jsonl(tmp_path), "train").scaling.vocabulary
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "a.jsonl").read_bytes())
+    assert load(jsonl(tmp_path), "train").scaling.vocabulary == plain
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -156,6 +171,8 @@ def test_fields_have_the_names_of_the_settings_and_labels_may_be_numbers(tmp_pat
         ('{"text": "a", "label": 0.5}', "field 'label' is float"),
         ('{"text": "a", "label": true}', "field 'label' is bool"),
         ('{"text": "a", "label": ""}', "field 'label' is empty"),
+        (r'{"text": "a \ud83d", "label": "a"}', "field 'text' has half a character"),
+        (r'{"text": "a", "label": "\udc00"}', "field 'label' has half a character"),
     ],
 )
 def test_a_broken_line_is_one_line_with_file_and_row(line: str, told: str, tmp_path: Path) -> None:

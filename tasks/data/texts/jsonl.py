@@ -1,6 +1,7 @@
 """Files with a JSON object in each line, of a text and its class: PATH/*.jsonl, or in folders train, val and test."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +17,13 @@ from tasks.errors import UserError, shortened
 SUFFIX = ".jsonl"
 MOST_BYTES = 2 << 30
 """Of all files together: texts are held in memory."""
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""JSON can spell it, and no file in UTF-8 can have it."""
 
 
 class _Row(NamedTuple):
     text: str
-    label: str
+    label: str | int
 
 
 def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray]]:
@@ -32,16 +35,22 @@ def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray
         found = [row for file in files for row in _rows(file, settings.fields)]
         splits[split] = np.arange(len(rows), len(rows) + len(found))
         rows += found
-    names = sorted({row.label for row in rows})
+    names = _names({row.label for row in rows})
     if len(names) < 2:
         raise UserError(f"data folder '{settings.path}'", f"{len(names)} class of texts", allowed="two or more")
     numbers = {name: number for number, name in enumerate(names)}
-    labels = np.array([numbers[row.label] for row in rows], dtype=np.int64)
+    labels = np.array([numbers[str(row.label)] for row in rows], dtype=np.int64)
     source = TextSource(settings, [row.text for row in rows], labels, names)
     check_classes(source, splits, settings)
     splits = complete_splits(splits, source, settings)
     source.learn_words(splits["train"], settings)
     return source, splits
+
+
+def _names(labels: set[str | int]) -> list[str]:
+    """Of the classes: whole numbers by their size where all labels are some, else by the alphabet."""
+    whole = sorted(label for label in labels if isinstance(label, int))
+    return list(map(str, whole)) if len(whole) == len(labels) else sorted(set(map(str, labels)))
 
 
 def _files(settings: DataSettings) -> dict[str, list[Path]]:
@@ -64,7 +73,7 @@ def _rows(file: Path, fields: TextFields) -> Iterator[_Row]:
     """The lines of a file; empty lines count, and are passed over. UserError: a line is not what it has to be."""
     number = 0
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _checked(file, number, line, fields)
@@ -106,4 +115,7 @@ def _row(line: str, fields: TextFields) -> _Row:
         raise _BrokenLine(f"field '{fields.text}' has no words")
     if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
         raise _BrokenLine(f"field '{fields.label}' is {'empty' if label == '' else type(label).__name__}")
-    return _Row(text, str(label))
+    for name, value in ((fields.text, text), (fields.label, label)):
+        if isinstance(value, str) and not value.isascii() and _HALF_CHARACTER.search(value):
+            raise _BrokenLine(f"field '{name}' has half a character (a lone surrogate)")
+    return _Row(text, label)
