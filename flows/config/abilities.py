@@ -29,6 +29,11 @@ def _has_backend(backend: str, config: Any) -> bool:
     return any(profile.backend == backend for profile in config.device.values())
 
 
+def _codes(search: Any) -> bool:
+    """Whether a joint search weighs what codings lose."""
+    return bool(search.placement) and len(search.partition.ascending) > 1
+
+
 ASKING = (
     Asking("timm", "baselines.siblings", "[]", lambda config: bool(config.baselines.siblings)),
     Asking("mixing", "base.mixing", "mixup_alpha and cutmix_alpha 0", lambda config: config.base.mixing.is_on),
@@ -38,6 +43,7 @@ ASKING = (
     Asking("adaptable", "export.adaptable", "false", lambda config: config.export.adaptable),
     Asking("blocks", "export.blocks", "false", lambda config: config.export.blocks),
     Asking("placed", "export.placed", "false", lambda config: config.export.placed),
+    Asking("codings", "search.partition.codings", "[fp32]", lambda config: _codes(config.search)),
     *(
         Asking(one, f"device with backend={one}", "onnxruntime, openvino, torch", partial(_has_backend, one))
         for one in ("ncnn", "executorch")

@@ -36,13 +36,12 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
         ),
         (["export.bundle=true", "export.adaptable=true"], "export.adaptable with data.kind=texts: .*to images alone"),
         (
-            [
-                "device=[onnxruntime,openvino]",
-                "export.placed=true",
-                "partition.devices=[onnxruntime,openvino]",
-                "partition.bandwidth_mbps=[20]",
-            ],
-            "export.placed with data.kind=texts: .*: home sends images alone to other devices; allowed: false",
+            ["device=[onnxruntime,torch]", "partition.devices=[onnxruntime,torch]", "export.placed=true"],
+            "export.placed with data.kind=texts: .*home sends images alone to other devices; allowed: false",
+        ),
+        (
+            ["device=[onnxruntime,torch]", "search.placement=[onnxruntime,torch]"],
+            r"search.partition.codings with data.kind=texts: .*cannot be rounded .*; allowed: \[fp32\]",
         ),
         (["base.mixing.cutmix_alpha=1"], "base.mixing with data.kind=texts: .*numbers of words cannot be mixed"),
         (["space.exits=auto"], "space.exits with data.kind=texts: .*feature maps of images"),
