@@ -66,6 +66,10 @@ class SampleForm(NamedTuple):
         """So many samples of zeros: black images, or texts of nothing but padding."""
         return torch.zeros(samples, *self.shape, dtype=torch.float32 if self.words is None else torch.int64)
 
+    def last_words(self, samples: int) -> torch.Tensor:
+        """So many texts of nothing but the word with the largest number, which a network has to know; of images black ones."""
+        return self.blank(samples) if self.words is None else torch.full_like(self.blank(samples), self.words - 1)
+
 
 def image_form(channels: int, resolution: int) -> SampleForm:
     """Of square images."""

@@ -32,13 +32,13 @@ def check_answer(
     module.eval()
     try:
         with torch.no_grad():
-            answer = module(form.blank(SAMPLES))
+            answer = module(form.last_words(SAMPLES))
     except Exception as error:
         size = ", ".join(map(str, (SAMPLES, *form.shape)))
         raise UserError(
             where,
             f"cannot run on {form.called} of shape ({size}): {told(error, own_code)}",
-            next_step="check data.resolution",
+            next_step="check data.resolution" if form.words is None else "check that it takes num_words and length",
         ) from error
     finally:
         for part, training in modes:

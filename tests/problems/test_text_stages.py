@@ -255,6 +255,24 @@ def test_networks_of_images_are_refused_for_texts_in_one_line(tmp_path: Path) ->
         create(ModelSettings(kind="callable", name=f"{own}:network"), train.classes, train.form)
 
 
+def test_a_network_that_knows_fewer_words_than_the_vocabulary_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    train = load(DATA, "train")
+    assert train.form.words is not None
+
+    def made(words: int) -> object:
+        own = tmp_path / f"of_{words}_words.py"
+        own.write_text(
+            "from conf.networks.text_encoder import network as encoder\n\n\ndef network(num_classes, num_words, length):\n"
+            f"    return encoder(num_classes, {words}, length, width=16, heads=2, depth=1)\n"
+        )
+        return create(ModelSettings(kind="callable", name=f"{own}:network"), train.classes, train.form)
+
+    assert isinstance(made(train.form.words), nn.Module)
+    told = rf"cannot run on texts of shape \(2, {LENGTH}\): .*; check that it takes num_words and length"
+    with pytest.raises(UserError, match=told):
+        made(train.form.words - 1)
+
+
 def test_an_onnx_file_has_to_take_numbers_of_words(tmp_path: Path) -> None:
     train = load(DATA, "train")
     assert train.form.words is not None
