@@ -12,6 +12,7 @@ from tasks.data.drift import DriftSettings, LabelledImages
 from tasks.data.images import resize
 from tasks.data.samples import Size
 from tasks.errors import UserError
+from tasks.problems import require
 
 PROFILE_IMAGES, ANCHOR_IMAGES = 512, 256
 BATCH = 64
@@ -44,9 +45,16 @@ def held_out_images(validation: Dataset, size: Size) -> KnownImages:
     )
 
 
+def require_images(dataset: Dataset) -> None:
+    """UserError where streams cannot be of such samples, or of their learning problem."""
+    require(dataset.problem, "streams", "stage 'stream'", "leave streams out")
+    dataset.form.require("streams", "stage 'stream'", "leave streams out")
+
+
 def check_images(data: DataSettings, drift: DriftSettings) -> None:
-    """UserError where the test split is too small for the stream, or the validation split for the guards."""
+    """UserError where streams cannot be of the data, or the test split, or for guards the validation split, is too small."""
     splits = load_splits(data)
+    require_images(splits["test"])
     found = len(splits["test"])
     if drift.images > found:
         raise UserError(

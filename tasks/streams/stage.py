@@ -18,10 +18,9 @@ from tasks.data import DataSettings, load_splits
 from tasks.data.drift import DriftSettings, LabelledImages, plan_stream, stream
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.problems import require
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
-from tasks.streams.images import KnownImages, held_out_images
+from tasks.streams.images import KnownImages, held_out_images, require_images
 from tasks.streams.players import SourcePlayer, StreamMethod, StreamPlayer, left_out, make_player
 from tasks.streams.playing import Played, error_percent, phases_of, play
 from tasks.streams.results import STREAM_FILE, StreamedMethod, StreamedNetwork, StreamPhase
@@ -44,8 +43,7 @@ class _Subnet:
         self.config: Config = self.net.space.canonical(config or self.net.max_config)
         self.size = self.net.input_size(self.config)
         splits = load_splits(data)
-        require(splits["test"].problem, "streams", "stage 'stream'", "leave streams out")
-        splits["test"].form.require("streams", "stage 'stream'", "leave streams out")
+        require_images(splits["test"])
         statistics = None
         if recalibration_images is not None:
             known = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)

@@ -169,6 +169,19 @@ def test_too_few_images_are_told_with_the_number_that_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("texts", "texts cannot do it yet: streams and their drift are of images"),
+        ("glyph_scenes", "segmentation cannot do it yet: methods of adaptation go by the classes of whole images"),
+    ],
+)
+def test_data_that_cannot_drift_are_told_before_anything_is_trained(kind: str, told: str) -> None:
+    data = DataSettings.model_validate({"kind": kind, "images": 600, "resolution": 16})
+    with pytest.raises(UserError, match=f"stage 'stream': {told}; leave streams out"):
+        check_images(data, DriftSettings(images=10))
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"subnets": ["largst"]}, "is no name of a SubNet; allowed: NUMBERms, .*, original, smallest_budget"),
