@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
+from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Message
 
@@ -64,7 +65,12 @@ class Vocabulary(FileMessage):
         return {word: number for number, word in enumerate(self.words, FIRST_WORD)}
 
     def tokens(self, texts: Sequence[str], length: int) -> Tokens:
-        """(N, `length`) int64: the numbers of the first words of each text, filled up with `PADDING`."""
+        """(N, `length`) int64: the numbers of the first words of each text, filled up with `PADDING`.
+
+        AdaptiveError: one text, whose letters would be texts.
+        """
+        if isinstance(texts, str):
+            raise AdaptiveError("texts", "one text", allowed="a list of texts")
         found_NT = np.full((len(texts), length), PADDING, np.int64)
         for row_T, text in zip(found_NT, texts, strict=True):
             numbers = [self.numbers.get(word, UNKNOWN) for word in words_of(text)[:length]]

@@ -48,6 +48,8 @@ def test_numbers_of_words_are_those_of_the_vocabulary_cut_or_filled_up() -> None
     assert known.size == 5
     assert known.tokens(["B a.", "c A b . a"], 4).tolist() == [[3, 2, 4, PADDING], [UNKNOWN, 2, 3, 4]]
     assert Vocabulary.from_json(known.to_json()) == known
+    with pytest.raises(AdaptiveError, match="texts: one text; allowed: a list of texts"):
+        known.tokens("B a.", 4)
     with pytest.raises(AdaptiveError, match=r"vocabulary.json: .*words: one is there twice; export the bundle again"):
         Vocabulary.from_json('{"version": 1, "words": ["a", "a"]}')
 
