@@ -154,6 +154,8 @@ class DataSettings(BaseModel):
             raise ValueError(
                 f"data.channels={self.channels} with data.kind={self.kind}; allowed: 1, spectrograms are grey"
             )
+        if self.kind in WRITTEN and self.channels != 1:
+            raise ValueError(f"data.channels={self.channels} with data.kind={self.kind}; allowed: 1, texts have none")
         if any(value <= 0 for value in self.deviation):
             raise ValueError("data.deviation must be positive")
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
