@@ -1,6 +1,8 @@
 """A small text encoder goes through the stages, from random weights to a bundle that answers texts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracy
+from tasks.export.running import archive_run, examples
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.settings import Settings, TrainSettings
@@ -271,6 +274,23 @@ def test_a_network_that_knows_fewer_words_than_the_vocabulary_is_refused_before_
     told = rf"cannot run on texts of shape \(2, {LENGTH}\): .*; check that it takes num_words and length"
     with pytest.raises(UserError, match=told):
         made(train.form.words - 1)
+
+
+def test_the_example_of_torch_runs_texts_in_any_layout_of_images(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = tailor_ir.compile(
+        network(2, 9, LENGTH, width=16, heads=2, depth=1).eval(), load(DATA, "train").form.blank(1), {}
+    )
+    net.export(net.max_config, tmp_path / "texts.onnx")
+    settings = {"num_threads": 1, "num_interop_threads": 1, "memory_format": "channels_last"}
+    run = archive_run((1, LENGTH), (1, 2), "int64").model_copy(update={"settings": settings})
+    program = tmp_path / "texts.onnx.py"
+    program.write_text(examples(run, "onnx", on_device=True)[".py"])
+    done = subprocess.run([sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
+    (expected_BK,) = session.run(None, {session.get_inputs()[0].name: np.zeros((1, LENGTH), np.int64)})
+    np.testing.assert_allclose([float(one) for one in done.stdout.split()], expected_BK.ravel(), atol=1e-4)
 
 
 def test_an_onnx_file_has_to_take_numbers_of_words(tmp_path: Path) -> None:
