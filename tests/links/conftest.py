@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from adaptive_runtime.split import SplitSubNet
+from tests.agents.agent_processes import TOKEN
 from tests.links.devices import Reference, ServingDevice, serving, write_chain
 
 
@@ -28,3 +29,12 @@ def reference(split: SplitSubNet) -> Reference:
 def device() -> Iterator[ServingDevice]:
     with serving() as one:
         yield one
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    """The file of the devices' token, which nobody else may read."""
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return file

@@ -13,7 +13,6 @@ import pytest
 from adaptive_runtime.cli import main
 from adaptive_runtime.split import HOME, PLANS_FILE, SplitSubNet
 from profiling_agents.startup import TOKEN_VARIABLE
-from tests.agents.agent_processes import TOKEN
 from tests.links.devices import Reference, ServingDevice, inputs, same, serving
 from tests.links.plans import SEGMENTS, plans_of
 from tests.runtime.service_process import COMMAND, INFER, body, served, soon
@@ -28,14 +27,6 @@ def folder(chain: Path, split: SplitSubNet, tmp_path: Path) -> Path:
     found = Path(shutil.copytree(chain, tmp_path / "plans"))
     (found / PLANS_FILE).write_text(plans_of(split, "a", "b").to_json())
     return found
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
-    file.chmod(0o600)
-    return file
 
 
 def test_a_file_is_answered_and_parts_and_times_are_told(

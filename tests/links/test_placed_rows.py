@@ -35,14 +35,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> PlacedBundle:
 
 
 @pytest.fixture
-def token(tmp_path: Path) -> Path:
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
-    file.chmod(0o600)
-    return file
-
-
-@pytest.fixture
 def loaded(bundle: PlacedBundle, tmp_path: Path) -> Iterator[tuple[DeployedModel, DeviceAddress]]:
     """The bundle with a device that is in, which decides by energy, and a record of its decisions."""
     options = AdaptingOptions(decisions=tmp_path / "decisions.jsonl")

@@ -1,9 +1,13 @@
-"""The stages from a small SuperNet to its exported winners and the sources of the report, on onnxruntime here."""
+"""A small network that learns here, and the stages from its SuperNet to exported winners and the report, on onnxruntime."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import save_model
+from torch import nn
 
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
@@ -12,7 +16,11 @@ from tasks import export, profile, refine, report, search
 from tasks.artifacts import Store
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
+from tasks.finetune import checkpoint
+from tasks.finetune.job import Job
+from tasks.finetune.settings import TrainSettings
 from tasks.given import evaluate_supernet
+from tasks.models import ModelSettings, create
 from tasks.predict import sensitivity, validate
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
@@ -20,13 +28,43 @@ from tasks.predict.settings import Settings as PredictSettings
 from tasks.progress import Silent
 from tasks.schemas.accuracy import SENSITIVITIES_FILE
 from tasks.schemas.stored import StageResult
+from tests.finetune.one_rank import train_here
 
 QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=5.0, patience=0.0)
 PREDICT = PredictSettings(
     validation_images=64, recalibration_images=64, random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK
 )
 SILENT = Silent()
+COMMON = {"batch_size": 16, "micro_batch": 16, "processes": 1, "device": "cpu", "recalibration_images": 64}
 Body = Callable[[Path], StageResult]
+
+
+class Trained(NamedTuple):
+    """A network, and its loss at each step."""
+
+    module: nn.Module
+    losses: list[float]
+
+
+def trained(folder: Path, data: DataSettings, model: ModelSettings, *, steps: int, epochs: int) -> Trained:
+    """A network of one process after some epochs of so many steps, with the job's checkpoint read."""
+    train = load_splits(data)["train"]
+    module = create(model, train.classes, train.form, problem=train.problem)
+    assert isinstance(module, nn.Module)
+    folder.mkdir()
+    save_model(module, str(folder / "initial.safetensors"))
+    job = Job(
+        folder=folder,
+        data=data,
+        model=model,
+        initial=folder / "initial.safetensors",
+        steps_per_epoch=steps,
+        total_steps=steps * epochs,
+        train=TrainSettings.model_validate({**COMMON, "epochs": epochs, "learning_rate": 5e-3}),
+    )
+    history = train_here(job)
+    checkpoint.load_model(job.checkpoint, module)
+    return Trained(module, [step["loss"] for step in history])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from safetensors.torch import save_file, save_model
-from torch import nn
+from safetensors.torch import save_file
 
 import tailor_ir
 from tasks import compile as compile_stage
@@ -21,47 +20,29 @@ from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, recalibrate_module, statistics_of
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
-from tasks.finetune.settings import Settings, TrainSettings
+from tasks.finetune.settings import Settings
 from tasks.models import ModelSettings, create
 from tasks.predict import sensitivity
 from tasks.problems import SEGMENTATION
 from tasks.progress import Silent
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, Sensitivities
 from tests.finetune.one_rank import train_here
-from tests.problems.stages import QUICK, SmallRun
+from tests.problems.stages import COMMON, QUICK, SmallRun, trained
 
 DATA = DataSettings(kind="glyph_scenes", classes=2, images=480, resolution=32, augment=False)
 MODEL = ModelSettings(kind="callable", name=f"{Path(__file__).with_name('small_fpn.py')}:network")
 SPACE = {"resolution": [24, 32], "*.width_mult": [0.5, 1]}
 STEPS = 20
-COMMON = {"batch_size": 16, "micro_batch": 16, "processes": 1, "device": "cpu", "recalibration_images": 64}
 BACKGROUND_ALONE = 1 / 3
 """Mean IoU of the answer that every pixel is background, or less: the other two classes are never found."""
-
-
-def _trained(folder: Path) -> nn.Module:
-    """The network after some epochs, with the job's checkpoint read."""
-    train = load_splits(DATA)["train"]
-    module = create(MODEL, train.classes, train.form, problem=train.problem)
-    assert isinstance(module, nn.Module)
-    folder.mkdir()
-    save_model(module, str(folder / "initial.safetensors"))
-    epochs = 10
-    job = Job(
-        folder=folder, data=DATA, model=MODEL, initial=folder / "initial.safetensors", steps_per_epoch=STEPS,
-        total_steps=STEPS * epochs, train=TrainSettings.model_validate({**COMMON, "epochs": epochs, "learning_rate": 5e-3}),
-    )  # fmt: skip
-    history = train_here(job)
-    assert history[-1]["loss"] < 0.6 * history[0]["loss"]
-    checkpoint.load_model(job.checkpoint, module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained network, fine-tuned with its largest SubNet as the teacher of the others."""
     folder = tmp_path_factory.mktemp("segmentation")
-    module = _trained(folder / "base")
+    module, losses = trained(folder / "base", DATA, MODEL, steps=STEPS, epochs=10)
+    assert losses[-1] < 0.6 * losses[0]
     splits = load_splits(DATA)
     data = EvaluationData(splits["test"], splits["train"], recalibration_images=64)
     recalibrate_module(module, data.calibration((32, 32)))

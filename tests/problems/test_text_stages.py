@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import save_file, save_model
+from safetensors.torch import save_file
 from torch import nn
 
 import adaptive_runtime
@@ -31,12 +31,12 @@ from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.export.running import archive_run, examples
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
-from tasks.finetune.settings import Settings, TrainSettings
+from tasks.finetune.settings import Settings
 from tasks.models import ModelSettings, create
 from tasks.progress import Silent
 from tests.finetune.one_rank import train_here
 from tests.ir.invariants import check_network
-from tests.problems.stages import QUICK, SmallRun
+from tests.problems.stages import COMMON, QUICK, SmallRun, trained
 
 LENGTH, SHORTER = 16, 8
 DATA = DataSettings(kind="texts", images=720, resolution=LENGTH, augment=False)
@@ -47,7 +47,6 @@ MODEL = ModelSettings(
 )
 SPACE = {"sequence_length": [SHORTER, LENGTH], "*.expand_ratio": [1, 2], "*.depth": [-1, 0]}
 STEPS = 30
-COMMON = {"batch_size": 16, "micro_batch": 16, "processes": 1, "device": "cpu", "recalibration_images": 64}
 
 
 def test_a_text_encoder_is_equal_in_three_forms_at_every_length(tmp_path: Path) -> None:
@@ -64,33 +63,12 @@ def test_a_text_encoder_is_equal_in_three_forms_at_every_length(tmp_path: Path) 
         assert 35 <= x_BT.max() < 40
 
 
-def _trained(folder: Path) -> nn.Module:
-    train = load(DATA, "train")
-    module = create(MODEL, train.classes, train.form)
-    assert isinstance(module, nn.Module)
-    folder.mkdir()
-    save_model(module, str(folder / "initial.safetensors"))
-    settings = TrainSettings.model_validate({**COMMON, "epochs": 4, "learning_rate": 5e-3})
-    job = Job(
-        folder=folder,
-        data=DATA,
-        model=MODEL,
-        initial=folder / "initial.safetensors",
-        steps_per_epoch=STEPS,
-        total_steps=4 * STEPS,
-        train=settings,
-    )
-    history = train_here(job)
-    assert history[-1]["loss"] < history[0]["loss"]
-    checkpoint.load_model(job.checkpoint, module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained network, fine-tuned with its largest SubNet as the teacher of the others."""
     folder = tmp_path_factory.mktemp("texts")
-    module = _trained(folder / "base")
+    module, losses = trained(folder / "base", DATA, MODEL, steps=STEPS, epochs=4)
+    assert losses[-1] < losses[0]
     weights = folder / "weights.safetensors"
     save_file({name: value.contiguous() for name, value in module.state_dict().items()}, str(weights))
     compile_stage.run(compile_stage.Settings(), MODEL, DATA, weights, SPACE, folder, Silent())
