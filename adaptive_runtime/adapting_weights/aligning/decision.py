@@ -46,13 +46,13 @@ class AlignmentDecision:
 
     def __init__(self, view: AlignedView, settings: GuardSettings) -> None:
         self._view, self.aligns = view, False
-        self._tolerated_points = settings.anchor_points
-        self._recent: deque[_Seen] = deque(maxlen=settings.judged_from)
+        self._tolerated_points, self._remembered = settings.anchor_points, settings.judged_from
+        self._recent: deque[_Seen] = deque(maxlen=self._remembered)
         self._unusual: deque[tuple[float, float]] = deque(maxlen=settings.held_back_images)
 
     def remember(self, x_BCHW: Array, score_BD: ImageScores) -> None:
         """Images as they come, drifting or not, and what the source sees of them."""
-        seen = zip(x_BCHW, score_BD, strict=True)
+        seen = zip(x_BCHW[-self._remembered :], score_BD[-self._remembered :], strict=True)
         self._recent.extend(_Seen(x_CHW.copy(), float(score_D[0])) for x_CHW, score_D in seen)
 
     def end(self) -> None:
