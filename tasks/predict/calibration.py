@@ -1,7 +1,8 @@
 """Energy of SubNets, fitted to measurements by a device's power sensors.
 
 The analytic model gives the energy of arithmetic and of moving bytes. The predicted latency stands for power that the device
-draws all the time. Both are scaled and a constant is added, so that the sum fits the measured energies of whole SubNets.
+draws all the time. Both are scaled and a constant is added, so that the sum fits the measured energies of whole SubNets. Errors
+count relative to what was measured: a reading that is too high, since something else ran meanwhile, has little weight.
 """
 
 from typing import Self
@@ -32,7 +33,7 @@ class Calibration(BaseModel):
 
     @classmethod
     def fit(cls, model_mj: Values, latency_ms: Values, measured_mj: Values) -> Self:
-        """Non-negative least squares over SubNets (n,), n from `FEWEST_SUBNETS` on, measured energies above 0.
+        """Non-negative least squares of relative errors over SubNets (n,), n from `FEWEST_SUBNETS` on; measured energies > 0.
 
         Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
         """
@@ -40,7 +41,7 @@ class Calibration(BaseModel):
 
         inputs = np.column_stack([np.ones(len(measured_mj)), model_mj, latency_ms])
         scales = np.where(inputs.max(axis=0) > 0, inputs.max(axis=0), 1.0)  # units must not decide what counts as 0
-        found, _ = nnls(inputs / scales, measured_mj)
+        found, _ = nnls(inputs / scales / measured_mj[:, None], np.ones(len(measured_mj)))
         left = len(measured_mj) - int((found > 0).sum())
         errors = inputs @ (found / scales) / measured_mj - 1
         offset_mj, factor, mj_per_ms = (float(one) for one in found / scales)

@@ -82,10 +82,23 @@ def test_coefficients_are_those_that_made_the_energies() -> None:
 
 
 def test_no_coefficient_is_negative_and_the_rest_fits_best() -> None:
-    """By hand: energies fall with the latency, so its coefficient is 0, and a constant is their mean, (3 + 2 + 1) / 3."""
+    """By hand: energies fall with the latency, so its coefficient is 0. A constant c makes Σ (c / energy − 1)² least."""
     found = Calibration.fit(np.zeros(3), np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0]))
-    assert (found.offset_mj, found.factor, found.mj_per_ms) == pytest.approx((2.0, 0.0, 0.0), abs=1e-9)
-    assert found.spread == pytest.approx((((2 / 3 - 1) ** 2 + 0 + 1) / 2) ** 0.5, rel=1e-9)
+    constant_mj = (1 / 3 + 1 / 2 + 1) / (1 / 9 + 1 / 4 + 1)
+    assert (found.offset_mj, found.factor, found.mj_per_ms) == pytest.approx((constant_mj, 0.0, 0.0), abs=1e-9)
+    errors = np.array([constant_mj / 3, constant_mj / 2, constant_mj]) - 1
+    assert found.spread == pytest.approx((errors @ errors / 2) ** 0.5, rel=1e-9)
+
+
+def test_one_reading_while_something_else_ran_changes_little() -> None:
+    rng = np.random.default_rng(0)
+    model_mj, latency_ms = rng.uniform(1, 2, 12), rng.uniform(1, 9, 12)
+    true_mj = 0.1 + model_mj + 2 * latency_ms
+    measured_mj = true_mj.copy()
+    measured_mj[5] *= 20
+    np.testing.assert_allclose(
+        Calibration.fit(model_mj, latency_ms, measured_mj).energy_mj(model_mj, latency_ms), true_mj, rtol=0.1
+    )
 
 
 def test_as_many_subnets_as_coefficients_leave_no_spread() -> None:
