@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from flows.compose import compose_config
 from flows.config import RunConfig
@@ -44,9 +44,15 @@ def train(overrides: Sequence[str], output: Path, command: Literal["compile", "f
     Goes on from what is in `output`.
     """
     config = validate(RunConfig, compose_config("config", list(overrides)))
+    stage = worked(command, overrides, output)
+    return Trained(Path(stage["folder"]) / "supernet", config.data, config.predict, stage["result"])
+
+
+def worked(command: str, overrides: Sequence[str], output: Path) -> dict[str, Any]:
+    """The last stage of a command with one device: its `folder` and `result`. Goes on from what is in `output`."""
     words = [sys.executable, "-m", "flows.cli", command, f"output_dir={output.resolve()}", *overrides]
     with TemporaryDirectory() as folder:
         told = Path(folder) / "result.json"
         subprocess.run([*words, "--json", str(told)], check=True)
-        (stage,) = json.loads(told.read_text())["stages"]
-    return Trained(Path(stage["folder"]) / "supernet", config.data, config.predict, stage["result"])
+        stage: dict[str, Any] = json.loads(told.read_text())["stages"][-1]
+    return stage
