@@ -49,7 +49,8 @@ COMMON = (
     "base.learning_rate=0.002",
     "finetune.processes=1",
     "finetune.learning_rate=0.002",
-    "finetune.epochs=8",
+    "finetune.epochs=6",
+    "finetune.strategy=[sandwich,branches,tune]",
     "finetune.ranges.subnets=0",
 )
 SUBNETS = ("original", "low rank", "pruned")
