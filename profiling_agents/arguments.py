@@ -12,6 +12,8 @@ from profiling_agents.startup import TOKEN_VARIABLE
 
 MIN_MEMORY_LIMIT_MIB = 256
 MAX_MEMORY_LIMIT_MIB = 8192
+MOST_SUBNETS = 16
+"""Of which segments are served at once."""
 RISK = (
     "the token and the models cross the network unencrypted, and whoever reads them there can use the agent to run "
     "models on its device"
@@ -89,6 +91,13 @@ def agent_parser(prog: str) -> argparse.ArgumentParser:
         "--serve-segments",
         action="store_true",
         help="measure nothing; serve segments of SubNets to homes that split a network over devices",
+    )
+    network.add_argument(
+        "--max-subnets",
+        type=positive,
+        default=MOST_SUBNETS,
+        metavar="N",
+        help=f"with --serve-segments: SubNets at once, each a process; others are refused (default {MOST_SUBNETS})",
     )
     network.add_argument(
         "--allow-peer",

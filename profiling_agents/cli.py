@@ -66,6 +66,7 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
             sensors_root=arguments.sensors_root,
             walls=not arguments.without_walls,
             segments=arguments.serve_segments,
+            max_subnets=arguments.max_subnets,
             allowed_peers=tuple(arguments.allow_peer),
         )
     )

@@ -11,7 +11,7 @@ from profiling_agents.sensing import sensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The options of an agent. segments: it serves segments of SubNets, and measures nothing.
+    """The options of an agent. segments: it serves segments of SubNets, of at most `max_subnets`, and measures nothing.
 
     allowed_peers: `HOST:PORT` of other devices to which it may give what leaves its segments.
     """
@@ -26,6 +26,7 @@ class ServerOptions:
     ca_file: Path | None
     limits: ModelLimits
     max_model_mib: int
+    max_subnets: int
     pin_mhz: int | None = None
     sensors_root: Path = sensors.SYSTEM
     walls: bool = True

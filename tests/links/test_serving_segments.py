@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -78,24 +78,38 @@ def test_a_device_ends_cleanly_with_its_children(split: SplitSubNet) -> None:
         assert soon(lambda: network.states["a"][0] == "out")
 
 
-def test_files_are_sent_once_and_a_fifth_subnet_takes_the_place_of_one_without_a_home(
-    tmp_path: Path, device: ServingDevice
-) -> None:
-    for channels in range(12, 48, 8):
-        split = SplitSubNet.open(write_chain(tmp_path / str(channels), channels))
-        with greeted(device) as caller:
-            assert set(caller.ask(LoadSubNet(subnet=split.subnet)).missing) == set(split.files)
-        with split_over(split, device.address) as network:
-            assert network.wait_for("a"), network.states
-            (x,) = inputs(split, 1)
-            assert same(network.infer(x, DEADLINE_MS).answer, Reference(split)(x))
-        with greeted(device) as caller:
-            assert caller.ask(LoadSubNet(subnet=split.subnet)) == LoadedSubNet(digest=split.subnet.digest)
+def made_splits(folder: Path, count: int) -> list[SplitSubNet]:
+    """SubNets of other widths."""
+    widths = range(12, 12 + 8 * count, 8)
+    return [SplitSubNet.open(write_chain(folder / str(channels), channels)) for channels in widths]
+
+
+def test_files_are_sent_once_and_one_subnet_too_many_takes_the_place_of_one_without_a_home(tmp_path: Path) -> None:
+    with serving("onnxruntime", "--max-subnets", "2") as device:
+        for split in made_splits(tmp_path, 3):
+            with greeted(device) as caller:
+                assert set(caller.ask(LoadSubNet(subnet=split.subnet)).missing) == set(split.files)
+            with split_over(split, device.address) as network:
+                assert network.wait_for("a"), network.states
+                (x,) = inputs(split, 1)
+                assert same(network.infer(x, DEADLINE_MS).answer, Reference(split)(x))
+            with greeted(device) as caller:
+                assert caller.ask(LoadSubNet(subnet=split.subnet)) == LoadedSubNet(digest=split.subnet.digest)
+
+
+def test_a_device_serves_more_subnets_at_once_than_four_and_as_many_as_it_may(tmp_path: Path) -> None:
+    splits = made_splits(tmp_path, 6)
+    with serving("onnxruntime", "--max-subnets", "5") as device, ExitStack() as stack:
+        networks = [stack.enter_context(split_over(split, device.address)) for split in splits]
+        assert soon(lambda: sum(network.states["a"][0] == "in" for network in networks) == 5)
+        (refused_one,) = (network for network in networks if network.states["a"][0] != "in")
+        line = "refuses: this device serves 5 SubNets already, which is all it may (--max-subnets)"
+        assert soon(lambda: refused_one.states["a"] == ("out", line))
 
 
 def test_a_recorded_link_is_replayed(split: SplitSubNet, device: ServingDevice) -> None:
     trace = BandwidthTrace(
-        origin="drawn", duration_s=100.0, times_s=(0.0,), up_mbps=(6.0,), down_mbps=(3.0,), round_trip_ms=(50.0,)
+        origin="drawn", duration_s=100.0, times_s=(0.0,), up_mbps=(40.0,), down_mbps=(3.0,), round_trip_ms=(50.0,)
     )
 
     def is_measured() -> bool:
@@ -108,6 +122,6 @@ def test_a_recorded_link_is_replayed(split: SplitSubNet, device: ServingDevice) 
             link = network.links["a"]
         assert (link.round_trip_ms or 0) >= 45
         measured = (link.round_trip_ms, link.up_mbps, link.down_mbps)
-        return measured == (pytest.approx(50, abs=30), pytest.approx(6, rel=0.6), pytest.approx(3, rel=0.6))
+        return measured == (pytest.approx(50, abs=30), pytest.approx(40, rel=0.6), pytest.approx(3, rel=0.6))
 
     assert soon(is_measured)

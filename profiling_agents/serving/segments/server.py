@@ -34,7 +34,7 @@ async def serve_segments(
     """Serve until stopped; AgentError when it cannot start. The parent makes the folder of the models."""
     user = None if settings.walls is None else settings.walls.user
     models = ModelFiles(folder / MODELS, STORE_FACTOR * options.max_model_mib * MIB, user)
-    subnets = ServedSubNets(settings, folder, models)
+    subnets = ServedSubNets(settings, folder, models, options.max_subnets)
     giving = GivingValues(options.allowed_peers, options.ca_file)
     try:
         runtime, walls = await subnets.start()

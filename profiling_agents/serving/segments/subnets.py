@@ -21,8 +21,6 @@ from profiling_agents.messages import (
 )
 from profiling_agents.serving.store import ModelFiles
 
-MOST_SUBNETS = 4
-
 
 class SegmentsFailedError(AgentError):
     """A SubNet cannot be loaded now, or its process ended; another attempt may succeed. One line."""
@@ -45,10 +43,10 @@ class _Served:
 
 
 class ServedSubNets:
-    """At most `MOST_SUBNETS`. A SubNet without a home stays until another one needs its place."""
+    """At most so many. A SubNet without a home stays until another one needs its place."""
 
-    def __init__(self, settings: WorkerSettings, folder: Path, models: ModelFiles) -> None:
-        self._settings, self._folder, self.models = settings, folder, models
+    def __init__(self, settings: WorkerSettings, folder: Path, models: ModelFiles, most: int) -> None:
+        self._settings, self._folder, self.models, self._most = settings, folder, models, most
         self._served: dict[str, _Served] = {}
         self._spare: Child | None = None
         self._loading, self._computing = asyncio.Lock(), asyncio.Lock()
@@ -129,9 +127,10 @@ class ServedSubNets:
 
     async def _make_room(self) -> None:
         free = [digest for digest, one in self._served.items() if one.homes <= 0]
-        while len(self._served) >= MOST_SUBNETS:
+        while len(self._served) >= self._most:
             if not free:
-                raise SegmentsFailedError(f"this device serves {MOST_SUBNETS} SubNets already, which is all it does")
+                line = f"this device serves {self._most} SubNets already, which is all it may (--max-subnets)"
+                raise SegmentsFailedError(line)
             await self._drop(free.pop(0))
 
     async def _drop(self, digest: str) -> None:
