@@ -15,6 +15,8 @@ from adaptive_runtime.links import BandwidthTrace
 
 CHUNK_BYTES, PACKET_BYTES = 1 << 14, 1460
 """What crosses at once: without a limit of bandwidth, and with one."""
+AHEAD_S = 5e-3
+"""So much of the link's time is taken from the sender before it has passed: timers of 1 ms are too coarse for packets."""
 TICK_S = 0.02
 
 
@@ -112,7 +114,7 @@ class LinkRelay:
         self.closed_connections += 1
 
     async def _forward(self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take at the link's bandwidth, deliver after its delay."""
+        """Take at the link's bandwidth, deliver after its delay. Each packet has its time, so that late timers lose none."""
         late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(256)
         delivering = asyncio.create_task(self._deliver(late, writer))
         free_s = 0.0
@@ -122,10 +124,10 @@ class LinkRelay:
                     mbps, delay_ms = self._now(direction)
                     now_s = time.monotonic()
                     free_s = max(now_s, free_s) + (0.0 if mbps is None else len(chunk) * 8e-6 / mbps)
-                    await asyncio.sleep(free_s - now_s)
+                    await asyncio.sleep(max(free_s - now_s - AHEAD_S, 0.0))
                     while not self._flowing.is_set():
                         await asyncio.sleep(TICK_S)
-                    await late.put((time.monotonic() + delay_ms * 1e-3, self._crossed(direction, chunk)))
+                    await late.put((free_s + delay_ms * 1e-3, self._crossed(direction, chunk)))
                 while not late.empty():
                     await asyncio.sleep(TICK_S)
         finally:
