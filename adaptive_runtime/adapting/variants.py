@@ -39,8 +39,9 @@ class BundleVariants:
     over samples. energy_mj: of an exit by its share of the latency. memory_mib: of the whole SubNet. Exits whose accuracy is
     unknown are left out. load_class: by octaves of latency, in all formats alike; SubNets over devices have one of their own.
     Of a format with own figures these count; its exits lose and take longer as the whole SubNet does there, and energy that is
-    unknown follows the latency. Over devices a SubNet has its accuracy, and its memory, since home stands in for the others;
-    energy that is unknown is that at home.
+    unknown follows the latency. Over devices a SubNet computes in the bundle's own format, whatever the formats are: it has the
+    accuracy and the memory of that one, since home stands in for the others, energy that is unknown
+    is that at home.
     """
 
     variants: tuple[Variant, ...]
@@ -61,7 +62,7 @@ class BundleVariants:
         ]
         load_class = load_classes([row.latency_ms for row in rows])
         served = (subnet for subnet in manifest.subnets if subnet.formats_among(forms))
-        over = [_over_devices(subnet, forms) for subnet in served if subnet.digest in placed]
+        over = [_over_devices(subnet, manifest.own_format) for subnet in served if subnet.digest in placed]
         rows += over
         energy_mj = tuple(row.energy_mj for row in rows if row.energy_mj is not None)
         table = VariantTable(
@@ -135,10 +136,11 @@ def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None,
         yield _Row(whole._replace(early=True), left, early_ms, spread, energy_of(early_ms), memory_mib)
 
 
-def _over_devices(subnet: BundledSubNet, forms: Sequence[BundleFormat]) -> _Row:
+def _over_devices(subnet: BundledSubNet, form: BundleFormat) -> _Row:
+    """form: in which home computes its segments."""
     placement = subnet.placement
     assert placement is not None, "it was opened"
-    at_home = next(_rows(subnet, subnet.formats_among(forms)[0], None, 0.0))
+    at_home = next(_rows(subnet, form, None, 0.0))
     energy_mj = at_home.energy_mj
     if energy_mj is not None and placement.sent_mj is not None:
         energy_mj = energy_mj * placement.home_share + placement.sent_mj

@@ -11,6 +11,7 @@ import pytest
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.bundles import NetFigures, SubNetMemory
 from adaptive_runtime.choice import read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
@@ -61,6 +62,22 @@ def test_the_table_has_rows_over_devices_beside_those_at_home(bundle: PlacedBund
     assert table.load_class is not None
     assert table.load_class[row] not in table.load_class[:row]
     assert every.home_of == {row: 0}
+
+
+def test_over_devices_a_subnet_has_the_figures_of_the_format_in_which_it_computes(bundle: PlacedBundle) -> None:
+    large = bundle.manifest.subnets[0]
+    memory = SubNetMemory(weights_mib=0.1, activations_mib=0.1)
+    figures = NetFigures(accuracy={"validation": 0.25}, latency_ms=1.0, memory=memory)
+    nets = {**large.nets, "onnx_int8": large.nets["onnx"].model_copy(update={"figures": figures})}
+    run = bundle.manifest.runs["onnx"]
+    rows = (large.model_copy(update={"nets": nets}), *bundle.manifest.subnets[1:])
+    manifest = bundle.manifest.model_copy(update={"subnets": rows, "runs": {"onnx": run, "onnx_int8": run}})
+    found = BundleVariants.of(manifest, "onnx_int8", placed=[bundle.large])
+    row = found.variants.index(Variant(bundle.large, placed=True))
+    assert found.table.accuracy[found.home_of[row]] == 0.25
+    assert found.table.accuracy[row] == large.first_accuracy
+    assert found.table.memory_mib_V[row] == large.memory.total_mib
+    assert found.table.energy_mj is None or found.table.energy_mj[row] < LARGE_MJ
 
 
 def test_one_decision_chooses_a_subnet_over_devices_and_says_why(
