@@ -67,8 +67,9 @@ from tailor_ir import Config, SuperNet, find_pieces
 from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, statistics_of
 from tasks.joint import CodingLosses, JointSearch, JointSpace, JointTerms
-from tasks.joint.losses import arrived, measured_losses
+from tasks.joint.losses import measured_losses
 from tasks.partition import DeviceTable, find_supernet, open_tables
+from tasks.partition.coded import arrived_batch
 from tasks.partition.settings import PlacementSettings
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.schemas.accuracy import SENSITIVITIES_FILE
@@ -136,9 +137,9 @@ def coded_accuracy(net: SuperNet, choice: JointChoice, images: EvaluationData) -
     def forward(x_BCHW: torch.Tensor) -> torch.Tensor:
         value, at = x_BCHW, HOME
         for module, device in zip(modules, devices, strict=True):
-            value = module(value if device == at else arrived(value, choice.coding))
+            value = module(value if device == at else arrived_batch(value, choice.coding))
             at = device
-        return value if at == HOME else arrived(value, choice.coding)
+        return value if at == HOME else arrived_batch(value, choice.coding)
 
     height, width = net.input_shape(choice.config)[-2:]
     return count_correct(forward, images.batches((height, width)), images.problem).share

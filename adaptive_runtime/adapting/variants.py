@@ -40,8 +40,8 @@ class BundleVariants:
     unknown are left out. load_class: by octaves of latency, in all formats alike; SubNets over devices have one of their own.
     Of a format with own figures these count; its exits lose and take longer as the whole SubNet does there, and energy that is
     unknown follows the latency. Over devices a SubNet computes in the bundle's own format, whatever the formats are: it has the
-    accuracy and the memory of that one, since home stands in for the others, energy that is unknown
-    is that at home.
+    accuracy and the memory of that one, since home stands in for the others, or the accuracy of coded values; energy that is
+    unknown is that at home.
     """
 
     variants: tuple[Variant, ...]
@@ -146,6 +146,7 @@ def _over_devices(subnet: BundledSubNet, form: BundleFormat) -> _Row:
         energy_mj = energy_mj * placement.home_share + placement.sent_mj
     return at_home._replace(
         variant=Variant(subnet.digest, placed=True),
+        accuracy=at_home.accuracy if placement.accuracy is None else placement.accuracy,
         latency_ms=placement.latency_ms,
         latency_error=placement.latency_error,
         energy_mj=energy_mj,

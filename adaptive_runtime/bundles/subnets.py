@@ -1,9 +1,9 @@
 """One SubNet of a bundle: its files by format, and what is known of it."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from adaptive_runtime.bundles.formats import BundleFormat
 from adaptive_runtime.bundles.taken import TakenSamples
@@ -12,7 +12,7 @@ from adaptive_runtime.chains.manifest import FileName
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.texts import TextPreparation
-from profiling_agents.messages import Message
+from profiling_agents.messages import ActivationCoding, Message
 
 Choice = int | float | str
 ONNX_END = ".onnx"
@@ -106,7 +106,8 @@ class BundledPlacement(Message):
     segments: name of a `ChainManifest` whose `files` have weights of their own; plans: of `PlacementPlans`. devices: besides
     home. latency_ms: of the plan that is fastest over links of `bandwidth_mbps`, as predicted; latency_error: its standard
     deviation, relative. home_share: of the time that home computes for the whole SubNet. sent_mj: what home takes for sending
-    and waiting, as modelled; None: unknown.
+    and waiting, as modelled; None: unknown. coding: in which values may cross besides fp32; accuracy: on the first split, with
+    all values coded that some plan sends, as measured; None: that of the SubNet, whose values cross in fp32.
     """
 
     segments: FileName
@@ -118,6 +119,14 @@ class BundledPlacement(Message):
     latency_error: float = Field(0.0, ge=0)
     home_share: float = Field(ge=0)
     sent_mj: float | None = Field(None, ge=0)
+    coding: ActivationCoding = "fp32"
+    accuracy: float | None = Field(None, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _coded_values_were_judged(self) -> Self:
+        if (self.coding == "fp32") != (self.accuracy is None):
+            raise ValueError(f"placement with coding {self.coding} and accuracy {self.accuracy}: one needs the other")
+        return self
 
 
 class SubNetLatency(Message):

@@ -71,7 +71,7 @@ class MeasuredLink(Message):
     down_spread: float = 0.0
     round_trip_spread_ms: float = 0.0
 
-    def transfer_ms(self, up_bytes: int, down_bytes: int) -> float:
+    def transfer_ms(self, up_bytes: float, down_bytes: float) -> float:
         """Until tensors have gone up and their answer has come down [ms]; infinite for an unknown link."""
         if self.round_trip_ms is None:
             return math.inf

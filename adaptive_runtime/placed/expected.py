@@ -9,8 +9,8 @@ from typing import NamedTuple
 from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split import SendingPlan
-from adaptive_runtime.split.replanning import EXACT, ms_per_byte
-from profiling_agents.messages import CODED_BYTES
+from adaptive_runtime.split.planned import coded_share
+from adaptive_runtime.split.replanning import ms_per_byte
 
 HALF_S = 10.0
 """After so long without a run, what runs have shown counts half: a device that was slow is tried again."""
@@ -67,7 +67,7 @@ def expected(
 
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:
     """Of the latency [ms²], by the spreads of links and of home's slow-down."""
-    share = CODED_BYTES[found.coding] / CODED_BYTES[EXACT]
+    share = coded_share(found.coding)
     variance = (found.plan.home_ms * slow_deviation) ** 2
     for name, use in found.plan.links.items():
         link = links[name]

@@ -103,7 +103,7 @@ class PlacedSubNets:
     def open(
         cls, bundle: OpenBundle, devices: Mapping[str, DeviceAddress], options: SplitOptions | None = None
     ) -> "PlacedSubNets":
-        """All SubNets of which plans name one of the devices.
+        """All SubNets of which plans name one of the devices. Values cross in fp32, or as the bundle says (`coding`).
 
         AdaptiveError in one line: the bundle has none, no plan names a device, or a file is damaged.
         """
@@ -143,4 +143,5 @@ def _opened(
     bundle.verified(*files)
     home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
     split = SplitSubNet.open(bundle.folder, placement.segments, home)
-    return PlacedSubNet(split, PlacementPlans.read(bundle.folder / placement.plans, split), devices, options)
+    plans = PlacementPlans.read(bundle.folder / placement.plans, split)
+    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}))

@@ -17,13 +17,18 @@ from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.message_files import FileMessage
 from adaptive_runtime.split.plans import HOME, DeviceName, PlacedSegments, way_name
 from adaptive_runtime.split.segments import SplitSubNet
-from profiling_agents.messages import Digest, Message
+from profiling_agents.messages import CODED_BYTES, ActivationCoding, Digest, Message
 
 PLANS_FILE = "plans.json"
 VERSION = 1
 
 NotNegativeMs = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+
+
+def coded_share(coding: ActivationCoding) -> float:
+    """Of the bytes of fp32, which plans count, those that cross in a coding."""
+    return CODED_BYTES[coding] / CODED_BYTES["fp32"]
 
 
 class LinkUse(Message):
@@ -63,14 +68,18 @@ class PlannedPlacement(PlacedSegments):
     links: dict[DeviceName, LinkUse] = Field(default_factory=dict)
     straight: dict[str, StraightUse] = Field(default_factory=dict)
 
-    def latency_ms(self, links: Mapping[str, MeasuredLink], slow_down: float = 1.0) -> float:
-        """Of a request over links of all its devices, whose values are known, by home's slow-down; values go through home."""
-        found_ms = self.others_ms + slow_down * self.home_ms
+    def latency_ms(
+        self, links: Mapping[str, MeasuredLink], slow_down: float = 1.0, coding: ActivationCoding = "fp32"
+    ) -> float:
+        """Of a request over links of all its devices, whose values are known, by home's slow-down; values go through home.
+
+        coding: in which values cross; what it takes to code them is not in it.
+        """
+        found_ms, share = self.others_ms + slow_down * self.home_ms, coded_share(coding)
         for name, use in self.links.items():
             link = links[name]
-            found_ms += link.transfer_ms(use.up_bytes, use.down_bytes) + (use.messages - 1) * (
-                link.round_trip_ms or 0.0
-            )
+            sent_ms = link.transfer_ms(share * use.up_bytes, share * use.down_bytes)
+            found_ms += sent_ms + (use.messages - 1) * (link.round_trip_ms or 0.0)
         return found_ms
 
     @model_validator(mode="after")

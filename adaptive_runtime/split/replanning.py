@@ -18,9 +18,9 @@ from pydantic import Field
 
 from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.links.measures import WeightedMean
-from adaptive_runtime.split.planned import PlacementPlans, PlannedPlacement, StraightWay
+from adaptive_runtime.split.planned import PlacementPlans, PlannedPlacement, StraightWay, coded_share
 from adaptive_runtime.split.plans import HOME, PlacedSegments, way_name
-from profiling_agents.messages import CODED_BYTES, ActivationCoding, Message
+from profiling_agents.messages import ActivationCoding, Message
 
 MINUTE_S = 60.0
 LATEST_S, LEAST_RUNS = 1.0, 8
@@ -276,7 +276,7 @@ class EnvelopePlacements:
     def _plane(self, one: _CodedPlan) -> PlaneArray:
         """Of a plan, then how many of its runs are at home, and elsewhere with values in each coding."""
         plan = self.plans.plans[one.position]
-        share = CODED_BYTES[one.coding] / CODED_BYTES[EXACT]
+        share = coded_share(one.coding)
         at_home = sum(leg.device == HOME for leg in plan.legs)
         elsewhere = [(len(plan.legs) - at_home) * (coding == one.coding) for coding in self._codings]
         return np.array([*plane_of(plan, self.plans.peers, self._ways, share), at_home, *elsewhere])

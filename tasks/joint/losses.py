@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 import tailor_ir
 from profiling_agents.messages import ActivationCoding
-from profiling_agents.streams.activations import decoded, encoded
 from tailor_ir import SuperNet, find_pieces
 from tasks.data import Batch, DataSettings
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of
+from tasks.partition.coded import arrived_batch
 from tasks.partition.settings import PlacementSettings
 from tasks.predict.sensitivity import images_of
 from tasks.progress import Progress
@@ -88,7 +88,7 @@ def measured_losses(
             exact.add(values[-1], target)
             for cut, value in enumerate(values):
                 for coding, tally in zip(coded, tallies[cut], strict=True):
-                    outputs = arrived(value, coding)
+                    outputs = arrived_batch(value, coding)
                     for module in modules[cut:]:
                         outputs = module(outputs)
                     tally.add(outputs, target)
@@ -108,12 +108,3 @@ def _first(images: EvaluationData, size: tuple[int, ...], most: int) -> Iterator
             return
         yield x_BCHW[:left], target[:left]
         left -= len(target)
-
-
-def arrived(value: torch.Tensor, coding: ActivationCoding) -> torch.Tensor:
-    """A value as it arrives: of each image by itself, as requests are."""
-    found = []
-    for one in value.cpu().numpy():
-        sent, content = encoded(one, coding)
-        found.append(decoded(sent, one.shape, content))
-    return torch.from_numpy(np.stack(found)).to(value.device)

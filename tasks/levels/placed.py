@@ -68,11 +68,11 @@ def preferred(
 
     rows: at home. Loads: the ends of `partition.plans_slow_down`, since latencies are linear in it.
     """
-    found = np.zeros(len(placed), bool)
+    found, coding = np.zeros(len(placed), bool), settings.coding or "fp32"
     for bandwidth_mbps in np.geomspace(*settings.plans_bandwidth_mbps, BANDWIDTHS):
         links = links_of(settings, float(bandwidth_mbps))
         for slow_down in settings.plans_slow_down:
-            over_ms = [min(plan.latency_ms(links, slow_down) for plan in one.plans) for one in placed]
+            over_ms = [min(plan.latency_ms(links, slow_down, coding) for plan in one.plans) for one in placed]
             home = [_columns(row, slow_down * row.latency_ms) for row in rows]
             over = [_columns(one.row, latency_ms) for one, latency_ms in zip(placed, over_ms, strict=True)]
             columns_RD = np.array(home + over)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.split import PlannedPlacement
+from adaptive_runtime.split.planned import coded_share
+from profiling_agents.messages import ActivationCoding
 from tasks.partition.settings import RadioSettings, Settings
 
 MBIT_PER_BYTE = 8e-6
@@ -13,8 +15,10 @@ S_PER_MS = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedCosts:
-    """Of the plan that sends and is fastest over links of `bandwidth_mbps`, without load. latency_ms: of a request. home_share:
-    of the time that home computes for the whole SubNet. sent_mj: what home takes to send and to wait; None: unknown.
+    """Of the plan that sends and is fastest over links of `bandwidth_mbps`, without load, with values in the settings' coding.
+
+    latency_ms: of a request. home_share: of the time that home computes for the whole SubNet. sent_mj: what home takes to send
+    and to wait; None: unknown.
     """
 
     bandwidth_mbps: float
@@ -25,14 +29,14 @@ class PlacedCosts:
     @classmethod
     def of(cls, plans: Sequence[PlannedPlacement], settings: Settings) -> "PlacedCosts | None":
         """plans: the first one sends nothing. None: no other one is there."""
-        mbps = stated_mbps(settings)
+        mbps, coding = stated_mbps(settings), settings.coding or "fp32"
         links = links_of(settings, mbps)
-        sending = [(plan.latency_ms(links), at) for at, plan in enumerate(plans) if plan.peers]
+        sending = [(plan.latency_ms(links, coding=coding), at) for at, plan in enumerate(plans) if plan.peers]
         if not sending:
             return None
         latency_ms, at = min(sending)
         plan, home_ms = plans[at], plans[0].home_ms
-        sent_mj = None if settings.radio is None else _sent_mj(plan, links, latency_ms, settings.radio)
+        sent_mj = None if settings.radio is None else _sent_mj(plan, links, latency_ms, settings.radio, coding)
         return cls(
             bandwidth_mbps=mbps,
             latency_ms=latency_ms,
@@ -57,11 +61,17 @@ def links_of(settings: Settings, bandwidth_mbps: float) -> dict[str, MeasuredLin
     }
 
 
-def _sent_mj(plan: PlannedPlacement, links: dict[str, MeasuredLink], latency_ms: float, radio: RadioSettings) -> float:
+def _sent_mj(
+    plan: PlannedPlacement,
+    links: dict[str, MeasuredLink],
+    latency_ms: float,
+    radio: RadioSettings,
+    coding: ActivationCoding,
+) -> float:
     """Energy of home besides what it computes [mJ]: mW · s."""
-    sending_mj = 0.0
+    sending_mj, mbit_per_byte = 0.0, coded_share(coding) * MBIT_PER_BYTE
     for name, use in plan.links.items():
         mbps = links[name].up_mbps
         assert mbps, "a plan sends over links that there are"
-        sending_mj += MBIT_PER_BYTE * use.up_bytes * (radio.mw_per_mbps + radio.sending_mw / mbps)
+        sending_mj += mbit_per_byte * use.up_bytes * (radio.mw_per_mbps + radio.sending_mw / mbps)
     return sending_mj + radio.waiting_mw * S_PER_MS * (latency_ms - plan.home_ms)

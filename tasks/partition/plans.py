@@ -24,6 +24,7 @@ from adaptive_runtime.split import (
     StraightWay,
     way_name,
 )
+from adaptive_runtime.split.planned import coded_share
 from profiling_agents.messages.streams import MOST_SEGMENTS
 from solvers.errors import Infeasible
 from solvers.partition import (
@@ -147,13 +148,15 @@ def write_plans(
 def plans_ahead(
     net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
 ) -> PlansAhead:
-    """Plans of a SubNet for the ranges of the settings. UserError: home does not keep the limits, or too many segments."""
+    """Plans of a SubNet for the ranges of the settings. UserError: home does not keep the limits, or too many segments.
+
+    They count bytes of fp32: with a coding they are also for links that are as much faster as it is shorter, which is the same.
+    """
     dataflow = net.pre_partition().under(net.space.row(config))
-    problem = problem_of(dataflow, tables, settings)
-    low, high = (
-        PlanPoint(bandwidth_mbps=mbps, slow_down=slow_down)
-        for mbps, slow_down in zip(settings.plans_bandwidth_mbps, settings.plans_slow_down, strict=True)
-    )
+    problem = problem_of(dataflow, tables, settings.model_copy(update={"coding": None}))
+    (low_mbps, high_mbps), (least, most) = settings.plans_bandwidth_mbps, settings.plans_slow_down
+    low = PlanPoint(bandwidth_mbps=low_mbps, slow_down=least)
+    high = PlanPoint(bandwidth_mbps=high_mbps / coded_share(settings.coding or "fp32"), slow_down=most)
     try:
         conditions = conditions_of(tables, settings, high.bandwidth_mbps)
         ahead = plan_ahead(problem, conditions, low, high, _named_ways(settings))

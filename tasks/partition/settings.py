@@ -85,10 +85,6 @@ class Settings(BaseModel):
 
     def require_plans(self) -> None:
         """ValueError: plans for the run time cannot be."""
-        if self.coding not in (None, "fp32"):
-            raise ValueError(
-                f"plans with coding={self.coding}: plans.json counts fp32, and the run time scales it; allowed: coding=fp32"
-            )
         for field in ("plans_bandwidth_mbps", "plans_slow_down"):
             low, high = getattr(self, field)
             if low > high:

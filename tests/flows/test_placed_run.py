@@ -22,6 +22,7 @@ from tests.runtime.service_process import soon
 
 HOME, OTHER = "onnxruntime", "ncnn_bf16"
 RADIO = "partition.radio={sending_mw:10,mw_per_mbps:1,waiting_mw:1}"
+CODING = "partition.coding=int8"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def placed(command: Command, adapting: Command) -> tuple[dict[str, Any], Command
     words = [word for word in adapting.words if not word.startswith("device")]
     words += [f"device=[{HOME},{OTHER}]", "search.budget_count=10", "export.bundle=true", "export.placed=true"]
     words += [f"partition.devices=[{HOME},{OTHER}]", "partition.bandwidth_mbps=[1000]", "partition.latency_ms=0.001"]
-    words += [f"partition.slow_down={{{OTHER}:0.01}}", "partition.plans_bandwidth_mbps=[10,10000]", RADIO]
+    words += [f"partition.slow_down={{{OTHER}:0.01}}", "partition.plans_bandwidth_mbps=[10,10000]", RADIO, CODING]
     own = Command(adapting.output.with_name("placed"), tuple(words))
     shutil.copytree(command.output / "luts", own.output / "luts")
     return own("adapt"), own
@@ -62,6 +63,9 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(placed: tuple[d
     for digest, placement in there.items():
         assert placement.devices == (OTHER,)
         assert placement.latency_ms == pytest.approx(kept[digest].latency_ms)
+        assert placement.coding == "int8"
+        first = bundle.manifest.by_digest[digest].first_accuracy
+        assert placement.accuracy == pytest.approx(first, abs=0.05), "a share of the images, and of other answers"
     bundle.verify_all()
     digest = next(iter(there))
     subnet = bundle.manifest.by_digest[digest]
@@ -79,7 +83,7 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(placed: tuple[d
         assert soon(lambda: not model.infer(x).devices)
         at_home = model.infer(x)
     assert (over.subnet, at_home.subnet) == (digest, digest)
-    assert np.abs(over.logits - at_home.logits).max() <= 1e-3 * np.abs(at_home.logits).max()
+    assert 0 < np.abs(over.logits - at_home.logits).max() <= 0.1 * np.abs(at_home.logits).max(), "in int8, or in fp32"
 
 
 def test_the_same_run_again_works_nothing(placed: tuple[dict[str, Any], Command]) -> None:

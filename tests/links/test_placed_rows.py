@@ -18,11 +18,13 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.split import HOME, LinkUse, PlannedPlacement, SendingPlan
+from adaptive_runtime.split import HOME, LinkUse, PlacementPlans, PlannedPlacement, SendingPlan, SplitSubNet
+from tasks.partition.coded import CodedSubNet
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import serving
+from tests.links.relay import address_of, relayed
 from tests.runtime.bundled import answers_of_files, write_plain_bundle
-from tests.runtime.placed import LARGE_MJ, SERVER, PlacedBundle, made_net, write_placed_bundle
+from tests.runtime.placed import LARGE_MJ, SERVER, PlacedBundle, made_net, sample_images, write_placed_bundle
 from tests.runtime.service_process import INFER, body, refused, served, soon
 from tests.threads import beside
 
@@ -62,6 +64,36 @@ def test_the_table_has_rows_over_devices_beside_those_at_home(bundle: PlacedBund
     assert table.load_class is not None
     assert table.load_class[row] not in table.load_class[:row]
     assert every.home_of == {row: 0}
+
+
+def sent_bytes(bundle: PlacedBundle, requests: int = 8) -> float:
+    """Of a request over the device, over a link that is so slow that fewer bytes count."""
+    with serving() as device, relayed(device.url, up_mbps=2.0, down_mbps=2.0) as relay:
+        devices = {SERVER: DeviceAddress(url=address_of(relay), token=TOKEN)}
+        with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, policy=FRUGAL, devices=devices) as model:
+            assert soon(lambda: model.infer(bundle.x).devices == (SERVER,))
+            model.infer(bundle.x)
+            before = relay.bytes["up"]
+            assert all(model.infer(bundle.x).devices == (SERVER,) for _ in range(requests))
+            return (relay.bytes["up"] - before) / requests
+
+
+def test_values_cross_in_the_coding_of_the_bundle_whose_rows_have_its_accuracy(
+    bundle: PlacedBundle, tmp_path: Path
+) -> None:
+    coded = write_placed_bundle(tmp_path / "coded", "int8")
+    placement, exact = (one.manifest.subnets[0].placement for one in (coded, bundle))
+    assert placement is not None
+    assert exact is not None
+    assert (placement.coding, exact.coding, exact.accuracy) == ("int8", "fp32", None)
+    assert placement.latency_ms < exact.latency_ms
+    assert (placement.sent_mj or 0.0) < (exact.sent_mj or 0.0)
+    table = BundleVariants.of(coded.manifest, "onnx", placed=[coded.large]).table
+    assert table.accuracy[-1] == placement.accuracy
+    split = SplitSubNet.open(coded.folder, placement.segments)
+    plans = PlacementPlans.read(coded.folder / placement.plans, split).plans
+    assert placement.accuracy == CodedSubNet(split, plans, "int8").accuracy(sample_images(), (16, 16)).share
+    assert sent_bytes(coded) < 0.6 * sent_bytes(bundle)
 
 
 def test_over_devices_a_subnet_has_the_figures_of_the_format_in_which_it_computes(bundle: PlacedBundle) -> None:

@@ -13,6 +13,7 @@ from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOpti
 from adaptive_runtime.split.home import HomeSegments, Loaded
 from benchmarks.day_played import SlowerHome
 from profiling_agents.messages import ActivationCoding
+from tasks.partition.coded import CodedSubNet
 from tests.links.devices import Array, Reference, ServingDevice, inputs, same
 
 DEADLINE_MS = 60_000.0
@@ -45,6 +46,20 @@ def test_a_plan_answers_as_the_files_do(
             assert [(leg.device, leg.first, leg.last) for leg in found.legs] == list(plan(*devices).legs)
         assert network.counts.wrong == 0
         assert network.counts.checked + network.counts.unchecked > 0
+
+
+@pytest.mark.parametrize("devices", PLANS, ids="-".join)
+def test_coded_values_are_judged_as_another_device_gets_them(
+    devices: tuple[str, ...], split: SplitSubNet, reference: Reference, device: ServingDevice
+) -> None:
+    coded = CodedSubNet(split, [plan(*devices)], "int8")
+    with SplitNetwork(split, {"a": device.address}, [plan(*devices)], SplitOptions(coding="int8")) as network:
+        assert network.wait_for("a"), network.states
+        for x in inputs(split, 3):
+            found = network.infer(x, DEADLINE_MS)
+            assert found.at_home is None
+            assert same(coded.infer(x), found.answer)
+            assert not same(coded.infer(x), reference(x))
 
 
 class CountedHome(HomeSegments):

@@ -10,7 +10,10 @@ import torch
 
 import tailor_ir
 from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest, FileFacts, SubNetLatency
+from profiling_agents.messages import ActivationCoding
 from tailor_ir import SubnetDataflow, SuperNet
+from tasks.data import DataSettings, load_splits
+from tasks.evaluation.subnets import EvaluationData
 from tasks.export.bundles.placements import BundlePlacements
 from tasks.partition.settings import RadioSettings
 from tasks.partition.settings import Settings as PartitionSettings
@@ -60,24 +63,32 @@ def made_net() -> SuperNet:
     return tailor_ir.compile(perturb(small_net(blocks=3)), torch.randn(1, 3, 16, 16), SPACE)
 
 
-def placements(errors: Mapping[str, float]) -> BundlePlacements:
+def sample_images() -> EvaluationData:
+    """Some glyphs, as the SuperNet takes them."""
+    splits = load_splits(DataSettings(kind="glyphs", images=400, classes=5, resolution=16, workers=1))
+    return EvaluationData(splits["validation"], splits["train"], limit=64)
+
+
+def placements(errors: Mapping[str, float], coding: ActivationCoding | None = None) -> BundlePlacements:
     """A phone and a server, over links from slow to fast."""
     settings = PartitionSettings(
         devices=("phone", SERVER),
         bandwidth_mbps=(100.0,),
         latency_ms=1.0,
         plans_bandwidth_mbps=(1.0, 1000.0),
+        coding=coding,
         radio=RadioSettings(sending_mw=100.0, mw_per_mbps=10.0, waiting_mw=10.0),
     )
     return BundlePlacements((TimesByMacs("phone", 1e4), TimesByMacs(SERVER, 1e9)), settings, errors)
 
 
-def write_placed_bundle(folder: Path) -> PlacedBundle:
-    """The largest SubNet, at home and over the server, and the smallest one at home."""
+def write_placed_bundle(folder: Path, coding: ActivationCoding | None = None) -> PlacedBundle:
+    """The largest SubNet, at home and over the server, and the smallest one at home. coding: of values that cross."""
     net = made_net()
     plain = write_plain_bundle(net, [net.max_config, net.min_config], folder)
     large, small = plain.subnets
-    placement = placements({large.digest: 0.1}).write(net, net.max_config, None, folder)
+    made = placements({large.digest: 0.1}, coding)
+    placement = made.write(net, net.max_config, None, folder, sample_images())
     assert placement is not None
     latency = SubNetLatency(p50_ms=20.0, p90_ms=20.0, spread=0.0, n=10, noisy=False)
     rows = (

@@ -11,10 +11,14 @@ from pathlib import Path
 
 from adaptive_runtime.bundles import BundledPlacement
 from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest
-from adaptive_runtime.split import PLANS_FILE, PlannedPlacement
+from adaptive_runtime.split import PLANS_FILE, PlannedPlacement, SplitSubNet
+from profiling_agents.messages import ActivationCoding
 from tailor_ir import Choice, Statistics, SuperNet
 from tasks.artifacts import write_bytes
+from tasks.data.samples import Size
+from tasks.evaluation.subnets import EvaluationData
 from tasks.partition.ahead import PlacedCosts
+from tasks.partition.coded import CodedSubNet
 from tasks.partition.plans import write_plans
 from tasks.partition.settings import Settings as PartitionSettings
 from tasks.partition.tables import DeviceTimes
@@ -36,11 +40,16 @@ class BundlePlacements:
     ncnn: bool = False
 
     def write(
-        self, net: SuperNet, config: Mapping[str, Choice], statistics: Statistics | None, folder: Path
+        self,
+        net: SuperNet,
+        config: Mapping[str, Choice],
+        statistics: Statistics | None,
+        folder: Path,
+        images: EvaluationData,
     ) -> BundledPlacement | None:
         """Write the files of a SubNet into a bundle's folder; None: it is not to be there, or sends nothing under any link.
 
-        UserError: as `write_plans`.
+        images: on which the SubNet is judged where its values are coded. UserError: as `write_plans`.
         """
         digest = net.space.digest(config)
         if digest not in self.errors:
@@ -52,13 +61,27 @@ class BundlePlacements:
             costs = PlacedCosts.of(plans.plans, self.settings)
             if costs is None:
                 return None
+            accuracy = self._accuracy(SplitSubNet.open(scratch), plans.plans, images, net.input_size(config))
             manifest = _renamed(ChainManifest.read(scratch / SEGMENTS_FILE), f"{digest}.{PREFIX}")
             for before, after in zip(ChainManifest.read(scratch / SEGMENTS_FILE).files, manifest.files, strict=True):
                 shutil.copyfile(scratch / before, folder / after)
             segments, ahead = f"{digest}.{PREFIX}.{SEGMENTS_FILE}", f"{digest}.{PREFIX}.{PLANS_FILE}"
             write_bytes(folder / segments, manifest.to_json().encode())
             shutil.copyfile(scratch / PLANS_FILE, folder / ahead)
-        return _described(segments, ahead, manifest, plans.plans, costs, self.errors[digest])
+        found = _described(segments, ahead, manifest, plans.plans, costs, self.errors[digest])
+        return found.model_copy(update={"coding": self._coding, "accuracy": accuracy})
+
+    @property
+    def _coding(self) -> ActivationCoding:
+        return self.settings.coding or "fp32"
+
+    def _accuracy(
+        self, split: SplitSubNet, plans: Sequence[PlannedPlacement], images: EvaluationData, size: Size
+    ) -> float | None:
+        """With coded values; None: they cross as they are."""
+        if self._coding == "fp32":
+            return None
+        return CodedSubNet(split, plans, self._coding).accuracy(images, size).share
 
 
 def _renamed(manifest: ChainManifest, prefix: str) -> ChainManifest:

@@ -256,7 +256,7 @@ class _Writer:
         if self.placements is None:
             return row
         return row.model_copy(
-            update={"placement": self.placements.write(self.net, card.config, statistics, self.folder)}
+            update={"placement": self.placements.write(self.net, card.config, statistics, self.folder, self.images)}
         )
 
     def _further(
