@@ -3,18 +3,18 @@
     python -m benchmarks.day --simulated (--bundle DIR | --work DIR) [--scenario FILE] [--minutes 780] [--slower 50] [--slack 2]
         [--peer-faster 8] [--watts 2] [--idle-watts 0.3] [--quantile 0.99] [--seed 0] [--markdown] [--json FILE]
         [OVERRIDE …]
-    python -m benchmarks.day --bundle DIR --minutes 10 [--cpu-processes 2] [--bandwidth-processes 1] […]
+    python -m benchmarks.day --bundle DIR --minutes 10 [--cpu-processes 1] [--bandwidth-processes 1] […]
 
 The scenario is that of CrowdHMTware's case study (section IV-G), as far as it is published: battery from 90 to 21 %, free
 memory from 85 to 28 %, light that changes, competing programs, and another device that comes and goes
-(`benchmarks/scenarios/day.json`). The rows are those of the bundle: SubNets, exits and formats, with its latencies and
-accuracies, and SubNets that the other device runs from a cut on. The simulated device is --slower times slower than that of
-the bundle, and has so much memory that the largest SubNet fits but for the time in which other programs leave 28 %. Each
-request has --slack times the quiet latency of that. Energy is modelled: time by power, and the energy of sending.
+(`benchmarks/scenarios/day.json`). The rows are those of the bundle, with its latencies and accuracies: SubNets, exits,
+formats, and SubNets over the other device (`export.placed`), whose values cross in int8. The simulated device is --slower times
+slower than that of the bundle, and has so much memory that the largest SubNet fits but for the time in which other programs
+leave 28 %. Each request has --slack times the quiet latency of that. Energy is modelled: time by power, and that of sending.
 
 With --work the bundle is that of DIR/exports/onnxruntime/bundle. Where it is not there, a slim SuperNet of ResNet-26 learns
 ten characters of glyphs with depths, expansion ratios and exits, and `autotailor export` writes it for onnxruntime and ncnn
-together; OVERRIDEs go there.
+together, with plans for the other device, --peer-faster than home; OVERRIDEs go there.
 
 Each system decides with the run time's own code from what it measures, by the rule 'mu by battery', and where other programs
 leave less than the network has, at most 27 % of the memory: *elastic only* has whole SubNets, *exits only* the largest with
@@ -26,9 +26,9 @@ back, are numbers of the scenario, as measured (docs/adaptation.md).
 
 Without --simulated the same phases pass in --minutes with real processes (`benchmarks.day_played`): the bundle's SubNets run
 at home, --slower times for each request; the other device is an agent behind a relay that has the link's bandwidth and delay,
-is cut and mended, and runs the SubNets that the export wrote in segments; burners make the load; sensors read battery and
-memory from files, as a device has them. All systems serve each request in turn. There is no oracle then, and accuracy and
-energy are those of the rows.
+is cut and mended; burners make the load of home, which has one core of the machine, and what is elsewhere the others; sensors
+read battery and memory from files, as a device has them. A device that is there in the first phase is connected before it
+begins. All systems serve each request in turn. There is no oracle then, and accuracy and energy are those of the rows.
 
 Bars: 99 % in time; ahead of each level alone by 10 % of the oracle's score; within 5 % of the oracle.
 """
@@ -47,7 +47,7 @@ from adaptive_runtime.choice import ChoiceLimits
 from adaptive_runtime.simulation import PlayedScenario, ScoredSystem
 from adaptive_runtime.simulation.scored import EVERYTHING, ORACLE, STAY
 from adaptive_runtime.traces import PressureResponse, Scenario
-from benchmarks.day_rows import DeviceModel, rows_of
+from benchmarks.day_rows import NOMINAL_MBPS, NOMINAL_MS, DeviceModel, rows_of
 from benchmarks.tables import show
 
 DAY = Path(__file__).parent / "scenarios" / "day.json"
@@ -79,6 +79,8 @@ TRAINED = (
     "export.bundle=true",
 )
 RESPONSE = PressureResponse(cpu=2.0, bandwidth=1.0)
+MOST_SLOWER = 4.0
+"""Under load, for which plans are made."""
 MEMORY = 2.6
 """Of the device, over that of the largest SubNet: it fits but for the time in which other programs leave 28 %."""
 LITTLE = 0.27
@@ -87,11 +89,29 @@ IN_TIME, AHEAD, BEHIND = 0.99, 0.10, 0.05
 ALONE = ("elastic only", "exits only", "engine only", "offloading only")
 
 
-def made(work: Path, words: Sequence[str]) -> Path:
+def placed_words(options: argparse.Namespace) -> list[str]:
+    """Overrides by which the export plans its SubNets over the scenario's other device."""
+    (peer,) = Scenario.read(options.scenario).peers
+    return [
+        f"+device.{peer}.backend=onnxruntime",
+        "export.placed=true",
+        f"partition.devices=[onnxruntime,{peer}]",
+        f"partition.bandwidth_mbps=[{NOMINAL_MBPS:g}]",
+        f"partition.latency_ms={NOMINAL_MS / 2:g}",
+        f"partition.slow_down={{{peer}:{options.slower / options.peer_faster:g}}}",
+        f"partition.plans_slow_down=[{options.slower:g},{MOST_SLOWER * options.slower:g}]",
+        "partition.plans_bandwidth_mbps=[1,100]",
+        "partition.coding=int8",
+    ]
+
+
+def made(options: argparse.Namespace) -> Path:
     """The bundle of a folder, trained and exported where it is not there."""
+    work: Path = options.work
     found = work / "exports" / "onnxruntime" / "bundle"
     if not (found / BUNDLE_FILE).exists():
-        command = [sys.executable, "-m", "flows.cli", "export", f"output_dir={work.resolve()}", *TRAINED, *words]
+        words = *TRAINED, *placed_words(options), *options.overrides
+        command = [sys.executable, "-m", "flows.cli", "export", f"output_dir={work.resolve()}", *words]
         done = subprocess.run(command, check=False)
         if done.returncode:
             raise SystemExit(done.returncode)
@@ -104,9 +124,7 @@ def played(options: argparse.Namespace) -> PlayedScenario:
     if options.minutes:
         scenario = scenario.lasting(60 * options.minutes)
     manifest = BundleManifest.from_json((options.bundle / BUNDLE_FILE).read_bytes(), str(options.bundle))
-    (peer,) = scenario.peers
-    device = DeviceModel(options.slower, options.watts, options.idle_watts, peer, options.peer_faster)
-    rows = rows_of(options.bundle, manifest, device)
+    rows = rows_of(options.bundle, manifest, DeviceModel(options.slower, options.watts, options.idle_watts))
     memory_mib = MEMORY * float(rows.table.memory_mib_V[rows.full])
     scenario = scenario.model_copy(update={"memory_total_mib": memory_mib})
     limits = ChoiceLimits(budget_ms=options.slack * rows.table.latency_ms[rows.full], quantile=options.quantile)
@@ -162,7 +180,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulated", action="store_true", help="by the simulator, without real processes")
     parser.add_argument("--minutes", type=float, help="of the whole scenario; its own time without")
-    parser.add_argument("--cpu-processes", type=int, default=2)
+    parser.add_argument("--cpu-processes", type=int, default=1)
     parser.add_argument("--bandwidth-processes", type=int, default=1)
     bundle = parser.add_mutually_exclusive_group(required=True)
     bundle.add_argument("--bundle", type=Path, metavar="DIR")
@@ -183,7 +201,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    options.bundle = options.bundle or made(options.work, options.overrides)
+    options.bundle = options.bundle or made(options)
     day = played(options)
     found = day.systems() if options.simulated else really_played(day, options)
     hours, requests = day.scenario.duration_s / 3600, len(day.requests)

@@ -2,16 +2,19 @@
 
 Every system serves every request in turn, so that all meet the same load. At home a request is run `slower` times, and so is
 each segment of a split there, which makes this machine so many times slower than it is; the other device, a process behind a
-relay, runs its segments once.
+relay, runs its segments once. Home has one core of this machine, with all burners; the other device and the relay, which are
+elsewhere in the scenario, have the other cores.
 """
 
+import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +23,6 @@ import adaptive_runtime
 from adaptive_runtime import DeployedModel
 from adaptive_runtime.adapting import BundleVariants, LoadEstimate
 from adaptive_runtime.adapting.adaptation import context_of
-from adaptive_runtime.chains import ChainManifest
 from adaptive_runtime.choice import (
     ByRules,
     ChoiceLimits,
@@ -31,18 +33,23 @@ from adaptive_runtime.choice import (
     VariantLookUp,
     parse_rules,
 )
-from adaptive_runtime.links import MeasuredLink
+from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.placed import PlacedSubNet, PlacementRows
 from adaptive_runtime.sensing import SensedState, Sensing, device_sensors, load_index
-from adaptive_runtime.simulation import LevelRows, PlacedRows, PlayedScenario, RequestEnds, SimulatedOutcome
-from adaptive_runtime.split import PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.simulation import LevelRows, PlayedScenario, RequestEnds, SimulatedOutcome
+from adaptive_runtime.split import SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments, Loaded
-from adaptive_runtime.traces import LoadTrace, Scenario, Stress
-from benchmarks.split_faults import FaultyDevice
+from adaptive_runtime.traces import LoadTrace, PhaseLink, Scenario, Stress
+from benchmarks.day_rows import opened_plans
+from tests.agents.agent_processes import TOKEN
+from tests.links.devices import serving
+from tests.links.relay import RelayProcess
 from tests.runtime.device_files import write
 from tests.threads import beside
 
 SHAPED_EVERY_S = 0.25
 START_S = 60.0
+"""The other devices have so long to load all SubNets before the scenario begins."""
 BATTERY = "sys/class/power_supply/BAT0"
 KIB_PER_MIB = 1024
 Images = NDArray[np.float32]
@@ -64,25 +71,6 @@ class SlowerHome(HomeSegments):
         return segment(inputs)
 
 
-class GivenPlan:
-    """A `PlacementChoice` that follows the plan it is given."""
-
-    reason, coding = "it was given", None
-
-    def __init__(self, plan: PlacedSegments) -> None:
-        self.plan = plan
-
-    def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
-        """The plan; home runs it where a device of it is not in."""
-        return self.plan
-
-    def ran_at_home(self, first: int, took_ms: object, handed_ms: float = 0.0) -> None:
-        """The plan does not follow times."""
-
-    def ran_elsewhere(self, handed_ms: float, coding: str) -> None:
-        """Nor these."""
-
-
 @dataclass(slots=True)
 class Known:
     """What sensing has told last."""
@@ -95,45 +83,31 @@ class Known:
 
 
 class ServingRows:
-    """Rows over all levels that really serve. splits: of SubNets that another device may run, by their digest."""
+    """Rows over all levels that really serve. placed: SubNets over other devices, by their digest."""
 
-    def __init__(
-        self,
-        model: DeployedModel,
-        rows: LevelRows,
-        splits: Mapping[str, tuple[SplitNetwork, GivenPlan]],
-        slower: int,
-    ) -> None:
-        self.model, self.rows, self.slower = model, rows, slower
-        self._splits = splits
+    def __init__(self, model: DeployedModel, rows: LevelRows, placed: Mapping[str, PlacedSubNet], slower: int) -> None:
+        self.model, self.rows, self.slower, self._placed = model, rows, slower, placed
         manifest = model.pool.bundle.manifest
         self._variants = BundleVariants.of(manifest, *manifest.known_formats).variants
+        over = {row: placed[rows.levels[row].subnet] for row in rows.placed}
+        self.over = PlacementRows(rows.table, over, {row: rows.home_of(row) for row in over})
+        """What rows over devices take now, and which of them cannot run."""
 
-    @property
-    def unserved(self) -> frozenset[int]:
-        """Placed rows of SubNets that no other device may run."""
-        levels = self.rows.levels
-        return frozenset(row for row in self.rows.placed if levels[row].subnet not in self._splits)
-
-    def links(self) -> dict[str, MeasuredLink]:
-        """Of the devices that are in for all SubNets."""
-        each = [network.links for network, _ in self._splits.values()]
-        known = set.intersection(*(set(one) for one in each)) if each else set[str]()
-        return {name: each[0][name] for name in known if each[0][name].round_trip_ms is not None}
+    def wait_for(self, devices: Set[str], timeout_s: float) -> bool:
+        """Whether all SubNets over these devices are connected with them within a time, each."""
+        networks = [one.network for one in self._placed.values()]
+        return all(network.wait_for(*devices, timeout_s=timeout_s) for network in networks if devices)
 
     def serve(self, row: int, x_NCHW: Images, left_ms: float) -> float:
         """Milliseconds of one request by a row."""
         start_s = time.perf_counter()
-        plan = self.rows.placed.get(row)
-        if plan is None:
+        if row in self.rows.placed:
+            self._placed[self.rows.levels[row].subnet].runs(left_ms).run(x_NCHW)
+        else:
             one = self._variants[row]
             self.model.use(one.digest, one.exit, early=one.early, format=one.form)
             for _ in range(self.slower):
                 self.model.infer(x_NCHW)
-        else:
-            network, given = self._splits[self.rows.levels[row].subnet]
-            given.plan = PlacedSegments(devices=plan.devices)
-            network.infer(x_NCHW, left_ms)
         return (time.perf_counter() - start_s) * 1e3
 
 
@@ -142,7 +116,6 @@ class PlayedSystem:
     """A system that decides among some rows before each request, and what became of its requests."""
 
     rows: LevelRows
-    placed: PlacedRows
     others: frozenset[int]
     limits: ChoiceLimits
     rules: str
@@ -158,15 +131,15 @@ class PlayedSystem:
 
     def request(self, serving: ServingRows, known: Known, x_NCHW: Images) -> None:
         """Decide, serve, and learn from it."""
-        now_s, links, before = time.monotonic(), serving.links(), self.state.running
-        factors = self.estimate.factors(now_s, known.load, self.limits.quantile)
+        now_s, before = time.monotonic(), self.state.running
+        over = serving.over.now(self.estimate.factors(now_s, known.load, self.limits.quantile))
         inputs = DecisionInputs(
             now_s=now_s,
             limits=self.limits,
-            factors=self.placed.factors(factors, links),
+            factors=over.factors,
             ratio=self.estimate.ratio,
             load=known.load,
-            without=self.others | self.placed.unable(set(links)),
+            without=self.others | over.unable,
             device=self._beside(known.device, before),
         )
         self.state, decision = self.policy.decide(self.state, inputs)
@@ -199,15 +172,6 @@ class PlayedSystem:
         )
 
 
-def split_subnets(exports: Path) -> dict[str, SplitSubNet]:
-    """SubNets with segments of their own in an export's folder, by digest."""
-    found = {}
-    for file in sorted(exports.glob("*.onnx.segments/segments.json")):
-        digest = ChainManifest.read(file).digest
-        found[digest] = SplitSubNet.open(file.parent)
-    return found
-
-
 def told(scenario: Scenario, time_s: float, root: Path) -> None:
     """Battery and memory of a moment, in the files that sensors read; the memory is what other programs leave."""
     moment = scenario.at(time_s)
@@ -221,13 +185,14 @@ def told(scenario: Scenario, time_s: float, root: Path) -> None:
 class Surrounding:
     """A thread that has the scenario happen: files of sensors and the links."""
 
-    def __init__(self, scenario: Scenario, root: Path, peers: Mapping[str, FaultyDevice]) -> None:
+    def __init__(self, scenario: Scenario, root: Path, peers: Mapping[str, "OtherDevice"]) -> None:
         self.scenario, self.root, self.peers = scenario, root, peers
-        self.start_s, self._ended = time.monotonic(), threading.Event()
+        self._start_s, self._ended = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._work)
-
-    def __enter__(self) -> "Surrounding":
         self._happen(0.0)
+
+    def __enter__(self) -> Self:
+        self._start_s = time.monotonic()
         self._thread.start()
         return self
 
@@ -237,36 +202,74 @@ class Surrounding:
 
     def _work(self) -> None:
         while not self._ended.wait(SHAPED_EVERY_S):
-            self._happen(time.monotonic() - self.start_s)
+            self._happen(time.monotonic() - self._start_s)
 
     def _happen(self, time_s: float) -> None:
         told(self.scenario, time_s, self.root)
         links = self.scenario.at(time_s).phase.peers
         for name, device in self.peers.items():
-            link = links.get(name)
-            if link is None:
-                device.relay.cut()
-                continue
-            device.relay.mend()
-            device.relay.delay_ms = link.round_trip_ms / 2
-            device.relay.mbps = {"up": link.up_mbps, "down": link.down_mbps}
+            device.has(links.get(name))
+
+
+class OtherDevice:
+    """A process that serves segments, behind the relay that is its link, which is another process."""
+
+    def __init__(self, relay: RelayProcess) -> None:
+        self.relay, self.address = relay, DeviceAddress(url=relay.url, token=TOKEN)
+        self._link: PhaseLink | None = None
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Self]:
+        """Gone until it has a link."""
+        with serving("onnxruntime") as device, closing(RelayProcess(device.url)) as relay:
+            relay.cut()
+            yield cls(relay)
+
+    def has(self, link: PhaseLink | None) -> None:
+        """The link from now on; None: the device is gone."""
+        if link == self._link:
+            return
+        self._link = link
+        if link is None:
+            self.relay.cut()
+        else:
+            self.relay.set(link.round_trip_ms / 2, link.up_mbps, link.down_mbps)
+
+
+@contextmanager
+def on_cores(cores: Set[int]) -> Iterator[None]:
+    """Threads and processes that begin meanwhile have these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def home_and_others() -> tuple[set[int], set[int]]:
+    """The core of home, and those of what is elsewhere; the same where there is one."""
+    home, *others = sorted(os.sched_getaffinity(0))
+    return {home}, set(others) or {home}
 
 
 @contextmanager
 def serving_rows(
-    bundle: Path, played: PlayedScenario, peers: Mapping[str, FaultyDevice], slower: int
+    bundle: Path, played: PlayedScenario, peers: Mapping[str, OtherDevice], slower: int
 ) -> Iterator[ServingRows]:
-    """The bundle's model, and the SubNets that the other device may run, connected."""
+    """The bundle's model, and its SubNets over the other devices, connected."""
     with ExitStack() as stack:
         model = stack.enter_context(adaptive_runtime.load(bundle))
-        splits = {}
-        for digest, split in split_subnets(bundle.parent).items():
-            given = GivenPlan(PlacedSegments(devices=("home",) * len(split.subnet.segments)))
-            addresses = {name: device.address for name, device in peers.items()}
-            network = SplitNetwork(split, addresses, given, SplitOptions(coding="int8"), SlowerHome(split, slower))
-            stack.callback(network.close)
-            splits[digest] = (network, given)
-        yield ServingRows(model, played.rows, splits, slower)
+        addresses = {name: device.address for name, device in peers.items()}
+        placed = dict[str, PlacedSubNet]()
+        for subnet in model.pool.bundle.manifest.subnets:
+            if (placement := subnet.placement) is not None:
+                split, plans = opened_plans(bundle, placement, slower)
+                options = SplitOptions(coding=placement.coding)
+                placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, SlowerHome(split, slower))
+                stack.callback(placed[subnet.digest].close)
+        yield ServingRows(model, played.rows, placed, slower)
 
 
 def play(
@@ -277,22 +280,30 @@ def play(
     *,
     slower: int,
     processes: tuple[int, int],
+    images: Images | None = None,
 ) -> dict[str, SimulatedOutcome]:
-    """What became of all requests of the scenario, by system. processes: that compute, that stream through memory."""
+    """What became of all requests of the scenario, by system. processes: that compute, that stream through memory.
+
+    images: of requests (N, C, H, W); None: of the bundle's calibration sample.
+    """
     scenario, trace = played.scenario, played.requests.trace
     root = work / "device"
     (root / "proc").mkdir(parents=True)
     (root / "proc/stat").symlink_to("/proc/stat")
     known, cpu, bandwidth = Known(), *processes
+    home, elsewhere = home_and_others()
     with ExitStack() as stack:
-        peers = {name: FaultyDevice() for name in scenario.peers}
-        for device in peers.values():
-            stack.callback(device.close)
+        with on_cores(elsewhere):
+            peers = {name: stack.enter_context(OtherDevice.started()) for name in scenario.peers}
+        stack.enter_context(on_cores(home))
         serving = stack.enter_context(serving_rows(bundle, played, peers, slower))
-        images = images_of(serving.model)
-        found = systems_of(played, systems, serving.unserved)
+        images = images_of(serving.model) if images is None else images
+        found = systems_of(played, systems)
+        surrounding, first = Surrounding(scenario, root, peers), scenario.at(0.0).phase.peers.keys()
+        if not serving.wait_for(first, START_S):
+            raise SystemExit(f"{', '.join(first)}: not connected within {START_S:g} s")
         stress = stack.enter_context(Stress(cpu_processes=cpu, bandwidth_processes=bandwidth))
-        stack.enter_context(Surrounding(scenario, root, peers))
+        stack.enter_context(surrounding)
         stack.enter_context(Sensing(device_sensors(root), tell=known.tell))
         follow(stress, trace, stack)
         start_s = time.monotonic()
@@ -305,14 +316,11 @@ def play(
         return {name: one.outcome(scenario.duration_s) for name, one in found.items()}
 
 
-def systems_of(
-    played: PlayedScenario, systems: Mapping[str, frozenset[int]], unserved: frozenset[int]
-) -> dict[str, PlayedSystem]:
-    """Systems by the rows that they may run, without those that nothing serves."""
-    rows, everything = played.rows, frozenset(range(len(played.rows.table)))
-    placed = PlacedRows(rows, played.scenario.peers)
+def systems_of(played: PlayedScenario, systems: Mapping[str, frozenset[int]]) -> dict[str, PlayedSystem]:
+    """Systems by the rows that they may run."""
+    everything = frozenset(range(len(played.rows.table)))
     return {
-        name: PlayedSystem(rows, placed, everything - may_run | unserved, played.limits, played.policy)
+        name: PlayedSystem(played.rows, everything - may_run, played.limits, played.policy)
         for name, may_run in systems.items()
     }
 

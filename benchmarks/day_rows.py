@@ -1,21 +1,21 @@
 """The rows over all levels of a bundle, on a device that is so many times slower than the one of the bundle's tables.
 
-Of each whole SubNet in the bundle's own format there are rows that another device runs: all of it, and from each of its exits
-on. Values cross as int8.
+SubNets over other devices are those of the bundle (`export.placed`), with its plans and the accuracy of coded values.
 """
 
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_runtime.adapting import BundleVariants
 from adaptive_runtime.adapting.variants import load_classes
-from adaptive_runtime.bundles import BundledSubNet, BundleManifest
-from adaptive_runtime.chains import ChainManifest
+from adaptive_runtime.bundles import BundledPlacement, BundledSubNet, BundleManifest
 from adaptive_runtime.choice import VariantTable
+from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.simulation import LevelRows, RowLevels
-from adaptive_runtime.split import HOME, LinkUse, PlannedPlacement
+from adaptive_runtime.split import PlacementPlans, PlannedPlacement, SplitSubNet
+from adaptive_runtime.split.planned import coded_share
+from profiling_agents.messages import ActivationCoding
 
 HEADER_BYTES = 512
 """Of the frames around values, each way."""
@@ -26,16 +26,11 @@ UPLOAD_MW_PER_MBPS, UPLOAD_MW = 283.17, 132.86
 
 
 class DeviceModel(NamedTuple):
-    """slower: than the device of the tables. watts: of a core that computes; idle_watts: of a device that waits.
-
-    peer: name of the other device; peer_faster: than this one.
-    """
+    """slower: than the device of the tables. watts: of a core that computes; idle_watts: of a device that waits."""
 
     slower: float
     watts: float
     idle_watts: float
-    peer: str
-    peer_faster: float
 
 
 class _Row(NamedTuple):
@@ -46,7 +41,7 @@ class _Row(NamedTuple):
     error: float
     energy_mj: float
     memory_mib: float
-    plan: PlannedPlacement | None = None
+    plans: tuple[PlannedPlacement, ...] = ()
 
 
 def rows_of(folder: Path, manifest: BundleManifest, device: DeviceModel) -> LevelRows:
@@ -67,7 +62,7 @@ def rows_of(folder: Path, manifest: BundleManifest, device: DeviceModel) -> Leve
         memory_mib=tuple(row.memory_mib for row in rows),
         load_class=load_classes([row.latency_ms for row in rows]),
     )
-    placed = {at: row.plan for at, row in enumerate(rows) if row.plan is not None}
+    placed = {at: row.plans for at, row in enumerate(rows) if row.plans}
     return LevelRows(table, tuple(row.levels for row in rows), placed)
 
 
@@ -89,39 +84,51 @@ def _at_home(manifest: BundleManifest, device: DeviceModel) -> Iterator[_Row]:
 
 
 def _placed(folder: Path, subnet: BundledSubNet, whole: _Row, device: DeviceModel) -> Iterator[_Row]:
-    """Another device runs the SubNet from a cut on."""
-    cuts = list(_cuts(folder, subnet))
-    for cut, (share, values) in enumerate(cuts):
-        home_ms = whole.latency_ms * share
-        devices = (HOME,) * cut + (device.peer,) * (len(cuts) - cut)
-        use = LinkUse(messages=1, up_bytes=values + HEADER_BYTES, down_bytes=HEADER_BYTES)
-        others_ms = (whole.latency_ms - home_ms) / device.peer_faster
-        plan = PlannedPlacement(devices=devices, home_ms=home_ms, others_ms=others_ms, links={device.peer: use})
-        sent_ms = (use.up_bytes + use.down_bytes) * 8e-3 / NOMINAL_MBPS
-        latency_ms = home_ms + others_ms + NOMINAL_MS + sent_ms
-        sent_mbit = use.up_bytes * 8e-6
-        sent_mj = sent_mbit * (UPLOAD_MW_PER_MBPS + UPLOAD_MW / NOMINAL_MBPS)
-        waits_mj = (latency_ms - home_ms) * device.idle_watts
-        placement = f"{device.peer} from {cut}"
-        yield whole._replace(
-            name=f"{whole.name}, {placement}",
-            levels=whole.levels._replace(placement=placement),
-            latency_ms=latency_ms,
-            energy_mj=home_ms * device.watts + sent_mj + waits_mj,
-            plan=plan,
-        )
-
-
-def _cuts(folder: Path, subnet: BundledSubNet) -> Iterator[tuple[float, int]]:
-    """The share of the multiply-accumulates before a cut, and the values that cross it: the input, then behind each exit."""
-    yield 0.0, prod(subnet.input_shape[1:])
-    chain = subnet.nets["onnx"].chain if "onnx" in subnet.nets else None
-    if chain is None:
+    """The SubNet over other devices, by the plan that is fastest over the nominal link."""
+    if subnet.placement is None:
         return
-    manifest = ChainManifest.read(folder / chain)
-    macs = [one.macs for one in manifest.segments]
-    for cut in range(1, len(manifest.segments)):
-        given = {one.name for segment in manifest.segments[:cut] for one in segment.outputs} | {manifest.input.name}
-        read = {one.name: one for segment in manifest.segments[cut:] for one in segment.inputs if one.name in given}
-        values = sum(prod(size or 1 for size in one.shape[1:]) for one in read.values())
-        yield sum(macs[:cut]) / sum(macs), values
+    placement, (_, plans) = subnet.placement, opened_plans(folder, subnet.placement, device.slower)
+    crossing = tuple(as_it_crosses(plan, placement.coding) for plan in plans.plans if plan.peers)
+    link = MeasuredLink(up_mbps=NOMINAL_MBPS, down_mbps=NOMINAL_MBPS, round_trip_ms=NOMINAL_MS)
+    links = dict.fromkeys(plans.peers, link)
+    best = min(crossing, key=lambda plan: plan.latency_ms(links))
+    latency_ms = best.latency_ms(links)
+    sent_mbit = sum(use.up_bytes for use in best.links.values()) * 8e-6
+    sent_mj = sent_mbit * (UPLOAD_MW_PER_MBPS + UPLOAD_MW / NOMINAL_MBPS)
+    waits_mj = (latency_ms - best.home_ms) * device.idle_watts
+    over = ", ".join(placement.devices)
+    yield whole._replace(
+        name=f"{whole.name} over {over}",
+        levels=whole.levels._replace(placement=over),
+        accuracy=whole.accuracy if placement.accuracy is None else placement.accuracy,
+        latency_ms=latency_ms,
+        error=placement.latency_error,
+        energy_mj=best.home_ms * device.watts + sent_mj + waits_mj,
+        plans=crossing,
+    )
+
+
+def opened_plans(folder: Path, placement: BundledPlacement, slower: float) -> tuple[SplitSubNet, PlacementPlans]:
+    """The segments of a bundle's SubNet over devices, and its plans, where home is so many times slower than in its tables."""
+    split = SplitSubNet.open(folder, placement.segments)
+    plans = PlacementPlans.read(folder / placement.plans, split)
+    slowed = {
+        "home_ms": tuple(slower * ms for ms in plans.home_ms),
+        "slow_down": tuple(each / slower for each in plans.slow_down),
+        "plans": tuple(one.model_copy(update={"home_ms": slower * one.home_ms}) for one in plans.plans),
+    }
+    return split, plans.model_copy(update=slowed)
+
+
+def as_it_crosses(plan: PlannedPlacement, coding: ActivationCoding) -> PlannedPlacement:
+    """A plan with bytes in a coding, and those of frames, where it counts bytes of fp32."""
+    links = {
+        name: use.model_copy(
+            update={
+                way: round(coded_share(coding) * getattr(use, way)) + HEADER_BYTES * use.messages
+                for way in ("up_bytes", "down_bytes")
+            }
+        )
+        for name, use in plan.links.items()
+    }
+    return plan.model_copy(update={"links": links})

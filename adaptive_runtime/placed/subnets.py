@@ -36,14 +36,19 @@ LEAST_DEADLINE_MS = 1e-3
 class PlacedSubNet:
     """One SubNet. It runs by the fastest plan that sends, as links and home's load are now; home stands in where one fails.
 
-    devices: by the names of the plans. Close it.
+    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. Close it.
     """
 
     def __init__(
-        self, split: SplitSubNet, plans: PlacementPlans, devices: Mapping[str, DeviceAddress], options: SplitOptions
+        self,
+        split: SplitSubNet,
+        plans: PlacementPlans,
+        devices: Mapping[str, DeviceAddress],
+        options: SplitOptions,
+        home: HomeSegments | None = None,
     ) -> None:
         self.choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
-        self._home, self._options = HomeSegments(split), options
+        self._home, self._options = HomeSegments(split) if home is None else home, options
         self.network = SplitNetwork(split, devices, self.choice, options, self._home)
         self._last = len(split.subnet.segments) - 1
         self._batch = split.subnet.shapes[split.subnet.input][0]

@@ -17,7 +17,7 @@ Level = Literal["subnet", "exit", "engine", "placement"]
 class RowLevels(NamedTuple):
     """What a row is at each level.
 
-    exit: empty: the whole SubNet. engine: the runtime and its precision. placement: a name of its plan.
+    exit: empty: the whole SubNet. engine: the runtime and its precision. placement: a name of its plans.
     """
 
     subnet: str
@@ -30,18 +30,19 @@ class RowLevels(NamedTuple):
 class LevelRows:
     """A table, what each of its rows is (V,), and the plans of the rows that other devices take part in.
 
-    Each placed row has a row at home with the same SubNet, exit and engine, which stands in for it. AdaptiveError: it has none.
+    Of a row's plans the fastest is followed; they count bytes as they cross. Each placed row has a row at home with the same
+    SubNet, exit and engine, which stands in for it. AdaptiveError: it has none.
     """
 
     table: VariantTable
     levels: tuple[RowLevels, ...]
-    placed: Mapping[int, PlannedPlacement] = field(default_factory=dict)
+    placed: Mapping[int, tuple[PlannedPlacement, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.levels) != len(self.table):
             raise AdaptiveError("rows over levels", f"{len(self.levels)} for {len(self.table)} variants")
         for row, levels in enumerate(self.levels):
-            if (levels.placement == HOME) == (row in self.placed):
+            if (levels.placement == HOME) == bool(self.placed.get(row)):
                 got = f"row '{self.table.names[row]}' has placement '{levels.placement}'"
                 allowed = f"'{HOME}' without a plan, another name with one"
                 raise AdaptiveError("rows over levels", got, allowed=allowed)

@@ -1,6 +1,6 @@
 """A simulated device in a scenario: its battery and memory, and the other devices that come and go.
 
-Legend: K placed rows, P phases, R requests.
+Legend: K placed rows, P plans of all of them, Q phases, R requests.
 """
 
 from collections.abc import Set
@@ -111,22 +111,28 @@ class ScenarioDevice:
         return found
 
     def _placed_ms(self) -> Values:
-        """What placed rows take for each request (K, R); infinite where a device of theirs is gone."""
+        """What placed rows take for each request (K, R); infinite where devices of all of their plans are gone.
+
+        The plan is the one that is fastest by the links as the scenario has them; what it takes follows their noise.
+        """
         requests, placed, trace = self.requests, self._placed, self.requests.trace
         count, rng = len(requests), np.random.default_rng(trace.seed)
         phase_R = np.searchsorted(self.scenario.starts_s, trace.arrivals_s_R, side="right") - 1
-        classes_K = requests.table.load_class_V[placed.home]
-        found_KR = placed.others_K[:, None] + placed.at_home_K[:, None] * requests.factor_CR[classes_K]
+        classes_P = requests.table.load_class_V[placed.home][placed.row_P]
+        stated_PR = placed.others_P[:, None] + placed.at_home_P[:, None] * requests.factor_CR[classes_P]
+        found_PR = stated_PR.copy()
         for place, name in enumerate(placed.peers):
-            there_P3 = np.array([_link_row(phase.peers.get(name)) for phase in self.scenario.phases])
-            link_3R = there_P3.T[:, phase_R] * np.exp(LINK_NOISE * rng.normal(size=(3, count)))
-            sent_K3 = placed.sent_KF[:, 3 * place : 3 * place + 3]
+            there_Q3 = np.array([_link_row(phase.peers.get(name)) for phase in self.scenario.phases])
+            link_3R = there_Q3.T[:, phase_R]
+            sent_P3 = placed.sent_PF[:, 3 * place : 3 * place + 3]
             is_gone_R = np.array([name not in phase.peers for phase in self.scenario.phases])[phase_R]
-            found_KR += sent_K3 @ link_3R
-            found_KR[np.ix_(sent_K3.any(1), is_gone_R)] = np.inf
-        never = [placed.rows.index(row) for row in placed.unable(set(placed.peers))]
-        found_KR[never] = np.inf
-        return found_KR
+            stated_PR += sent_P3 @ link_3R
+            found_PR += sent_P3 @ (link_3R * np.exp(LINK_NOISE * rng.normal(size=(3, count))))
+            stated_PR[np.ix_(sent_P3.any(1), is_gone_R)] = np.inf
+        stated_PR[~placed.able_P(set(placed.peers))] = np.inf
+        found_PR[np.isinf(stated_PR)] = np.inf
+        fastest_KR = [start + stated_PR[start:end].argmin(0) for start, end in placed.spans]
+        return np.take_along_axis(found_PR, np.array(fastest_KR).reshape(len(placed.spans), count), axis=0)
 
 
 def _link_row(link: PhaseLink | None) -> tuple[float, float, float]:

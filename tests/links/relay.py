@@ -5,13 +5,17 @@ In a thread of its own for tests, or as a process: `python -m tests.links.relay 
 
 import argparse
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 from adaptive_runtime.links import BandwidthTrace
+from tests.agents.agent_processes import environment
 
 CHUNK_BYTES, PACKET_BYTES = 1 << 14, 1460
 """What crosses at once: without a limit of bandwidth, and with one."""
@@ -211,8 +215,48 @@ def address_of(relay: LinkRelay) -> str:
     return f"tcp://127.0.0.1:{relay.port}"
 
 
+class RelayProcess:
+    """A relay as a process in front of `tcp://HOST:PORT`, which threads of this one do not hold up. Close it."""
+
+    def __init__(self, url: str) -> None:
+        words = (sys.executable, "-m", "tests.links.relay", "0", urlsplit(url).netloc, "--controlled")
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        assert self._process.stdout is not None
+        self.url = f"tcp://127.0.0.1:{int(self._process.stdout.readline())}"
+
+    def set(self, delay_ms: float, up_mbps: float, down_mbps: float) -> None:
+        """What the link is like from now on; it is mended if it was cut."""
+        self._tell({"delay_ms": delay_ms, "up": up_mbps, "down": down_mbps})
+
+    def cut(self) -> None:
+        """End all connections, and new ones at once, until `set`."""
+        self._tell(None)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _tell(self, link: dict[str, float] | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps(link)}\n")
+        self._process.stdin.flush()
+
+
+def follow_lines(relay: LinkRelay, lines: Iterable[str]) -> None:
+    """What `RelayProcess` tells."""
+    for line in lines:
+        link = json.loads(line)
+        if link is None:
+            relay.cut()
+            continue
+        relay.delay_ms, relay.mbps = link["delay_ms"], {"up": link["up"], "down": link["down"]}
+        relay.mend()
+
+
 def main() -> None:
-    """Relay as a process, until it is ended."""
+    """Relay as a process, until it is ended, or its input does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("target", help="HOST:PORT")
@@ -220,8 +264,14 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=0.0, help="of each direction")
     parser.add_argument("--up-mbps", type=float)
     parser.add_argument("--down-mbps", type=float)
+    parser.add_argument("--controlled", action="store_true", help="tell the port, and follow lines of the input")
     given = parser.parse_args()
     host, _, port = given.target.rpartition(":")
+    if given.controlled:
+        with relayed(f"tcp://{given.target}") as relay:
+            print(relay.port, flush=True)
+            follow_lines(relay, sys.stdin)
+        return
     relay = LinkRelay((host, int(port)), delay_ms=given.delay_ms, up_mbps=given.up_mbps, down_mbps=given.down_mbps)
     asyncio.run(relay.serve(given.host, given.port))
 

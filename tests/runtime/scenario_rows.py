@@ -37,7 +37,8 @@ def level_rows() -> LevelRows:
         energy_mj=(40.0, 22.0, 25.0, 10.0, 14.0, 13.0),
         memory_mib=(16.0, 16.0, 6.0, 4.0, 16.0, 4.0),
     )
-    return LevelRows(table, LEVELS, {4: placed(home_ms=0.0, others_ms=2.5), 5: placed(home_ms=1.0, others_ms=0.5)})
+    plans = {4: (placed(home_ms=0.0, others_ms=2.5),), 5: (placed(home_ms=1.0, others_ms=0.5),)}
+    return LevelRows(table, LEVELS, plans)
 
 
 def scenario(phase_s: float = 40.0) -> Scenario:
