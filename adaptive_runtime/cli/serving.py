@@ -173,14 +173,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
-    """AdaptiveError: a coding with which nobody knows the accuracy of the bundle's SubNets, or `--unaligned` alone."""
+    """AdaptiveError: a coding, since a bundle says in which its SubNets were judged, or `--unaligned` alone."""
     from adaptive_runtime.service.models.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
     sensed = {"sensors_root": arguments.sensors_root, "hit_rate": arguments.hit_rate}
     if arguments.coding != EXACT:
         raise AdaptiveError(
-            f"--coding {arguments.coding}", "is not of bundles", allowed=EXACT, next_step="leave it out"
+            f"--coding {arguments.coding}", "is not of bundles", allowed=EXACT, next_step="export with partition.coding"
         )
     if arguments.unaligned and arguments.weights is None:
         raise AdaptiveError("--unaligned", "no weights adapt", next_step="give --weights, or leave it out")
