@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 import tailor_ir
 from tailor_ir import EXIT_PASSES, FITTING_PASSES, Space, SuperNet
 from tasks.data import DataSettings, load, load_splits
+from tasks.data.batches import Inputs, only
 from tasks.data.description import remember
+from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.models import ModelSettings, create, load_weights, remember_origin
 from tasks.models.answers import check_shapes
@@ -121,11 +123,11 @@ def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress
         return []
     fitted_to, held_out = _images(net, data, images)
     with progress.bar("first weights of exits", EXIT_PASSES * len(fitted_to) + len(held_out)) as bar:
-        told = net.fit_exits(fitted_to, held_out, bar.advance)
+        told = net.fit_exits([only(x) for x in fitted_to], [only(x) for x in held_out], bar.advance)
     return [{"exit": each.exit, "agreement": each.agreement} for each in told]
 
 
-def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[Inputs], list[Inputs]]:
     """Batches of training samples, and of samples for validation, so many of each."""
     splits = load_splits(data)
     found = EvaluationData(
@@ -160,6 +162,10 @@ def supernet_of(
             load_weights(network, weights)
         network.eval()
     net = tailor_ir.compile(network, train.form.blank(1), space or None, kernel_transform=settings.kernel_transform)
+    if fault := train.form.fault(net.input_shapes(net.max_config)):
+        raise UserError(
+            f"model '{model.name}'", f"takes {fault}", allowed=f"{train.form.line}, the data's {train.form.called}"
+        )
     graph = net.structure.graph
     outputs = [graph.shapes[name] for name in graph.outputs]
     check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem, train.settings.resolution)

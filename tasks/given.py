@@ -48,11 +48,10 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
 def _check_images(net: tailor_ir.SuperNet, supernet: Path, train: Dataset) -> None:
     """Refuse a SuperNet whose shapes do not fit the data; a SuperNet that no run made has no description of its data."""
     where, form = f"supernet '{supernet}'", train.form
-    shape = net.input_shape(net.max_config)[1:]
-    if shape != form.shape:
+    if fault := form.fault(net.input_shapes(net.max_config)):
         raise UserError(
             where,
-            f"takes {'x'.join(map(str, shape))}",
+            f"takes {fault}",
             allowed=f"{form.line}, the data's {form.called}",
             next_step="give the data options of the run that made it",
         )

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tailor_ir import asks_for_exits
 from tasks.data import DataSettings
-from tasks.data.samples import LACKS_OF_IMAGES, LACKS_OF_TEXTS
+from tasks.data.samples import LACKS
 from tasks.problems import problem_named
 
 
@@ -43,18 +43,24 @@ ASKING = (
     Asking("adaptable", "export.adaptable", "false", lambda config: config.export.adaptable),
     Asking("blocks", "export.blocks", "false", lambda config: config.export.blocks),
     Asking("placed", "export.placed", "false", lambda config: config.export.placed),
+    Asking("planned_memory", "export.planned_memory", "false", lambda config: config.export.planned_memory),
+    Asking("placement", "search.placement", "[]", lambda config: bool(config.search.placement)),
+    Asking("placement", "partition.devices", "[], and no links", lambda config: config.partition.asked),
+    Asking("executorch", "export.formats", "all but executorch", lambda config: "executorch" in config.export.formats),
     Asking("codings", "search.partition.codings", "[fp32]", lambda config: _codes(config.search)),
     *(
         Asking(one, f"device with backend={one}", "onnxruntime, openvino, torch", partial(_has_backend, one))
         for one in ("ncnn", "executorch")
     ),
 )
+CALLED = {"image": "", "text": " of texts", "sample": " of several inputs"}
+"""Learning problems by what a sample is called."""
 
 
 def check_abilities(config: BaseModel, data: DataSettings) -> None:
     """ValueError for an option that needs an ability which the problem of the data, or their form of samples, lacks."""
-    problem = data.problem if data.sample == "image" else f"{data.problem} of {data.sample}s"
-    lacks = {**problem_named(data.problem).lacks, **(LACKS_OF_TEXTS if data.sample == "text" else LACKS_OF_IMAGES)}
+    problem = data.problem + CALLED[data.sample]
+    lacks = {**problem_named(data.problem).lacks, **LACKS[data.sample]}
     for ability, option, allowed, asked in ASKING:
         section = re.split(r"\W", option)[0]
         if ability in lacks and section in type(config).model_fields and asked(config):

@@ -20,7 +20,7 @@ from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import GivenNetwork, Site
 from tailor_ir.alternatives.sketch import Sketch
-from tailor_ir.graph import Tensors
+from tailor_ir.graph import GivenInputs, Tensors
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.subnets.branches import Branch, Branches
 from tailor_ir.subnets.elastic import Elastic
@@ -55,15 +55,15 @@ class _Place:
 
 def fit_alternatives(
     elastic: Elastic,
-    images: Sequence[torch.Tensor],
-    held_out: Sequence[torch.Tensor],
+    images: Sequence[GivenInputs],
+    held_out: Sequence[GivenInputs],
     rng: np.random.Generator,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[FirstWeights, ...]:
     """Give every alternative first weights from data; what they lose on images that are held out.
 
-    images, held_out: batches (B, C, H, W) of the largest SubNet's resolution; without images held out nothing is told. The
-    original's own tensors stay as they are.
+    images, held_out: batches (B, C, H, W) of the largest SubNet's resolution, or of all inputs in order; without images
+    held out nothing is told. The original's own tensors stay as they are.
     advance: called once for each batch in each of the passes over `images` (`PASSES`), and for each of `held_out`.
     """
     branches = Branches(elastic)
@@ -71,12 +71,12 @@ def fit_alternatives(
     if not places:
         return ()
 
-    def told(batches: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    def told(batches: Sequence[GivenInputs]) -> Iterator[GivenInputs]:
         for x in batches:
             yield x
             advance()
 
-    count = sum(map(len, images))
+    count = sum(len(x) if isinstance(x, torch.Tensor) else len(x[0]) for x in images)
     moments = _moments(elastic, branches, places, told(images), count, rng)
     for _, own in groupby(places, key=lambda place: place.branch.variable):
         layers: dict[str, ReplacedLayer] = {}
@@ -114,7 +114,7 @@ def _moments(
     elastic: Elastic,
     branches: Branches,
     places: Sequence[_Place],
-    batches: Iterator[torch.Tensor],
+    batches: Iterator[GivenInputs],
     count: int,
     rng: np.random.Generator,
 ) -> dict[str, PatchMoments]:
@@ -137,7 +137,7 @@ def _moments(
 
 @torch.no_grad()
 def _fit_last_layers(
-    elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor], count: int, rng: np.random.Generator
+    elastic: Elastic, branches: Branches, batches: Iterator[GivenInputs], count: int, rng: np.random.Generator
 ) -> None:
     graph = elastic.structure.graph
     producers = graph.producers()
@@ -161,7 +161,7 @@ def _fit_last_layers(
 
 
 @torch.no_grad()
-def _errors(elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor]) -> tuple[FirstWeights, ...]:
+def _errors(elastic: Elastic, branches: Branches, batches: Iterator[GivenInputs]) -> tuple[FirstWeights, ...]:
     """What each branch's result differs by, relative to the variance of the blocks' result."""
     own = {branch.producer: _Spread() for branch in branches.branches}
     with elastic.evaluated():

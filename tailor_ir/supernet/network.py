@@ -105,15 +105,15 @@ class SuperNet:
 
     def fit_alternatives(
         self,
-        images: Sequence[torch.Tensor],
-        held_out: Sequence[torch.Tensor],
+        images: Sequence[GivenInputs],
+        held_out: Sequence[GivenInputs],
         rng: np.random.Generator,
         advance: Callable[[], None] = lambda: None,
     ) -> tuple[FirstWeights, ...]:
         """Give alternatives first weights that are fitted to a few hundred images; do it once, before fine-tuning.
 
-        images, held_out: batches (B, C, H, W) at the largest SubNet's resolution. What each alternative loses on those held
-        out comes back. `tailor_ir.alternatives.fitting` says how, and what `advance` is for.
+        images, held_out: batches (B, C, H, W) at the largest SubNet's resolution, or of all inputs. What each
+        alternative loses on those held out comes back. `tailor_ir.alternatives.fitting` says how, and what `advance` is for.
         """
         return fit_alternatives(self.elastic, images, held_out, rng, advance)
 
@@ -146,12 +146,22 @@ class SuperNet:
     def sample_input(
         self, config: Mapping[str, Choice], rng: np.random.Generator, batch: int | None = None
     ) -> np.ndarray:
-        """A batch of a SubNet's only input: standard normal float32, or token numbers that its look-ups have."""
-        (name,) = self.structure.graph.inputs
-        shape = self.input_shape(config, batch)
-        if (tokens := self.structure.graph.tokens_of(name)) is None:
-            return rng.standard_normal(shape, dtype=np.float32)
-        return rng.integers(tokens, size=shape).astype(self.structure.graph.input_type(name))
+        """A batch of a SubNet's only input, as `sample_inputs` draws it. InputError: the network has several."""
+        self.input_shape(config, batch)
+        return self.sample_inputs(config, rng, batch)[0]
+
+    def sample_inputs(
+        self, config: Mapping[str, Choice], rng: np.random.Generator, batch: int | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """A batch of each input of a SubNet in order: standard normal float32, or token numbers that its look-ups have."""
+        graph, found = self.structure.graph, []
+        for name, shape in self.input_shapes(config, batch).items():
+            tokens = graph.tokens_of(name)
+            if tokens is None:
+                found.append(rng.standard_normal(shape, dtype=np.float32))
+            else:
+                found.append(rng.integers(tokens, size=shape).astype(graph.input_type(name)))
+        return tuple(found)
 
     def input_shapes(self, config: Mapping[str, Choice], batch: int | None = None) -> dict[str, tuple[int, ...]]:
         """Input name -> its shape in a SubNet, in the order in which networks are called. The first axis is the batch."""

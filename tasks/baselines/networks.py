@@ -35,11 +35,10 @@ def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
             load_weights(module, network.weights)
         module.eval()
     net = tailor_ir.compile(module, form.blank(1), {})
-    shape = net.input_shape(net.max_config)
-    if shape[1:] != form.shape:
+    if fault := form.fault(net.input_shapes(net.max_config)):
         raise UserError(
             f"baseline '{network.name}'",
-            f"takes {'x'.join(map(str, shape[1:]))}",
+            f"takes {fault}",
             allowed=f"{form.line}, the data's {form.called}",
         )
     partial = folder.with_name(f".{folder.name}.tmp")

@@ -1,4 +1,4 @@
-"""Images, sounds, motion and texts with their targets: drawn and synthesised ones, folders, Parquet, published sets."""
+"""Images, sounds, motion, texts, and several of these together, with targets: drawn and synthesised ones, and files."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -87,6 +87,18 @@ def _jsonl(settings: DataSettings) -> Opened:
     return open_jsonl(settings)
 
 
+def _seen_and_felt(settings: DataSettings) -> Opened:
+    from tasks.data.several.seen_and_felt import open_seen_and_felt
+
+    return open_seen_and_felt(settings)
+
+
+def _table(settings: DataSettings) -> Opened:
+    from tasks.data.several.table import open_table
+
+    return open_table(settings)
+
+
 def _folder(settings: DataSettings) -> Opened:
     from tasks.data.imagefolder import open_folder
 
@@ -118,6 +130,8 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "series": _series,
     "texts": _sentences,
     "jsonl": _jsonl,
+    "seen_and_felt": _seen_and_felt,
+    "table": _table,
     "parquet": _parquet,
     "torchvision": _published,
     "coco": _coco,

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from adaptive_runtime.several import NumbersPreparation
+from tasks.data.batches import Inputs
 from tasks.data.images import DRAWS, resize
-from tasks.data.samples import SampleForm, form_of
+from tasks.data.samples import AnyForm, form_of
 from tasks.data.settings import DataSettings
 from tasks.data.source import Source
 from tasks.errors import UserError
@@ -27,13 +29,16 @@ class Dataset:
         self.scaling = source.scaling
         self.notes = source.notes
         self.problem: LearningProblem = problem_named(settings.problem)
-        vocabulary = source.scaling.vocabulary
-        self.form: SampleForm = form_of(settings, None if vocabulary is None else vocabulary.size)
+        self.form: AnyForm = form_of(settings, source.scaling)
         self._source = source
         self._indices = indices
         shape = (settings.channels, 1, 1)
         self._mean = torch.tensor(settings.per_channel(settings.mean)).reshape(shape)
         self._deviation = torch.tensor(settings.per_channel(settings.deviation)).reshape(shape)
+        self._scales = [
+            (self._mean, self._deviation) if numbers is None else _scale_of(numbers)
+            for numbers in (source.scaling.inputs or {}).values()
+        ]
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -91,6 +96,14 @@ class Dataset:
                 x, target = self.problem.samples(self._source, order[rows], own)
                 yield resize(self._normalised(x), size), target
 
-    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
-        """Images on the scale of the settings; texts as they are."""
-        return x if self.form.words is not None else (x - self._mean) / self._deviation
+    def _normalised(self, x: Inputs) -> Inputs:
+        """Images on the scale of the settings, numbers on that of the source; texts as they are."""
+        if isinstance(x, torch.Tensor):
+            return x if self.form.words is not None else (x - self._mean) / self._deviation
+        return tuple((one - mean) / deviation for one, (mean, deviation) in zip(x, self._scales, strict=True))
+
+
+def _scale_of(numbers: NumbersPreparation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation of numbers by their first axis."""
+    shape = (-1, *(1,) * (len(numbers.shape) - 1))
+    return torch.tensor(numbers.mean).reshape(shape), torch.tensor(numbers.deviation).reshape(shape)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import Vocabulary
 from tasks.data.dataset import Dataset
@@ -35,6 +36,8 @@ class DataDescription(Stored):
     """What makes an image of a signal; written where data are signals."""
     vocabulary: Vocabulary | None = None
     """The words of texts; written where data are texts, of which `resolution` is the number of words."""
+    inputs: dict[str, NumbersPreparation | None] | None = None
+    """The inputs of a sample by name, in their order, images as None; written where there are several."""
     problem: str = CLASSIFICATION.name
     """The learning problem; written where it is another one than classification."""
 
@@ -54,6 +57,7 @@ class DataDescription(Stored):
             "deviation": f"deviation {list(self.deviation)}",
             "signals": "no signals" if self.spectrogram is None else self.spectrogram.line,
             "words": "no texts" if self.vocabulary is None else f"{self.vocabulary.size} words",
+            "inputs": "one input" if self.inputs is None else f"inputs {', '.join(self.inputs)}",
         }
 
     def differing(self, other: "DataDescription") -> list[str]:
@@ -67,6 +71,7 @@ class DataDescription(Stored):
             "deviation": (self.deviation, other.deviation),
             "signals": (self.spectrogram, other.spectrogram),
             "words": (self.vocabulary, other.vocabulary),
+            "inputs": (list((self.inputs or {}).items()), list((other.inputs or {}).items())),
         }
         return [name for name, (own, others) in pairs.items() if own != others]
 
@@ -89,6 +94,8 @@ def describe(dataset: Dataset) -> DataDescription:
         own["spectrogram"] = dataset.scaling.spectrogram
     if dataset.scaling.vocabulary is not None:
         own["vocabulary"] = dataset.scaling.vocabulary
+    if dataset.scaling.inputs is not None:
+        own["inputs"] = dict(dataset.scaling.inputs)
     return found.model_copy(update=own)
 
 

@@ -4,12 +4,14 @@ Of texts, T words, the length alone is changed.
 """
 
 import math
+from typing import overload
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from adaptive_runtime.texts import PADDING
+from tasks.data.batches import Inputs
 from tasks.data.samples import Size
 
 DRAWS = 5
@@ -18,11 +20,21 @@ INTERPOLATION = "bilinear, antialiased"
 """The interpolation of `resize`."""
 
 
-def resize(x: torch.Tensor, size: Size) -> torch.Tensor:
+@overload
+def resize(x: torch.Tensor, size: Size) -> torch.Tensor: ...
+@overload
+def resize(x: Inputs, size: Size) -> Inputs: ...
+def resize(x: Inputs, size: Size) -> Inputs:
     """Scale images to (height, width), bilinear with anti-aliasing; texts (B, T) are cut, or filled up with `PADDING`.
 
-    The tensor itself when it has that size.
+    Of several inputs the images are scaled. Tensors stay what they are where they have that size.
     """
+    if isinstance(x, torch.Tensor):
+        return _resized(x, size)
+    return tuple(_resized(one, size) if one.ndim == 4 else one for one in x)
+
+
+def _resized(x: torch.Tensor, size: Size) -> torch.Tensor:
     if tuple(x.shape[-len(size) :]) == tuple(size):
         return x
     if len(size) == 1:

@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import suppress
+from functools import partial
 from queue import Full, Queue
 
 import torch
 
+from tasks.data.batches import each
 from tasks.data.dataset import Batch
 
 AHEAD = 2
@@ -32,7 +34,7 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Generator[Batc
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # each thread has its own
             for x_BCHW, target in batches:
-                put((_moved(x_BCHW, device), _moved(target, device)))
+                put((each(x_BCHW, partial(_moved, device)), _moved(device, target)))
                 if left.is_set():
                     return
             put(None)
@@ -51,5 +53,5 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Generator[Batc
         thread.join()
 
 
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _moved(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

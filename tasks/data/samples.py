@@ -1,37 +1,58 @@
-"""What a network takes: images, or texts as numbers of words. Legend: B batch, C channels, H height, W width, T words."""
+"""What a network takes: images, texts as numbers of words, or several inputs.
 
+Legend: B batch, C channels, H height, W width, T words.
+"""
+
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from tasks.data.batches import Inputs, each
 from tasks.data.settings import DataSettings
+from tasks.data.source import Scaling
 from tasks.errors import UserError
 
 Size = tuple[int, ...]
-"""(height, width) of images, (words,) of texts."""
-LACKS_OF_IMAGES: Mapping[str, str] = MappingProxyType({})
-LACKS_OF_TEXTS: Mapping[str, str] = MappingProxyType(
+"""(height, width) of images, (words,) of texts. Of samples with several inputs: of all their images."""
+LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "timm": "timm makes networks of images",
-        "mixing": "numbers of words cannot be mixed",
-        "exits": "heads of exits are for feature maps of images",
-        "streams": "streams and their drift are of images",
-        "adaptable": "weights adapt on a device to images alone",
-        "blocks": "a search on a device evaluates images alone",
-        "placed": "home sends images alone to other devices",
-        "codings": "numbers of words cannot be rounded on their way to another device",
-        "ncnn": "ncnn has no layer for looking words up",
-        "executorch": "its programs are made of images alone",
+        "image": {},
+        "text": {
+            "timm": "timm makes networks of images",
+            "mixing": "numbers of words cannot be mixed",
+            "exits": "heads of exits are for feature maps of images",
+            "streams": "streams and their drift are of images",
+            "adaptable": "weights adapt on a device to images alone",
+            "blocks": "a search on a device evaluates images alone",
+            "placed": "home sends images alone to other devices",
+            "codings": "numbers of words cannot be rounded on their way to another device",
+            "ncnn": "ncnn has no layer for looking words up",
+            "executorch": "its programs are made of images alone",
+        },
+        "sample": {
+            "timm": "timm makes networks of one image",
+            "mixing": "inputs of different kinds are not mixed",
+            "exits": "heads of exits are for networks of one image",
+            "streams": "streams and their drift are of one image",
+            "adaptable": "weights adapt on a device to networks of one image alone",
+            "blocks": "a search on a device evaluates networks of one image alone",
+            "placed": "home sends one input to other devices",
+            "placement": "networks are cut for several devices behind one input",
+            "planned_memory": "orders of memory are planned for networks of one image",
+            "executorch": "its programs are made of one input",
+        },
     }
 )
+"""What cannot be done yet, by what a sample is called (`DataSettings.sample`) and ability, and why."""
 
 
 class SampleForm(NamedTuple):
-    """shape: of one sample in the data's own size, an image (C, H, W) float32, or a text (T,) int64.
+    """Of the only input, or of one of several. shape: in the data's own size, an image (C, H, W) float32, or a text (T,) int64.
 
-    words: numbers of words are below it; None: samples are images.
+    words: numbers of words are below it; None: samples are images, or numbers beside them.
     """
 
     shape: tuple[int, ...]
@@ -50,17 +71,35 @@ class SampleForm(NamedTuple):
     @property
     def line(self) -> str:
         """The shape, for messages: `3x32x32`."""
-        return "x".join(map(str, self.shape))
+        return _sizes(self.shape)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of several inputs; () of one, which any name may have."""
+        return ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a function is told that makes a network."""
+        return {"in_chans": self.shape[0]} if self.words is None else {"num_words": self.words, "length": self.shape[0]}
 
     @property
     def lacks(self) -> Mapping[str, str]:
         """What cannot be done with such samples yet, by ability, and why; beside what the learning problem lacks."""
-        return LACKS_OF_IMAGES if self.words is None else LACKS_OF_TEXTS
+        return LACKS["image" if self.words is None else "text"]
 
     def require(self, ability: str, where: str, next_step: str) -> None:
         """UserError where samples lack an ability that a stage needs. where: the option or stage that asks for it."""
-        if reason := self.lacks.get(ability):
-            raise UserError(where, f"{self.called} cannot do it yet: {reason}", next_step=next_step)
+        _require(self, ability, where, next_step)
+
+    def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """What a network of these inputs (N, …) takes, where it is not such samples."""
+        own = [shape[1:] for shape in shapes.values()]
+        return None if own == [self.shape] else ", ".join(map(_sizes, own))
+
+    def numbers(self, size: Size) -> int:
+        """How many a sample has, in a size."""
+        return math.prod((*self.shape[: -len(size)], *size))
 
     def blank(self, samples: int) -> torch.Tensor:
         """So many samples of zeros: black images, or texts of nothing but padding."""
@@ -71,18 +110,104 @@ class SampleForm(NamedTuple):
         return self.blank(samples) if self.words is None else torch.full_like(self.blank(samples), self.words - 1)
 
 
+class SeveralInputs(NamedTuple):
+    """Samples with several inputs by name, in the order in which networks take them: square images of one size, and numbers."""
+
+    inputs: Mapping[str, SampleForm]
+
+    @property
+    def called(self) -> str:
+        """As of `SampleForm`."""
+        return "samples"
+
+    @property
+    def words(self) -> None:
+        """No input is of words."""
+
+    @property
+    def size(self) -> Size:
+        """Of all images."""
+        return next(one.size for one in self.inputs.values() if is_image(one.shape))
+
+    @property
+    def line(self) -> str:
+        """The shapes, for messages."""
+        return _told({name: one.shape for name, one in self.inputs.items()})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the inputs."""
+        return tuple(self.inputs)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a function is told that makes a network: the shape of each input."""
+        return {"shapes": {name: one.shape for name, one in self.inputs.items()}}
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        """As `SampleForm.lacks`."""
+        return LACKS["sample"]
+
+    def require(self, ability: str, where: str, next_step: str) -> None:
+        """As `SampleForm.require`."""
+        _require(self, ability, where, next_step)
+
+    def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """As `SampleForm.fault`; names and order count, too."""
+        own = {name: shape[1:] for name, shape in shapes.items()}
+        same = list(own.items()) == [(name, one.shape) for name, one in self.inputs.items()]
+        return None if same else _told(own)
+
+    def numbers(self, size: Size) -> int:
+        """How many a sample has, with images in a size."""
+        return sum(one.numbers(size) if is_image(one.shape) else math.prod(one.shape) for one in self.inputs.values())
+
+    def blank(self, samples: int) -> Inputs:
+        """So many samples of zeros."""
+        return tuple(one.blank(samples) for one in self.inputs.values())
+
+    def last_words(self, samples: int) -> Inputs:
+        """So many samples of zeros: there are no words."""
+        return self.blank(samples)
+
+
+AnyForm = SampleForm | SeveralInputs
+
+
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether it is that of an image, (C, H, W)."""
+    return len(shape) == 3
+
+
 def image_form(channels: int, resolution: int) -> SampleForm:
     """Of square images."""
     return SampleForm((channels, resolution, resolution))
 
 
-def form_of(settings: DataSettings, words: int | None) -> SampleForm:
-    """Of data. words: numbers of words are below it; None: they are no texts."""
-    if words is None:
-        return image_form(settings.channels, settings.resolution)
-    return SampleForm((settings.resolution,), words)
+def form_of(settings: DataSettings, scaling: Scaling) -> AnyForm:
+    """Of data that come in such a scaling."""
+    image = image_form(settings.channels, settings.resolution)
+    if scaling.inputs is not None:
+        found = {name: image if one is None else SampleForm(one.shape) for name, one in scaling.inputs.items()}
+        return SeveralInputs(found)
+    return image if scaling.vocabulary is None else SampleForm((settings.resolution,), scaling.vocabulary.size)
 
 
-def placed(x: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """On a device; images in a type, and numbers of words as they are."""
-    return x.to(device, dtype) if x.is_floating_point() else x.to(device)
+def placed(x: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
+    """On a device; images and numbers in a type, and numbers of words as they are."""
+    return each(x, lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device))
+
+
+def _require(form: AnyForm, ability: str, where: str, next_step: str) -> None:
+    if reason := form.lacks.get(ability):
+        told = form.called if isinstance(form, SampleForm) else "several inputs"
+        raise UserError(where, f"{told} cannot do it yet: {reason}", next_step=next_step)
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _told(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {_sizes(shape)}" for name, shape in shapes.items())

@@ -9,7 +9,17 @@ from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes", "glyph_boxes", "sounds", "motion", "texts")
+WITHOUT_FILES = (
+    "digits",
+    "noisy_digits",
+    "glyphs",
+    "glyph_scenes",
+    "glyph_boxes",
+    "sounds",
+    "motion",
+    "texts",
+    "seen_and_felt",
+)
 RESOLUTIONS = {
     "digits": 32,
     "noisy_digits": 32,
@@ -27,18 +37,22 @@ RESOLUTIONS = {
     "series": 32,
     "texts": 32,
     "jsonl": 64,
+    "seen_and_felt": 48,
+    "table": 224,
 }
 """Height and width by kind, in pixels; words of a text."""
-DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000, "texts": 9000}
+DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000, "texts": 9000, "seen_and_felt": 6000}
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes",)
 """Kinds whose images have the class of each pixel."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
-CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12}
-"""Length of a signal, for kinds whose images are spectrograms."""
+CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56}
+"""Length of a signal, for kinds whose images are spectrograms, or that have a signal beside an image."""
 WRITTEN = ("texts", "jsonl")
 """Kinds of texts, which networks take as numbers of words."""
+SEVERAL = ("seen_and_felt", "table")
+"""Kinds whose samples have several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class for each image."""
 DataKind = Literal[
@@ -58,6 +72,8 @@ DataKind = Literal[
     "series",
     "texts",
     "jsonl",
+    "seen_and_felt",
+    "table",
 ]
 
 
@@ -82,6 +98,12 @@ class TextFields(BaseModel):
     """Of the class: a name, or a whole number."""
 
 
+ColumnName = Annotated[str, Field(min_length=1)]
+TableInput = Literal["image"] | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
+"""`image`: a column of this name has names of files. Else the columns of numbers that are one input."""
+ArgumentName = Annotated[str, Field(pattern=r"^[a-z]\w*$")]
+
+
 class DataSettings(BaseModel):
     """Where the images are, how they are split, and the size and scale they are given to the network in."""
 
@@ -98,9 +120,11 @@ class DataSettings(BaseModel):
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
     """How many images are drawn, or signals made, for all splits together (`DRAWN` and the kinds of glyphs)."""
     classes: int | None = Field(default=None, ge=2)
-    """Only so many characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes)."""
+    """Only so many characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes), or 4
+    (seen_and_felt)."""
     clip_s: float | None = Field(default_factory=lambda known: CLIPS_S.get(known.get("kind")), gt=0.05, le=3600)
-    """How much of a signal an image shows, in seconds (kinds sounds, wavfolder, motion and series)."""
+    """How much of a signal an image shows, in seconds (kinds sounds, wavfolder, motion and series), or is beside it
+    (seen_and_felt)."""
     vocabulary: VocabularySettings | None = Field(
         default_factory=lambda known: VocabularySettings() if known.get("kind") in WRITTEN else None
     )
@@ -109,6 +133,9 @@ class DataSettings(BaseModel):
         default_factory=lambda known: TextFields() if known.get("kind") == "jsonl" else None
     )
     """What the fields of a line are called (kind jsonl)."""
+    inputs: dict[ArgumentName, TableInput] | None = None
+    """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image`, whose column has
+    names of files, or the columns of its numbers."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one. Of
     texts: the number of words; longer ones are cut, and SubNets of smaller lengths take the first words."""
@@ -146,6 +173,7 @@ class DataSettings(BaseModel):
             )
         if (self.kind == "jsonl") != (self.fields is not None):
             raise ValueError(f"data.fields is for data.kind=jsonl, which needs it, not {self.kind}")
+        self._check_inputs()
         if self.kind == "motion" and self.channels != 3:
             raise ValueError(
                 f"data.channels={self.channels} with data.kind=motion; allowed: 3, an accelerometer's axes"
@@ -163,6 +191,14 @@ class DataSettings(BaseModel):
                 raise ValueError(f"data.{name} has {len(values)} values; allowed: 1 or 3")
         return self
 
+    def _check_inputs(self) -> None:
+        """ValueError for inputs that are not those of the kind."""
+        if (self.kind == "table") != (self.inputs is not None):
+            raise ValueError(f"data.inputs is for data.kind=table, which needs it, not {self.kind}")
+        if self.inputs is not None and (len(self.inputs) < 2 or "image" not in self.inputs.values()):
+            told = ", ".join(f"{name}: {value}" for name, value in self.inputs.items()) or "none"
+            raise ValueError(f"data.inputs={{{told}}}; allowed: two or more, of which one is an image")
+
     @property
     def title(self) -> str:
         """How runs with this data are called."""
@@ -171,6 +207,8 @@ class DataSettings(BaseModel):
     @property
     def sample(self) -> str:
         """What one of the data is called in messages."""
+        if self.kind in SEVERAL:
+            return "sample"
         return "text" if self.kind in WRITTEN else "image"
 
     @property

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
+from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import Vocabulary
+from tasks.data.batches import Inputs
 from tasks.data.settings import DataSettings
 from tasks.data.stratified import TooFewError, stratified
 from tasks.errors import UserError
@@ -21,13 +22,15 @@ class Scaling(NamedTuple):
     """The way of an image to the base resolution: the part that is cut out first, and the interpolation.
 
     spectrogram: what makes an image of a signal, in that resolution; None: data are no signals. vocabulary: of texts, which are
-    cut or filled up to the base number of words; None: data are no texts.
+    cut or filled up to the base number of words; None: data are no texts. inputs: of samples with several inputs, by name in
+    their order; an image comes to the base resolution by crop and interpolation (None), and numbers are prepared otherwise.
     """
 
     crop: Literal["central square", "none"]
     interpolation: Literal["bilinear, antialiased", "bicubic, antialiased", "none"]
     spectrogram: Spectrogram | None = None
     vocabulary: Vocabulary | None = None
+    inputs: Mapping[str, NumbersPreparation | None] | None = None
 
 
 class Source(Protocol):
@@ -45,10 +48,10 @@ class Source(Protocol):
         """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""
         ...
 
-    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1).
 
-        Of texts: numbers of words (B, T) int64.
+        Of texts: numbers of words (B, T) int64. Of samples with several inputs: such images, and numbers (B, …) as they are.
         """
         ...
 

@@ -13,10 +13,10 @@ Outputs = list[list[np.ndarray]]
 
 
 class CheckedModel(NamedTuple):
-    """A whole SubNet with its weights, and what draws a batch that it takes."""
+    """A whole SubNet with its weights, and what draws a batch of each input that it takes."""
 
     job: ModelJob
-    input: Callable[[np.random.Generator], np.ndarray]
+    inputs: Callable[[np.random.Generator], Sequence[np.ndarray]]
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class OutputCheck:
 
     def _run(self, engine: Engine) -> Outputs:
         rng = np.random.default_rng(self.seed)
-        return [self.client.run(replace(job, engine=engine), [draw(rng)]) for job, draw in self.models]
+        return [self.client.run(replace(job, engine=engine), draw(rng)) for job, draw in self.models]
 
 
 def _difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:

@@ -162,7 +162,7 @@ class ModelsOfSubNets:
         ends = {digests[0], *(one for one in digests if self.kinds[one] == "smallest")} if digests else set[str]()
         jobs = {digest: self._job(digest, weights=True) for digest in sorted(ends)}
         return [
-            CheckedModel(job, partial(self._net.sample_input, self._configs[digest]))
+            CheckedModel(job, partial(self._net.sample_inputs, self._configs[digest]))
             for digest, job in jobs.items()
             if max(map(len, job.files)) <= self._device.max_model_mib * MIB
         ]

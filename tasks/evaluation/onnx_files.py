@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime
 import torch
 
+from adaptive_runtime.several import packed, unpacked
 from tasks.errors import UserError, shortened
 
 
@@ -19,29 +20,25 @@ class OnnxNetwork:
             self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise UserError(self._where, f"onnxruntime cannot read it ({shortened(error)})") from error
-        (given,) = self._session.get_inputs()
-        self._input = given.name
-        self._batch = given.shape[0] if isinstance(given.shape[0], int) else None
+        given = self._session.get_inputs()
+        self._names = [one.name for one in given]
+        self._batch = given[0].shape[0] if isinstance(given[0].shape[0], int) else None
 
-    def __call__(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """logits_BK of all images."""
-        pixels = x_BCHW.cpu().numpy()
-        parts = [pixels] if self._batch is None else [self._filled(part) for part in _pieces(pixels, self._batch)]
-        logits = np.concatenate([self._run(part) for part in parts])[: len(pixels)]
-        return torch.from_numpy(logits)
+    def __call__(self, *x: torch.Tensor) -> torch.Tensor:
+        """logits_BK of all images x_BCHW; of a file with several inputs they are given in order."""
+        samples = packed(dict(zip(self._names, (one.cpu().numpy() for one in x), strict=True)))
+        size = self._batch or len(samples)
+        parts = [self._filled(samples[first : first + size], size) for first in range(0, len(samples), size)]
+        return torch.from_numpy(np.concatenate([self._run(part) for part in parts])[: len(samples)])
 
-    def _filled(self, part: np.ndarray) -> np.ndarray:
+    def _filled(self, part: np.ndarray, size: int) -> np.ndarray:
         """The images, filled up with zeros to as many as the file takes."""
-        assert self._batch is not None
-        return np.concatenate([part, np.zeros((self._batch - len(part), *part.shape[1:]), part.dtype)])
+        missing = size - len(part)
+        return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
 
-    def _run(self, pixels: np.ndarray) -> np.ndarray:
+    def _run(self, samples: np.ndarray) -> np.ndarray:
         try:
-            logits: np.ndarray = self._session.run(None, {self._input: pixels})[0]
+            logits: np.ndarray = self._session.run(None, dict(zip(self._names, unpacked(samples), strict=True)))[0]
         except Exception as error:
             raise UserError(self._where, f"onnxruntime cannot run it ({shortened(error)})") from error
         return logits
-
-
-def _pieces(pixels: np.ndarray, size: int) -> list[np.ndarray]:
-    return [pixels[first : first + size] for first in range(0, len(pixels), size)]

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from tailor_ir import SuperNet
+from tasks.data.batches import only
 from tasks.data.images import resize
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 
@@ -22,10 +23,12 @@ def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
     Of signals it is a spectrogram for each, with these three as names of classes. No file where the problem's answers cannot
     be drawn.
     """
-    if data.dataset.form.words is not None:
+    form = data.dataset.form
+    if form.words is not None or form.names:
         return
     problem, side = data.problem, data.dataset.settings.resolution
-    x_BCHW, target = (part[:MOST_IMAGES] for part in next(iter(data.batches((side, side)))))
+    x, target = next(iter(data.batches((side, side))))
+    x_BCHW, target = only(x)[:MOST_IMAGES], target[:MOST_IMAGES]
     classes, plain_BCHW = data.dataset.classes, _brightened(x_BCHW)
     wanted_BCHW = problem.drawn(plain_BCHW, target, classes)
     if wanted_BCHW is not None:

@@ -22,6 +22,7 @@ from tailor_ir import Config, Statistics
 from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
 from tasks.data import Batch, Dataset
+from tasks.data.batches import Inputs, answers, rows
 from tasks.data.images import resize
 from tasks.data.samples import Size, placed
 from tasks.evaluation.statistics import KnownStatistics
@@ -209,8 +210,8 @@ class EvaluationData:
         """Samples to evaluate on in a size, with their targets."""
         return self._resized(False, size)
 
-    def calibration(self, size: Size) -> Iterable[torch.Tensor]:
-        """Training samples in a size: shuffled once and for all, not augmented."""
+    def calibration(self, size: Size) -> Iterable[Any]:
+        """Training samples in a size, x of their batches: shuffled once and for all, not augmented."""
         return (x_BCHW for x_BCHW, _ in self._resized(True, size))
 
     def _resized(self, calibration: bool, size: Size) -> Iterable[Batch]:
@@ -222,7 +223,7 @@ class EvaluationData:
         count = self._count(calibration)
         key = (dataset, calibration, size, count)
         if key not in self._cache.batches:
-            needed_bytes = count * math.prod((*dataset.form.shape[: -len(size)], *size)) * self._dtype.itemsize
+            needed_bytes = count * dataset.form.numbers(size) * self._dtype.itemsize
             if needed_bytes > self._cache.left_bytes:
                 return self._read(calibration, size)
             self._cache.left_bytes -= needed_bytes
@@ -245,7 +246,7 @@ class EvaluationData:
         else:
             source = self._dataset.batches(self._batch_size)
         for x_BCHW, target in source:
-            yield placed(x_BCHW[:left], self.device, self._dtype), target[:left].to(self.device)
+            yield placed(rows(x_BCHW, 0, left), self.device, self._dtype), target[:left].to(self.device)
             left -= len(target)
             if left <= 0:
                 return
@@ -253,14 +254,14 @@ class EvaluationData:
 
 @torch.no_grad()
 def count_correct(
-    forward: Callable[[torch.Tensor], torch.Tensor],
+    forward: Callable[..., torch.Tensor],
     batches: Iterable[Batch],
     problem: LearningProblem = CLASSIFICATION,
 ) -> Accuracy:
-    """Accuracy and loss of `forward` (x_BCHW -> raw outputs, such as logits_BK)."""
+    """Accuracy and loss of `forward` (x_BCHW, or each of several inputs -> raw outputs, such as logits_BK)."""
     tally = problem.tally()
     for x_BCHW, target in batches:
-        tally.add(forward(x_BCHW), target)
+        tally.add(answers(forward, x_BCHW), target)
     return Accuracy.tallied(tally.found())
 
 
@@ -422,7 +423,19 @@ def _pool(device: torch.device, count: int) -> Iterator[tuple[ThreadPoolExecutor
         torch.set_num_threads(threads)
 
 
-def recalibrate_module(module: nn.Module, batches: Iterable[torch.Tensor]) -> None:
+def recalibrate_module(module: nn.Module, batches: Iterable[Inputs]) -> None:
     """Set BatchNorm statistics of an ordinary network to the mean over `batches`; leaves it in eval mode."""
-    torch.optim.swa_utils.update_bn(batches, module)
+    torch.optim.swa_utils.update_bn(((x,) for x in batches), _OfBatch(module))  # it takes the first of a tuple
     module.eval()
+
+
+class _OfBatch(nn.Module):
+    """A network that takes all inputs of a batch together."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        """Its answers."""
+        return answers(self.network, x)

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tasks.artifacts import append_line
 from tasks.data import Batch, Dataset
+from tasks.data.batches import Inputs, each, only, pieces, samples_in, tensors
 from tasks.data.prefetch import prefetched
 from tasks.data.samples import placed
 from tasks.errors import UserError
@@ -147,18 +148,18 @@ class Trainer:
         roles, net = self.network.roles(self.step), self.network.net
         if net is not None and self.phase.strategy not in FROZEN | OF_EXITS:
             roles = [replace(role, config=net.max_config) for role in roles]
-        x_BCHW = self.dataset.form.blank(self.settings.batch_size // self.world)
-        target = self.dataset.problem.blank(len(x_BCHW), self.job.data.resolution)
+        x = self.dataset.form.blank(self.settings.batch_size // self.world)
+        target = self.dataset.problem.blank(samples_in(x), self.job.data.resolution)
 
         def run() -> None:
-            self._passes(self._pieces(x_BCHW, target)[:MOST_TRIED], roles)
+            self._passes(self._pieces(x, target)[:MOST_TRIED], roles)
 
-        trial = TrialStep(run, self.network.module, lambda: self._there(x_BCHW), self.optimiser)
+        trial = TrialStep(run, self.network.module, lambda: self._there(x), self.optimiser)
         self.memory.fit(trial, self.phase.first_step, tells=self.first_of_node)
 
-    def _there(self, x_BCHW: torch.Tensor) -> list[torch.Tensor]:
+    def _there(self, x: Inputs) -> list[torch.Tensor]:
         """Tensors in memory before a step, but for gradients."""
-        return [*tensors_of(self.network.runner, self.optimiser), *self._beside(), x_BCHW]
+        return [*tensors_of(self.network.runner, self.optimiser), *self._beside(), *tensors(x)]
 
     def _beside(self) -> list[torch.Tensor]:
         """Tensors in memory beside the network that is trained."""
@@ -221,7 +222,7 @@ class Trainer:
     def _moves(self) -> None:
         self.move(Phase.TRAINING, self.step)
 
-    def _calibration(self) -> Iterator[torch.Tensor]:
+    def _calibration(self) -> Iterator[Inputs]:
         """Training images for BatchNorm statistics, as the network takes them."""
         images = self.settings.recalibration_images
         data = EvaluationData(
@@ -241,8 +242,8 @@ class Trainer:
         before: Finished | None = None
         self.move(Phase.READING, self.step + 1)
         with closing(prefetched(self._batches(), self.device)) as batches:
-            for x_BCHW, target in batches:
-                finished = self.train_step(x_BCHW, target)
+            for x, target in batches:
+                finished = self.train_step(x, target)
                 self._record(before)
                 before = self._judged(self._watched(finished))
                 last = self.step == self.phase.last_step
@@ -327,15 +328,15 @@ class Trainer:
                 start=skip if epoch == first else 0,
             )
 
-    def train_step(self, x_BCHW: torch.Tensor, target: torch.Tensor) -> Finished:
+    def train_step(self, x: Inputs, target: torch.Tensor) -> Finished:
         """One optimiser step on this rank's slice; mean losses over the global batch, by role."""
         done = self.step - self.phase.first_step
         rate = self.phase.rate * learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["factor"]
         roles = self.network.roles(self.step)
-        with self.memory.counted(lambda: self._there(x_BCHW)):
-            losses = self._passes(self._pieces(x_BCHW, target), roles)
+        with self.memory.counted(lambda: self._there(x)):
+            losses = self._passes(self._pieces(x, target), roles)
             self._update()
         if self.average is not None:
             self.average.update_parameters(self.network.module)
@@ -345,19 +346,19 @@ class Trainer:
         images_per_s = self.settings.batch_size / (self._ended_s - started_s)
         return Finished(self.step, rate, roles, losses / self.world, images_per_s, memory=self.memory.measured())
 
-    def _pieces(self, x_BCHW: torch.Tensor, target: torch.Tensor) -> list[Batch]:
+    def _pieces(self, x: Inputs, target: torch.Tensor) -> list[Batch]:
         """The micro-batches of this rank's slice."""
         size = self.settings.micro_batch
-        return list(zip(x_BCHW.split(size), target.split(size), strict=True))
+        return list(zip(pieces(x, size), target.split(size), strict=True))
 
-    def _passes(self, pieces: list[Batch], roles: list[Role]) -> torch.Tensor:
+    def _passes(self, parts: list[Batch], roles: list[Role]) -> torch.Tensor:
         """Forward and backward passes of a step, with the exchange of gradients; its losses on this rank."""
         losses = torch.zeros(sum(max(1, len(role.parts)) for role in roles), device=self.device)
-        for index, (x, y) in enumerate(pieces):
-            place = self.rank * len(pieces) + index
+        for index, (x, y) in enumerate(parts):
+            place = self.rank * len(parts) + index
             self._seed(place)
             x, target = self._prepared(x, y, place)
-            losses += self._micro_step(x, target, roles, 1 / len(pieces), last=index == len(pieces) - 1)
+            losses += self._micro_step(x, target, roles, 1 / len(parts), last=index == len(parts) - 1)
         return losses
 
     def _update(self) -> None:
@@ -367,28 +368,28 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
-    def _prepared(self, x_BCHW: torch.Tensor, target: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images as the network takes them, with their targets, or mixed with soft labels (B, K).
+    def _prepared(self, x: Inputs, target: torch.Tensor, place: int) -> Batch:
+        """Samples as the network takes them, with their targets, or mixed with soft labels (B, K).
 
         `place`: that of the micro-batch in the global batch.
         """
-        x_BCHW, target = placed(x_BCHW, self.device, self.dtype), target.to(self.device)
+        x, target = placed(x, self.device, self.dtype), target.to(self.device)
         if self.settings.mixing.is_on:
             key = (self.settings.seed, self.step, place)
-            x_BCHW, target = mix(x_BCHW, target, self.settings.mixing, self.dataset.classes, key)
-        return (x_BCHW.to(memory_format=self.layout) if x_BCHW.ndim == 4 else x_BCHW), target
+            x, target = mix(only(x), target, self.settings.mixing, self.dataset.classes, key)
+        return each(x, lambda one: one.to(memory_format=self.layout) if one.ndim == 4 else one), target
 
     def _micro_step(
-        self, x_BCHW: torch.Tensor, target: torch.Tensor, roles: list[Role], share: float, *, last: bool
+        self, x: Inputs, target: torch.Tensor, roles: list[Role], share: float, *, last: bool
     ) -> torch.Tensor:
         """Forward and backward pass of every role on one micro-batch; the losses times `share`."""
-        losses = self.network.losses(roles, x_BCHW, target, self.parallel)
+        losses = self.network.losses(roles, x, target, self.parallel)
         found = []
         for index, role in enumerate(roles):
             self.move(Phase.TRAINING, self.step + 1)
             exchange = last and index == len(roles) - 1
             with nullcontext() if exchange else self.parallel.no_sync():
-                with self.memory.forward(lambda: [*self._staying(), x_BCHW]), self._mixed():
+                with self.memory.forward(lambda: [*self._staying(), *tensors(x)]), self._mixed():
                     loss = next(losses) * share
                 role.total(loss).backward()
             found.append(loss.detach().reshape(-1))

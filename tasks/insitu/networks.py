@@ -65,7 +65,7 @@ def ncnn_subnet(net: SuperNet, key: str, config: Config, snippets: Snippets) -> 
         format="ncnn",
         files=(NcnnFiles.of(layers, b"").param,),
         input_names=tuple(f"in{number}" for number in range(len(placed.inputs))),
-        input_shapes=(net.input_shape(config),),
+        input_shapes=tuple(net.input_shapes(config).values()),
         output_names=tuple(f"out{number}" for number in range(len(placed.outputs))),
     )
     return WholeSubNet(placed, job)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 import tailor_ir
 from profiling_agents.messages import ActivationCoding
 from tailor_ir import SuperNet, find_pieces
-from tasks.data import Batch, DataSettings
+from tasks.data import DataSettings
+from tasks.data.batches import only
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of
 from tasks.partition.coded import arrived_batch
@@ -101,10 +102,10 @@ def measured_losses(
     return CodingLosses(images=whole.total, accuracy=whole.share, losses=losses)
 
 
-def _first(images: EvaluationData, size: tuple[int, ...], most: int) -> Iterator[Batch]:
+def _first(images: EvaluationData, size: tuple[int, ...], most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     left = most
-    for x_BCHW, target in images.batches(size):
+    for x, target in images.batches(size):
         if left <= 0:
             return
-        yield x_BCHW[:left], target[:left]
+        yield only(x)[:left], target[:left]
         left -= len(target)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tasks.data.samples import SampleForm
+from tasks.data.batches import tensors
+from tasks.data.samples import AnyForm
 from tasks.errors import UserError
 from tasks.models.tracebacks import told
 from tasks.problems import CLASSIFICATION, LearningProblem
@@ -18,12 +19,12 @@ def check_answer(
     where: str,
     module: nn.Module,
     classes: int,
-    form: SampleForm,
+    form: AnyForm,
     *,
     own_code: str | None,
     problem: LearningProblem = CLASSIFICATION,
 ) -> None:
-    """Run the module once, in eval mode. UserError when it fails, wants several inputs, or gives no output of the problem.
+    """Run the module once, in eval mode. UserError when it fails, wants other inputs, or gives no output of the problem.
 
     form: of the samples that it takes. own_code: a folder of the user's code, whose lines are named; None: not the user's.
     """
@@ -32,22 +33,23 @@ def check_answer(
     module.eval()
     try:
         with torch.no_grad():
-            answer = module(form.last_words(SAMPLES))
+            answer = module(*tensors(form.last_words(SAMPLES)))
     except Exception as error:
-        size = ", ".join(map(str, (SAMPLES, *form.shape)))
+        shapes = " and ".join(str(tuple(one.shape)) for one in tensors(form.last_words(SAMPLES)))
+        takes = f"check that it takes {' and '.join(form.facts)}"
         raise UserError(
             where,
-            f"cannot run on {form.called} of shape ({size}): {told(error, own_code)}",
-            next_step="check data.resolution" if form.words is None else "check that it takes num_words and length",
+            f"cannot run on {form.called} of shape {shapes}: {told(error, own_code)}",
+            next_step=takes if form.names or form.words else "check data.resolution",
         ) from error
     finally:
         for part, training in modes:
             part.training = training
     outputs = list(answer.values()) if isinstance(answer, dict) else answer
-    tensors = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+    given = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    if not all(isinstance(tensor, torch.Tensor) for tensor in given):
         raise UserError(where, f"gives {type(answer).__name__}", allowed=problem.output_told(classes))
-    check_shapes(where, [tuple(tensor.shape) for tensor in tensors], classes, problem, form.shape[-1])
+    check_shapes(where, [tuple(tensor.shape) for tensor in given], classes, problem, form.size[-1])
 
 
 def check_shapes(
@@ -76,12 +78,15 @@ def check_shapes(
         raise UserError(where, f"gives a tensor ({got})", allowed=problem.output_told(classes))
 
 
-def _check_inputs(where: str, module: nn.Module, form: SampleForm) -> None:
+def _check_inputs(where: str, module: nn.Module, form: AnyForm) -> None:
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):  # compiled: running it says what is missing
         return
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
-    if len(needed) > 1:
+    if form.names and tuple(needed) != form.names:
+        allowed = f"{', '.join(form.names)}: those of the data, by these names and in this order"
+        raise UserError(where, f"inputs {', '.join(needed) or 'without names'}", allowed=allowed)
+    if not form.names and len(needed) > 1:
         raise UserError(where, f"{len(needed)} inputs ({', '.join(needed)})", allowed=f"one, of {form.called}")

@@ -7,30 +7,29 @@ from typing import Any
 
 from torch import nn
 
-from tasks.data.samples import SampleForm
+from tasks.data.samples import AnyForm
 from tasks.errors import UserError
 from tasks.models.own_code import ROOMS, UserModule, findable, imported, own_names, source_of
 from tasks.models.settings import ModelSettings
 from tasks.models.tracebacks import line_of, told
 
 
-def create_callable(settings: ModelSettings, classes: int, form: SampleForm) -> nn.Module:
+def create_callable(settings: ModelSettings, classes: int, form: AnyForm) -> nn.Module:
     """Call `module:function` (of the working folder, or on the Python path) or `FILE.py:function`.
 
-    It gets num_classes, and of images in_chans, of texts num_words and length.
+    It gets num_classes, and of images in_chans, of texts num_words and length, of several inputs the shapes by name.
     """
     where, folder, source = f"model.name '{settings.name}'", code_folder(settings.name), source_of(settings.name)
-    facts = {"in_chans": form.shape[0]} if form.words is None else {"num_words": form.words, "length": form.shape[0]}
     with findable((Path.cwd(),) if source is None else source.folders):
         function = _imported(where, settings.name, source)
         try:
-            model = function(num_classes=classes, **facts, **settings.options)
+            model = function(num_classes=classes, **form.facts, **settings.options)
         except Exception as error:
             if isinstance(error, TypeError) and line_of(error, folder) is None:  # before its first line
                 raise UserError(
                     where,
                     f"cannot be called ({error})",
-                    allowed=f"a function of num_classes, {', '.join(facts)} and model.options",
+                    allowed=f"a function of num_classes, {', '.join(form.facts)} and model.options",
                 ) from error
             raise UserError(
                 where,

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tasks.data.samples import SampleForm
+from tasks.data.samples import AnyForm, SampleForm
 from tasks.models.answers import check_answer
 from tasks.models.callables import code_folder, create_callable
 from tasks.models.onnx_files import check_onnx
@@ -21,7 +21,7 @@ _DRAWING = threading.RLock()
 def create(
     settings: ModelSettings,
     classes: int,
-    form: SampleForm,
+    form: AnyForm,
     *,
     seed: int = 0,
     problem: LearningProblem = CLASSIFICATION,
@@ -41,6 +41,7 @@ def create(
             own = "give a network of your own: model=callable or model=onnx"
             require(problem, "timm", f"model '{settings.name}'", own)
             form.require("timm", f"model '{settings.name}'", own)
+            assert isinstance(form, SampleForm)
             from tasks.models.timm_networks import create_timm  # timm takes a second
 
             where, folder = f"model '{settings.name}'", None

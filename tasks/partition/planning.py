@@ -49,8 +49,10 @@ def plan_partition(
 ) -> PartitionAnswer:
     """A plan for each bandwidth of the settings. tables: of `settings.devices`, in order.
 
-    UserError: an operator has no latency on a device, or no plan keeps the limits.
+    UserError: the network has several inputs, an operator has no latency on a device, or no plan keeps the limits.
     """
+    if len(inputs := net.structure.graph.inputs) > 1:
+        raise UserError("partition", f"the network takes {', '.join(inputs)}", allowed="networks of one input")
     config = net.space.canonical(config)
     dataflow = net.pre_partition().under(net.space.row(config))
     problem = problem_of(dataflow, tables, settings)

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from tasks.errors import UserError
 from tasks.schemas.exports import Decoding
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""x_BCHW float32, and the targets, whose first axis is B."""
+Batch = tuple[Any, torch.Tensor]
+"""x_BCHW float32, or what samples are else (`tasks.data.batches.Inputs`), and the targets, whose first axis is B.
+
+What knows samples of one input alone takes x for the tensor that it is.
+"""
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean divergence () of distributions from a teacher's; both are rows of logits (N, K)."""

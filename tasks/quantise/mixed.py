@@ -4,15 +4,16 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.conversion import onnx_of
+from tasks.data.batches import Inputs, concatenated, pieces, rows, samples_in, tensors
 from tasks.data.samples import Size
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, count_correct
@@ -108,7 +109,8 @@ class CalibratedSubNet:
         size = net.input_size(config)
         model = onnx_of(net, config, statistics, BATCH)
         graph = onnx.load_from_string(model).graph
-        feeds = ({graph.input[0].name: batch} for batch in _batches(data.calibration(size)))
+        taken = [value.name for value in graph.input]
+        feeds = (dict(zip(taken, batch, strict=True)) for batch in _batches(data.calibration(size)))
         quantiser = Quantiser.calibrated(model, feeds, folder, reduce_range=settings.reduce_range)
         names = layers(graph)
         return cls(model, names, quantiser, data.counts["recalibration_images"], data, size)
@@ -119,24 +121,23 @@ class CalibratedSubNet:
 
     def most_sensitive(self, progress: Progress) -> tuple[str, ...]:
         """The layers by how far the class probabilities go from fp32 when that layer alone is in int8; the farthest first."""
-        x_BCHW = torch.cat(list(self.data.calibration(self.size)))[:SENSITIVITY_IMAGES]
-        exact_BK = OnnxNetwork(self.model)(x_BCHW).log_softmax(1)
+        x = tensors(rows(concatenated(list(self.data.calibration(self.size))), 0, SENSITIVITY_IMAGES))
+        exact_BK = OnnxNetwork(self.model)(*x).log_softmax(1)
         divergence: dict[str, float] = {}
         with progress.bar("sensitivity of layers to int8", len(self.layers)) as bar:
             for name in self.layers:
                 alone = self.quantised([other for other in self.layers if other != name])
-                found_BK = OnnxNetwork(alone)(x_BCHW).log_softmax(1)
+                found_BK = OnnxNetwork(alone)(*x).log_softmax(1)
                 divergence[name] = float(functional.kl_div(found_BK, exact_BK, reduction="batchmean", log_target=True))
                 bar.advance()
         return tuple(sorted(self.layers, key=lambda name: -divergence[name]))
 
 
-def _batches(images: Iterable[torch.Tensor]) -> Iterator[NDArray[np.float32]]:
-    """All images in batches of `BATCH`; the last one is filled up with its own."""
-    x_BCHW = torch.cat(list(images)).cpu().numpy()
-    for first in range(0, len(x_BCHW), BATCH):
-        part = x_BCHW[first : first + BATCH]
-        yield part[np.arange(BATCH) % len(part)]
+def _batches(images: Iterable[Inputs]) -> Iterator[list[NDArray[Any]]]:
+    """All inputs of all images in batches of `BATCH`; the last one is filled up with its own."""
+    for piece in pieces(concatenated(list(images)), BATCH):
+        filled = np.arange(BATCH) % samples_in(piece)
+        yield [one.cpu().numpy()[filled] for one in tensors(piece)]
 
 
 def _fewest(most: int, enough: Callable[[int], bool]) -> int:

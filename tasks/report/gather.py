@@ -235,7 +235,7 @@ def _size(net: SuperNet, config: Config) -> SubNetSize:
     return {
         "macs": int(net.macs(config)),
         "parameters": int(net.parameters(config)),
-        "resolution": int(net.input_shape(config)[-1]),
+        "resolution": net.input_size(config)[-1],
     }
 
 

@@ -102,7 +102,7 @@ def test_batches_are_numbers_below_the_vocabularys_and_augmenting_leaves_words_o
         next(iter(train.batches(64, seed=3, augment=augment))) for augment in (False, True)
     )
     assert plain.dtype == torch.int64
-    assert plain.shape == train.form.blank(64).shape == (64, 32)
+    assert plain.shape == (64, *train.form.size) == (64, 32)
     assert train.form.words is not None
     assert 0 <= plain.min() <= plain.max() < train.form.words
     assert (target == same).all()

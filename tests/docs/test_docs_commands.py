@@ -17,6 +17,8 @@ import profiling_agents.serving.relay
 import profiling_agents.serving.server
 import tailor_ir
 from adaptive_runtime.cli import command_line
+from adaptive_runtime.texts import Vocabulary
+from adaptive_runtime.texts.vocabulary import FIRST_WORD
 from flows.cli import main
 from flows.cli.arguments import parse
 from flows.compose import compose_config, split_sweep
@@ -24,7 +26,9 @@ from flows.config import AdaptConfig, RunConfig
 from flows.validate import validate
 from profiling_agents.network.endpoint import Endpoint, check_bind
 from profiling_agents.serving.puller import check_relay
-from tasks.data.samples import form_of
+from tasks.data import DataSettings, load
+from tasks.data.samples import AnyForm, form_of
+from tasks.data.source import Scaling
 from tasks.models import create
 from tasks.problems import problem_named
 from tests.docs.documents import DOCUMENTS, ROOT, Command, commands, device_commands, write_files
@@ -99,7 +103,7 @@ def test_a_shown_command_is_accepted(
 def assert_network_takes_the_space(config: RunConfig, once: set[str]) -> None:
     """Where a command names variables, the network has them; a callable exists and can be called. once: what was compiled."""
     if config.model.kind == "callable" or config.space:
-        form = form_of(config.data, WORDS if config.data.sample == "text" else None)
+        form = _form(config.data)
         settings = config.model.model_copy(update={"pretrained": False, "checkpoint": None})
         same = f"{settings} {form} {config.data.problem} {config.space}"
         if same in once:
@@ -108,6 +112,14 @@ def assert_network_takes_the_space(config: RunConfig, once: set[str]) -> None:
         net = tailor_ir.compile(network, form.blank(1), config.space or None)
         assert net.space.distinct > 1
         once.add(same)
+
+
+def _form(data: DataSettings) -> AnyForm:
+    """What samples are, without their files; those with several inputs are made."""
+    if data.sample == "sample":
+        return load(data, "train").form
+    vocabulary = Vocabulary(words=tuple(map(str, range(WORDS - FIRST_WORD)))) if data.sample == "text" else None
+    return form_of(data, Scaling("none", "none", vocabulary=vocabulary))
 
 
 def assert_service_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:

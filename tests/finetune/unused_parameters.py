@@ -13,6 +13,7 @@ from torch import distributed, nn
 
 from tailor_ir import SuperNet
 from tasks.data import load
+from tasks.data.batches import Inputs, answers
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
 from tasks.finetune.losses import loss_of
@@ -54,18 +55,18 @@ class BranchNetwork:
     def slowed(self) -> tuple[list[torch.Tensor], float]:
         return [], 1.0
 
-    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+    def begin(self, batches: Iterable[Inputs]) -> None:
         """There is nothing to prepare."""
 
     def roles(self, step: int) -> list[Role]:
         return [Role("first", {}, False), Role("last", {}, False)]
 
     def losses(
-        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         for role in roles:
             self.module.branch = self.module.get_submodule(role.name)
-            yield loss_of(forward(x_BCHW), target, self.settings)
+            yield loss_of(answers(forward, x), target, self.settings)
 
 
 if __name__ == "__main__":

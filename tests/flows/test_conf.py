@@ -26,6 +26,7 @@ MANDATORY = {
     "wavfolder": ["data.path=sounds"],
     "series": ["data.path=recordings"],
     "jsonl": ["data.path=texts", "device=[onnxruntime]"],
+    "table": ["data.path=days", "data.inputs={photo:image,weather:[celsius,wind]}"],
     "texts": ["device=[onnxruntime]"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
     "ssh": ["device.ssh.ssh.host=user@board"],

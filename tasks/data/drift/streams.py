@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tasks.data.batches import only
 from tasks.data.dataset import Dataset
 from tasks.data.drift.corruptions import CLEAN, corrupt
 from tasks.data.drift.plans import StreamPlan, plan_stream
@@ -35,8 +36,8 @@ class LabelledImages(NamedTuple):
         pixels: list[torch.Tensor] = []
         labels: list[NDArray[np.int64]] = []
         left = len(dataset) if most is None else most
-        for x_BCHW, y_B in dataset.batches(READ):
-            pixels.append((x_BCHW[:left] * deviation + mean).clamp(0, 1))
+        for x, y_B in dataset.batches(READ):
+            pixels.append((only(x)[:left] * deviation + mean).clamp(0, 1))
             labels.append(y_B[:left].numpy())
             left -= len(labels[-1])
             if left <= 0:

@@ -13,6 +13,7 @@ from torch import nn
 
 from tailor_ir import SuperNet
 from tailor_ir.subnets.branches import Branch, Branches, Features
+from tasks.data.batches import Inputs
 from tasks.finetune.losses import distance
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.record import Forward, Judge, Role
@@ -71,7 +72,7 @@ class TrainableBranches:
         return [Role("branches", {}, True, draw_branches(exits, self._settings.branches_per_step, rng))]
 
     def losses(
-        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """The mean of the branches' distances from the original's results."""
         features = self.runner.branches.features(x_BCHW)

@@ -8,6 +8,7 @@ import torch
 
 from tailor_ir import SuperNet
 from tailor_ir.subnets.branches import Branches
+from tasks.data.batches import Inputs
 
 
 class FrozenOriginal:
@@ -22,7 +23,7 @@ class FrozenOriginal:
         for name in net.structure.graph.original().parameters:
             net.elastic.tensor(name).requires_grad_(False)
 
-    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+    def begin(self, batches: Iterable[Inputs]) -> None:
         """Take statistics and first weights, where that is wanted, from training images (B, C, H, W)."""
         if self._refit:
             images = list(batches)
@@ -34,7 +35,7 @@ class FrozenOriginal:
         """The alternatives; asked for once the network is on its device, where its modules are made anew."""
         return Branches(self._net.elastic)
 
-    def logits(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def logits(self, x_BCHW: Inputs) -> torch.Tensor:
         """The network's answers (B, K); BatchNorm by its statistics."""
         (output,) = self._net.structure.graph.outputs
         return self._branches.features(x_BCHW, {output})[output]

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tailor_ir import SuperNet
+from tasks.data.batches import Inputs, answers
 from tasks.data.images import resize
 from tasks.data.samples import Size
 from tasks.finetune.losses import loss_of
@@ -39,7 +40,7 @@ class TrainableNetwork:
         """None: all is trained alike."""
         return (), 1.0
 
-    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+    def begin(self, batches: Iterable[Inputs]) -> None:
         """Do nothing: the network is as it was made."""
 
     def roles(self, step: int) -> list[Role]:
@@ -47,7 +48,8 @@ class TrainableNetwork:
         return [Role("network", {}, False)]
 
     def losses(
-        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """That of the targets."""
-        yield loss_of(forward(resize(x_BCHW, self.base_size)), target, self._settings, problem=self._problem)
+        outputs = answers(forward, resize(x_BCHW, self.base_size))
+        yield loss_of(outputs, target, self._settings, problem=self._problem)

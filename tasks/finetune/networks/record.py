@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tailor_ir import Config, SuperNet
+from tasks.data.batches import Inputs
 from tasks.data.samples import Size
 from tasks.evaluation.subnets import EvaluationData
 
@@ -118,7 +119,7 @@ class Trainable(Protocol):
         """Trained tensors with a lower learning rate, and its factor; asked for once the module is on its device."""
         ...
 
-    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+    def begin(self, batches: Iterable[Inputs]) -> None:
         """Called before the first step, with the weights there. batches: training images (B, C, H, W) at `base_size`."""
         ...
 
@@ -127,7 +128,7 @@ class Trainable(Protocol):
         ...
 
     def losses(
-        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """The loss of each role on a micro-batch, () or that of each of its parts (P,).
 

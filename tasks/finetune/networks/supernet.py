@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tailor_ir import SuperNet
+from tasks.data.batches import Inputs, answers
 from tasks.data.images import resize
 from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.frozen import FrozenOriginal
@@ -47,31 +48,30 @@ class TrainableSuperNet:
         """None: all is trained alike."""
         return (), 1.0
 
-    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+    def begin(self, batches: Iterable[Inputs]) -> None:
         """Take what the frozen original needs."""
         if self._original is not None:
             self._original.begin(batches)
 
     def losses(
-        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """That of each SubNet; without a frozen teacher the first one teaches the others."""
         taught = self._taught(x_BCHW)
         for role in roles:
             self.net.elastic.activate(role.config)
-            outputs = forward(resize(x_BCHW, self.net.input_size(role.config)))
+            outputs = answers(forward, resize(x_BCHW, self.net.input_size(role.config)))
             own = taught if role.distilled else None
             yield loss_of(outputs, target, self._settings, own, self._share, self._problem)
             if taught is None:
                 taught = outputs.detach()
 
     @torch.no_grad()
-    def _taught(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
+    def _taught(self, x_BCHW: Inputs) -> torch.Tensor | None:
         """Raw outputs of the frozen teacher, as logits (B, K); None where there is none, or nothing is asked of it."""
         if not self._share:
             return None
         x_BCHW = resize(x_BCHW, self.base_size)
         if self.teacher is not None:
-            taught: torch.Tensor = self.teacher(x_BCHW)
-            return taught
+            return answers(self.teacher, x_BCHW)
         return None if self._original is None else self._original.logits(x_BCHW)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tailor_ir import SuperNet
+from tasks.data.batches import Inputs, only
 from tasks.data.images import resize
 from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.exits.course import Course, ExitRunner
@@ -51,16 +52,17 @@ class TrainableExits:
         """Weights of earlier parts."""
         return self._course.slowed(self._net), self._settings.exits.earlier_rate
 
-    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+    def begin(self, batches: Iterable[Inputs]) -> None:
         """Take what the frozen original needs."""
         if self._original is not None:
             self._original.begin(batches)
 
     def losses(
-        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """Those of the trained exits (P,) of each SubNet."""
         net, exits, constant = self._net, self._course.exits, self._course.constant
+        x_BCHW = only(x)
         taught_BK = self._taught(x_BCHW)
         teaching = None if taught_BK is not None or not self._share else self._teaching()
         asked = exits if teaching is None or teaching in exits else (*exits, teaching)

@@ -1,0 +1,6 @@
+"""Samples with several inputs on the device: one array with a field for each, and numbers beside images."""
+
+from adaptive_runtime.several.numbers import NumbersPreparation
+from adaptive_runtime.several.packed import input_forms, packed, sample_sizes, unpacked
+
+__all__ = ["NumbersPreparation", "input_forms", "packed", "sample_sizes", "unpacked"]

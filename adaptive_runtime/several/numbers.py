@@ -1,0 +1,29 @@
+"""Numbers of a sample beside its images: of sensors, say, or columns of a table."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from profiling_agents.messages import Message
+
+Size = Annotated[int, Field(ge=1)]
+
+
+class NumbersPreparation(Message):
+    """What an application does with the numbers of a sample: less `mean`, over `deviation`, each by its entry of `names`.
+
+    names: of the first axis, such as columns of a table, or axes of a sensor. shape: of one sample. layout: samples first.
+    """
+
+    layout: Literal["N..."] = "N..."
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
+    mean: tuple[float, ...]
+    deviation: tuple[Annotated[float, Field(gt=0)], ...]
+
+    @model_validator(mode="after")
+    def _is_of_one_axis(self) -> Self:
+        sizes = {len(self.names), len(self.mean), len(self.deviation), self.shape[0]}
+        if len(sizes) != 1:
+            raise ValueError(f"names, mean, deviation and the first size of shape are of {sorted(sizes)} entries")
+        return self

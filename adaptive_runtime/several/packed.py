@@ -1,0 +1,48 @@
+"""Samples with several inputs as one array, which has a field for each input: `len`, slices and masks are of samples.
+
+Legend: N samples.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.errors import AdaptiveError
+
+
+def packed(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """(N,) with a field for each of these inputs (N, …), in their order; of one input its own array.
+
+    AdaptiveError: they have different N.
+    """
+    if len(inputs) == 1:
+        return next(iter(inputs.values()))
+    counts = {name: len(values) if values.ndim else 0 for name, values in inputs.items()}
+    if len(set(counts.values())) != 1:
+        told = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
+        raise AdaptiveError("inputs", f"samples of {told}", allowed="as many of each input")
+    found = np.empty(next(iter(counts.values())), [(name, one.dtype, one.shape[1:]) for name, one in inputs.items()])
+    for name, values in inputs.items():
+        found[name] = values
+    return found
+
+
+def input_forms(x_N: NDArray[Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Type and shape of one sample of each input."""
+    if x_N.dtype.names is None:
+        return [(x_N.dtype.name, x_N.shape[1:])]
+    return [(x_N.dtype[name].base.name, x_N.dtype[name].shape) for name in x_N.dtype.names] if x_N.ndim == 1 else []
+
+
+def sample_sizes(x_N: NDArray[Any]) -> tuple[int, ...]:
+    """The sizes of one sample; of several inputs those of all, one behind the other."""
+    return tuple(size for _, shape in input_forms(x_N) for size in shape)
+
+
+def unpacked(x_N: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """The inputs (N, …) in order, each in a piece of memory of its own; of samples with one input the array itself."""
+    if x_N.dtype.names is None:
+        return (x_N,)
+    return tuple(np.ascontiguousarray(x_N[name]) for name in x_N.dtype.names)
