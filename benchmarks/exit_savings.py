@@ -159,7 +159,7 @@ def whole_of(net: tailor_ir.SuperNet, early: ExitChain, folder: Path) -> Run:
 
         def run(x_1CHW: NDArray[np.float32]) -> object:
             extractor = runtime.net.create_extractor()
-            extractor.input(runtime.input, ncnn.Mat(x_1CHW[0]).clone())
+            extractor.input(runtime.inputs[0], ncnn.Mat(x_1CHW[0]).clone())
             return extractor.extract(last)
 
         return run

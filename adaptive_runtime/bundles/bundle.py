@@ -84,7 +84,7 @@ class OpenBundle:
             digest=subnet.digest,
             files={name: self.manifest.files[name].sha256 for name in net.files},
             input=net.input,
-            segments=(ChainSegment(exit=exit, inputs=(net.input,), outputs=(net.output,), macs=subnet.macs, **own),),
+            segments=(ChainSegment(exit=exit, inputs=net.input.every, outputs=(net.output,), macs=subnet.macs, **own),),
             classes=self.manifest.classes,
             preparation=subnet.preparation,
             runtime=run.runtime,

@@ -1,7 +1,8 @@
 """Inputs with expected answers in a bundle, so that a device can check what it computes: an npz file without pickles.
 
 Legend: N samples, C channels, H height, W width, T words, E exits, K classes. `x.CxHxW` are images for all SubNets of this
-shape, in half precision, and `x.T` texts of so many words; `y.DIGEST` answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those
+shape, in half precision, and `x.T` texts of so many words; of several inputs `x.` has the sizes of all, and the array a field
+for each; `y.DIGEST` answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those
 at an exit of its chain.
 """
 
@@ -23,7 +24,7 @@ MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSample:
-    """inputs: (N, C, H, W) by shape (C, H, W), or texts (N, T) int64 by (T,).
+    """inputs: (N, C, H, W) by shape (C, H, W), texts (N, T) int64 by (T,), or several inputs (N,) by the sizes of all.
 
     answers: (N, K) by SubNet and exit; None: of the whole SubNet.
     """
@@ -67,9 +68,16 @@ def half(x: NDArray[Any]) -> NDArray[Any]:
     return stored.astype(_loaded(stored))
 
 
-def _stored(x: NDArray[Any]) -> type[np.generic]:
-    return np.float16 if np.issubdtype(x.dtype, np.floating) else np.int64
+def _stored(x: NDArray[Any]) -> np.dtype[Any]:
+    return _with_floats(x.dtype, np.float16)
 
 
-def _loaded(x: NDArray[Any]) -> type[np.generic]:
-    return np.float32 if np.issubdtype(x.dtype, np.floating) else np.int64
+def _loaded(x: NDArray[Any]) -> np.dtype[Any]:
+    return _with_floats(x.dtype, np.float32)
+
+
+def _with_floats(given: np.dtype[Any], floats: type[np.floating[Any]]) -> np.dtype[Any]:
+    """The type with other floats, also in the fields of several inputs; whole numbers in 64 bits."""
+    if given.names is not None:
+        return np.dtype([(name, _with_floats(given[name].base, floats), given[name].shape) for name in given.names])
+    return np.dtype(floats if np.issubdtype(given, np.floating) else np.int64)

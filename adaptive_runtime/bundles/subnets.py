@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from adaptive_runtime.bundles.formats import BundleFormat
 from adaptive_runtime.bundles.taken import TakenSamples
-from adaptive_runtime.chains import ChainTensor, ImagePreparation, SamplePreparation
+from adaptive_runtime.chains import ChainTensor, ImagePreparation, InputsPreparation, SamplePreparation
 from adaptive_runtime.chains.manifest import FileName
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
@@ -167,7 +167,8 @@ class EarlyAnswers(Message):
 class BundledSubNet(Message):
     """A SubNet. accuracy: by split, of whole answers. latency: as measured; None: it failed. predicted_ms: what chose it.
 
-    nets: by format; at least one. exits: of its chain, in order. thresholds: by which samples leave; early: what comes of it.
+    input_shape: of several inputs that of the first. nets: by format; at least one. exits: of its chain, in order. thresholds:
+    by which samples leave; early: what comes of it.
     adapted: sha256 of the side file whose tensors the SubNet has in the place of shared weights; None: it has not adapted.
     placement: None: other devices do not take part.
     """
@@ -210,11 +211,19 @@ class BundledSubNet(Message):
         return TakenSamples.of(self.preparation, self.input_shape)
 
     @property
+    def own_sizes(self) -> tuple[int, ...]:
+        """Of one sample as the SubNet takes it; of several inputs those of all, one behind the other."""
+        if isinstance(self.preparation, InputsPreparation):
+            return tuple(size for shape in self.preparation.own_shapes.values() for size in shape)
+        return self.input_shape[1:]
+
+    @property
     def of_images(self) -> ImagePreparation:
-        """What is done with images. AdaptiveError: it takes texts."""
+        """What is done with images. AdaptiveError: it takes texts, or several inputs."""
         if isinstance(self.preparation, ImagePreparation):
             return self.preparation
-        raise AdaptiveError(f"SubNet {self.digest}", "takes texts", allowed="images")
+        got = "takes texts" if isinstance(self.preparation, TextPreparation) else "takes several inputs"
+        raise AdaptiveError(f"SubNet {self.digest}", got, allowed="images")
 
     @property
     def likely_ms(self) -> float:

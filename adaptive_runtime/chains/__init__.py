@@ -12,6 +12,7 @@ from adaptive_runtime.chains.manifest import (
     ChainSegment,
     ChainTensor,
     ImagePreparation,
+    InputsPreparation,
     NcnnPair,
     SamplePreparation,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "ChainTensor",
     "ExitChain",
     "ImagePreparation",
+    "InputsPreparation",
     "JoinedFiles",
     "NcnnChain",
     "NcnnPair",

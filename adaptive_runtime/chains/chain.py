@@ -16,6 +16,7 @@ from adaptive_runtime.chains.onnx_runs import OnnxChain
 from adaptive_runtime.chains.runs import Array, ChainRuntime, require_runtime
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider, Thresholds
+from adaptive_runtime.several import input_forms
 
 
 class ChainAnswers(NamedTuple):
@@ -42,7 +43,7 @@ class ExitChain:
             raise AdaptiveError("thresholds", got, allowed=f"at most {last}", next_step="make them for this SubNet")
         self.manifest, self.runtime = manifest, runtime
         self._decider = all_leave_at(last) if thresholds is None else Decider(thresholds)
-        self._shape = manifest.input.shape[1:]
+        self._forms = [(str(one.type), one.shape[1:]) for one in manifest.input.every]
 
     @classmethod
     def open(cls, folder: str | Path, thresholds: Thresholds | None = None, manifest: str = SEGMENTS_FILE) -> Self:
@@ -106,10 +107,10 @@ class ExitChain:
         return ChainAnswers(decision.answers, decision.exits, decision.confidences, kept_NK)
 
     def _check(self, x_NCHW: Array) -> None:
-        wanted = self.manifest.input.type
-        if x_NCHW.dtype != wanted or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
-            got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"{wanted} {('N', *self._shape)}, N from 1 on"
-            raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
+        if input_forms(x_NCHW) != self._forms or not len(x_NCHW):
+            got = f"{x_NCHW.dtype} {x_NCHW.shape}"
+            allowed = " and ".join(f"{kind} {('N', *shape)}" for kind, shape in self._forms)
+            raise AdaptiveError("input", got, allowed=f"{allowed}, N from 1 on".replace("'", ""))
 
     def close(self) -> None:
         """Free what the runtime holds."""

@@ -10,6 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.message_files import FileMessage, read_bytes
+from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import Digest, Message
@@ -26,17 +27,27 @@ NcnnPair = tuple[FileName, FileName]
 
 
 class ChainTensor(Message):
-    """An input or output by name. A size of None is any number. type: int64 of numbers of words."""
+    """An input or output by name. A size of None is any number. type: int64 of numbers of words.
+
+    beside: of a network with several inputs those behind the first, in order.
+    """
 
     name: str
     shape: tuple[int | None, ...]
     type: Literal["float32", "int64"] = "float32"
+    beside: tuple["ChainTensor", ...] = ()
+
+    @property
+    def every(self) -> tuple["ChainTensor", ...]:
+        """The tensor, and those beside it."""
+        return (self, *self.beside)
 
     @model_serializer(mode="wrap")
     def _written(self, content_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the type where it is float32: run times of before 0.12.0 do not know of it."""
+        """Without the type where it is float32, and nothing beside it: earlier run times do not know of these."""
         content: dict[str, Any] = content_of(self)
-        return {name: value for name, value in content.items() if name != "type" or value != "float32"}
+        usual = {"type": "float32", "beside": ()}
+        return {name: value for name, value in content.items() if name not in usual or value != usual[name]}
 
 
 class ChainSegment(Message):
@@ -84,15 +95,38 @@ class ImagePreparation(Message):
         return {name: value for name, value in content.items() if name != "spectrogram" or value is not None}
 
 
-SamplePreparation = ImagePreparation | TextPreparation
+class InputsPreparation(Message):
+    """What an application does with each input of a sample that has several, by name, in the order of the network's."""
+
+    inputs: Annotated[dict[str, ImagePreparation | NumbersPreparation], Field(min_length=2)]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """What applications give of one sample: images in the data's own size."""
+        return {
+            name: one.shape if isinstance(one, NumbersPreparation) else (len(one.mean), *(one.resolution,) * 2)
+            for name, one in self.inputs.items()
+        }
+
+    @property
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What the SubNet takes of one sample."""
+        return {
+            name: one.shape if isinstance(one, NumbersPreparation) else (len(one.mean), *one.size)
+            for name, one in self.inputs.items()
+        }
+
+
+SamplePreparation = ImagePreparation | TextPreparation | InputsPreparation
 
 
 class ChainManifest(FileMessage):
     """A SubNet with exits as files, in the folder of this one.
 
-    files: sha256 by name. segments: in the order in which they run, each up to its exit; the last one gives the SubNet's own
-    answer. classes: names, in the order of answers. runtime, settings: with which the files were checked, by the names of the
-    runtime's own API. thresholds: name of a file of `adaptive_runtime.exits.Thresholds`; None: there is none yet.
+    files: sha256 by name. input: the network's; of several the first one, which has the others beside it. segments: in the
+    order in which they run, each up to its exit; the last one gives the SubNet's own answer. classes: names, in that of
+    answers. runtime, settings: with which the files were checked, by the names of the runtime's own API. thresholds: name of a
+    file of `adaptive_runtime.exits.Thresholds`; None: there is none yet.
     """
 
     WHERE: ClassVar[str] = SEGMENTS_FILE
@@ -114,7 +148,7 @@ class ChainManifest(FileMessage):
 
     @model_validator(mode="after")
     def _is_a_chain(self) -> Self:
-        known = {self.input.name}
+        known = {one.name for one in self.input.every}
         for number, segment in enumerate(self.segments):
             unknown = [one.name for one in segment.inputs if one.name not in known]
             if unknown:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.chains.manifest import ChainManifest
 from adaptive_runtime.chains.runs import Array, ChainRun, own_settings
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.several import unpacked
 
 POOLS = ("blob_allocator", "workspace_allocator")
 NO_ALLOCATOR = "none"
@@ -43,7 +44,7 @@ class NcnnChain:
             raise AdaptiveError(
                 str(folder / param), "ncnn cannot load it", next_step="install the ncnn that it was made for"
             )
-        self.input = manifest.input.name
+        self.inputs = tuple(one.name for one in manifest.input.every)
         self.outputs = tuple(segment.outputs[0].name for segment in manifest.segments)
         self.close = weakref.finalize(self, free_net, self.net, tuple(self._pools.values()))
         """Free the net, at the latest when nothing refers to the chain any more."""
@@ -51,8 +52,9 @@ class NcnnChain:
     def start(self, x_NCHW: Array) -> ChainRun:
         """One sample (1, C, H, W) at the start."""
         extractor = self.net.create_extractor()
-        # a Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it
-        extractor.input(self.input, self._matrix_of(x_NCHW[0]).clone())
+        for name, values in zip(self.inputs, unpacked(x_NCHW), strict=True):
+            # a Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it
+            extractor.input(name, self._matrix_of(values[0]).clone())
         return _NcnnRun(self, extractor)
 
 

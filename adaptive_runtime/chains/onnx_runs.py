@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.chains.manifest import ChainManifest
 from adaptive_runtime.chains.runs import Array, ChainRun, own_settings, session_options
+from adaptive_runtime.several import unpacked
 
 INT64 = "tensor(int64)"
 
@@ -106,7 +107,7 @@ class OnnxChain:
 def _is_fixed(manifest: ChainManifest) -> bool:
     """Whether all sizes of all values are known."""
     given = (one for segment in manifest.segments for one in segment.outputs)
-    return all(size is not None for one in (manifest.input, *given) for size in one.shape)
+    return all(size is not None for one in (*manifest.input.every, *given) for size in one.shape)
 
 
 class _OnnxRun:
@@ -115,7 +116,8 @@ class _OnnxRun:
     def __init__(self, chain: OnnxChain, x_NCHW: Array) -> None:
         self._chain, self._at = chain, 0
         self._value_of = chain.value_of
-        self._values = {chain.input.name: chain.value_of(x_NCHW)}
+        parts = zip(chain.input.every, unpacked(x_NCHW), strict=True)
+        self._values = {one.name: chain.value_of(values) for one, values in parts}
 
     def next(self) -> Array:
         inputs, outputs = self._chain.names[self._at]
@@ -132,16 +134,16 @@ class _OnnxRun:
 
 
 class BoundRun(NamedTuple):
-    """Memory for one run at a time. steps: of each segment the bound call and the answer's `OrtValue`."""
+    """Memory for one run at a time. inputs: of the network, in order. steps: of each segment the bound call, and its answer."""
 
-    input: Any
+    inputs: tuple[Any, ...]
     steps: tuple[tuple[Callable[[Any], None], Any, Any], ...]
 
     @classmethod
     def of(cls, chain: OnnxChain) -> Self:
         """For the sessions of a chain."""
-        start = chain.memory_of(list(chain.input.shape), np.dtype(chain.input.type).type)
-        values, steps = {chain.input.name: start}, []
+        starts = [chain.memory_of(list(one.shape), np.dtype(one.type).type) for one in chain.input.every]
+        values, steps = {one.name: start for one, start in zip(chain.input.every, starts, strict=True)}, []
         for at, (segment, (inputs, outputs)) in enumerate(zip(chain.segments, chain.names, strict=True)):
             session = chain.session_of(at)
             binding = session.io_binding()
@@ -151,7 +153,7 @@ class BoundRun(NamedTuple):
                 values[one.name] = chain.memory_of(list(one.shape), np.float32)
                 binding.bind_ortvalue_output(one.name, values[one.name])
             steps.append((session.run_with_iobinding, binding, values[outputs[0]]))
-        return cls(start, tuple(steps))
+        return cls(tuple(starts), tuple(steps))
 
 
 class _OnBoundMemory:
@@ -161,7 +163,8 @@ class _OnBoundMemory:
 
     def __init__(self, chain: OnnxChain, bound: BoundRun, x_NCHW: Array) -> None:
         self._chain, self._bound, self._at = chain, bound, 0
-        bound.input.update_inplace(x_NCHW)
+        for memory, values in zip(bound.inputs, unpacked(x_NCHW), strict=True):
+            memory.update_inplace(values)
 
     def __del__(self) -> None:
         self._chain.give_back(self._bound)

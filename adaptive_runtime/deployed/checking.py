@@ -25,7 +25,7 @@ def check(model: DeployedModel) -> dict[Variant, float]:
                 continue
             answerer = pool.answerer(Variant(digest, exit, form=form))
             pool.warm(answerer)
-            x_NCHW = sample.inputs[subnet.input_shape[1:]]
+            x_NCHW = sample.inputs[subnet.own_sizes]
             whole = answerer.decider is None
             got_NV = answerer.chain.outputs(x_NCHW) if whole else answerer.chain.infer(x_NCHW, answerer.decider).logits
             difference = float(np.abs(got_NV - expected_N.reshape(got_NV.shape)).max() / np.abs(expected_N).max())

@@ -67,16 +67,23 @@ class DeployedModel:
         if weights is not None:
             weights.start(self._served.active.variant)
 
-    def infer(self, x_NCHW: NDArray[Any], budget_ms: float | None = None, subnet: str | None = None) -> ModelAnswer:
+    def infer(
+        self,
+        samples: NDArray[Any] | Mapping[str, NDArray[Any]],
+        budget_ms: float | None = None,
+        subnet: str | None = None,
+    ) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
 
-        Texts are numbers of words (N, T) int64, as `tokens` gives them; a SubNet of a smaller length takes the first ones.
+        Texts are numbers of words (N, T) int64, as `tokens` gives them; a SubNet of a smaller length takes the first ones. Of
+        several inputs there is an array for each by name, or all are packed (`adaptive_runtime.several.packed`).
 
         budget_ms: what this request may take, where it is less than the limits' budget and the model adapts.
         subnet: the digest of the SubNet that answers this request, whole, and is loaded for it; None: the one that serves.
         AdaptiveError: another shape or type, the model is closed, no SubNet is left that works, or `subnet` is not there.
         """
         start_ns = self.clock_ns()
+        x_NCHW = self.taken.packed(samples)
         self.taken.check(x_NCHW)
         with self._counting:
             if self._closed:

@@ -12,6 +12,7 @@ from adaptive_runtime.chains import ChainManifest, NcnnChain, inputs_of, session
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool.prepared import Names, PreparationError, PreparedFiles
 from adaptive_runtime.pool.preparing import prepared_settings
+from adaptive_runtime.several import packed
 from profiling_agents.messages import RuntimeSettings
 
 FATAL_ALONE = 4
@@ -90,7 +91,8 @@ class PartFiles:
         """A net of ncnn that has run once."""
         self.bundle.verified(*manifest.files)
         net = NcnnChain(manifest, folder)
-        run = net.start(np.zeros(tuple(size or 1 for size in manifest.input.shape), np.float32))
+        zeros = {one.name: np.zeros(tuple(size or 1 for size in one.shape), one.type) for one in manifest.input.every}
+        run = net.start(packed(zeros))
         for _ in manifest.segments:
             run.next()
         return net

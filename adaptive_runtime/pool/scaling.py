@@ -3,15 +3,16 @@
 Legend: N samples, C channels, H height, W width; O output size, I input size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.chains import SamplePreparation
+from adaptive_runtime.chains import ImagePreparation, InputsPreparation, SamplePreparation
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.several import NumbersPreparation, packed
 from adaptive_runtime.texts import TextPreparation, of_length
 
 Array = NDArray[Any]
@@ -38,8 +39,21 @@ def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> 
     if isinstance(preparation, TextPreparation):
         (length,) = preparation.size
         return None if length == preparation.length else partial(of_length, length=length)
+    if isinstance(preparation, InputsPreparation):
+        scales = {name: _scaling_of_input(one) for name, one in preparation.inputs.items()}
+        return partial(_scaled_inputs, scales) if any(scales.values()) else None
     height, width = input_shape[-2:]
     return scaling((preparation.resolution,) * 2, (height, width), preparation.size_interpolation)
+
+
+def _scaling_of_input(one: ImagePreparation | NumbersPreparation) -> Callable[[Array], Array] | None:
+    if isinstance(one, NumbersPreparation):
+        return None
+    return scaling((one.resolution,) * 2, one.size, one.size_interpolation)
+
+
+def _scaled_inputs(scales: Mapping[str, Callable[[Array], Array] | None], x_N: Array) -> Array:
+    return packed({name: x_N[name] if scale is None else scale(x_N[name]) for name, scale in scales.items()})
 
 
 def _weights(before: int, after: int) -> Array:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from adaptive_runtime.bundles import TakenSamples
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
 from adaptive_runtime.deployed.decoding import SEGMENTATION
-from adaptive_runtime.service.protocol import InferRequest
+from adaptive_runtime.service.protocol import InferRequest, SentTensor
 from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
 from adaptive_runtime.service.tensors import NAMES, NamedTensor, PackedBody, pack, shown, split, unpack, values_of
+from adaptive_runtime.several import packed
 
 INPUT = "input"
 DATATYPES_OUT = {"logits": "FP32", "classes": "INT64", "confidence": "FP64", "boxes": "FP32", "scores": "FP32"}
@@ -43,9 +44,11 @@ class InferenceFormat(NamedTuple):
         return cls(model.taken, classes, form, model.pool.bundle.manifest.problem)
 
     @property
-    def datatype(self) -> str:
-        """Of the input."""
-        return NAMES[self.taken.dtype]
+    def inputs(self) -> dict[str, TakenSamples]:
+        """Each input by name."""
+        if self.taken.inputs is None:
+            return {INPUT: self.taken}
+        return {name: TakenSamples(shape) for name, shape in self.taken.inputs.items()}
 
     @property
     def outputs(self) -> dict[str, list[int]]:
@@ -56,12 +59,12 @@ class InferenceFormat(NamedTuple):
             return {"classes": [-1, *self.taken.shape[1:]]}
         return {"boxes": [-1, -1, 4], "scores": [-1, -1], "classes": [-1, -1]}
 
-    def require(self, shape: tuple[int, ...]) -> None:
+    def require(self, shape: tuple[int, ...], name: str = INPUT) -> None:
         """Refuse samples of another shape. RequestRefused (400)."""
-        wanted = self.taken.shape
+        wanted = self.inputs[name].shape
         if len(shape) != 1 + len(wanted) or shape[1:] != wanted or not 1 <= shape[0] <= MOST_SAMPLES:
             sizes = ", ".join(map(str, wanted))
-            got = f"input '{INPUT}': shape {shown(list(shape))}"
+            got = f"input '{name}': shape {shown(list(shape))}"
             raise RequestRefused(400, f"{got}; allowed: [N, {sizes}], N from 1 to {MOST_SAMPLES}")
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
@@ -70,7 +73,10 @@ class InferenceFormat(NamedTuple):
             "name": name,
             "versions": [version],
             "platform": f"autotailor_{self.form}",
-            "inputs": [{"name": INPUT, "datatype": self.datatype, "shape": [-1, *self.taken.shape]}],
+            "inputs": [
+                {"name": one, "datatype": NAMES[taken.dtype], "shape": [-1, *taken.shape]}
+                for one, taken in self.inputs.items()
+            ],
             "outputs": [
                 {"name": one, "datatype": DATATYPES_OUT[one], "shape": shape} for one, shape in self.outputs.items()
             ],
@@ -78,7 +84,7 @@ class InferenceFormat(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """A request that can be answered."""
+    """A request that can be answered. images_NCHW: its samples; several inputs are packed."""
 
     message: InferRequest
     images_NCHW: NDArray[Any]
@@ -87,24 +93,37 @@ class ReadRequest(NamedTuple):
 def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadRequest:
     """A request, checked. RequestRefused (400)."""
     message, binary = unpack(body, length)
-    if len(message.inputs) != 1 or message.inputs[0].name != INPUT:
+    inputs = wanted.inputs
+    if sorted(one.name for one in message.inputs) != sorted(inputs):
         got = ", ".join(one.name for one in message.inputs) or "none"
-        raise RequestRefused(400, f"inputs: {shown(got)}; allowed: one, of the name '{INPUT}'")
-    (tensor,) = message.inputs
-    if tensor.datatype != wanted.datatype:
-        got = f"input '{INPUT}': datatype {shown(tensor.datatype)}"
-        raise RequestRefused(400, f"{got}; allowed: {wanted.datatype}")
-    wanted.require(tensor.shape)
+        allowed = f"one, of the name '{INPUT}'" if list(inputs) == [INPUT] else f"{', '.join(inputs)}, each once"
+        raise RequestRefused(400, f"inputs: {shown(got)}; allowed: {allowed}")
+    for tensor in message.inputs:
+        _check(tensor, wanted)
+    if len(counts := {one.name: one.shape[0] for one in message.inputs}) > 1 and len(set(counts.values())) > 1:
+        got = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
+        raise RequestRefused(400, f"inputs: samples: {shown(got)}; allowed: as many of each")
     names = [one.name for one in message.outputs]
     if unknown := [name for name in names if name not in wanted.outputs]:
         raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(wanted.outputs)}")
     if len(set(names)) < len(names):
         raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
-    (blob,) = split(message.inputs, binary)
-    values = values_of(tensor, blob)
+    found = dict(zip((one.name for one in message.inputs), split(message.inputs, binary), strict=True))
+    values = packed(
+        {name: values_of(one, found[name]) for name in inputs for one in message.inputs if one.name == name}
+    )
     if fault := wanted.taken.fault(values):
         raise RequestRefused(400, f"input '{INPUT}': {fault}; allowed: from 0, below {wanted.taken.words}")
     return ReadRequest(message, values)
+
+
+def _check(tensor: SentTensor, wanted: InferenceFormat) -> None:
+    """Refuse an input of another type or shape. RequestRefused (400)."""
+    datatype = NAMES[wanted.inputs[tensor.name].dtype]
+    if tensor.datatype != datatype:
+        got = f"input '{tensor.name}': datatype {shown(tensor.datatype)}"
+        raise RequestRefused(400, f"{got}; allowed: {datatype}")
+    wanted.require(tensor.shape, tensor.name)
 
 
 def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:

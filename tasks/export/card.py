@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adaptive_runtime.chains import SEGMENTS_FILE
+from adaptive_runtime.chains import SEGMENTS_FILE, ImagePreparation, InputsPreparation
+from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.texts import PADDING, VOCABULARY_FILE, TextPreparation, Vocabulary
 from profiling_agents.messages import Capabilities
 from tailor_ir import SuperNet
@@ -70,8 +71,21 @@ def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation | TextPreparation:
-    """The preprocessing of a sample for a network of this input shape, (N, C, H, W) of images, (N, T) of texts."""
+Prepared = Preparation | TextPreparation | InputsPreparation
+
+
+def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...]]) -> Prepared:
+    """The preprocessing of a sample for a network of these inputs, (N, C, H, W) of images, (N, T) of texts."""
+    if data.inputs is not None:
+        return InputsPreparation(
+            inputs={
+                name: ImagePreparation.model_validate(image_preparation(data, input_shapes[name]).to_json())
+                if one is None
+                else one
+                for name, one in data.inputs.items()
+            }
+        )
+    (input_shape,) = input_shapes.values()
     if data.vocabulary is None:
         return image_preparation(data, input_shape)
     (length,) = input_shape[1:]
@@ -124,7 +138,6 @@ def markdown(card: Card) -> str:
     """The card for people."""
     source, latency, device = card.made_from, card.latency, card.device.to_json()
     network = source.network
-    shape = " × ".join(map(str, card.input_shape))
     measured = f"{latency.p50_ms:.4g} ms (p50)" if latency.p50_ms else f"not measured: {latency.reason}"
     parts = [
         f"# SubNet {card.digest}",
@@ -132,7 +145,7 @@ def markdown(card: Card) -> str:
         _table(
             ("", ""),
             [
-                ("input", f"{shape}, {_input_type(card)}"),
+                *_input_rows(card),
                 ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
                 *((f"{_accuracy_of(card)}, {split}", f"{share:.2%}") for split, share in card.accuracy.items()),
                 (f"latency, batch {card.batch}", measured),
@@ -220,12 +233,24 @@ def _engine(used: UsedEngine | None) -> str:
     return f"{choices}; {used.speed_up:.2f} times as fast as the runtime's defaults"
 
 
-def _input_type(card: Card) -> str:
-    return "int64" if isinstance(card.preparation, TextPreparation) else "float32"
+def _input_rows(card: Card) -> list[tuple[str, str]]:
+    """Shape and type of each input."""
+    shapes = {"input": card.input_shape}
+    if isinstance(card.preparation, InputsPreparation):
+        own = card.preparation.own_shapes
+        shapes = {f"input `{name}`": (*card.input_shape[:1], *shape) for name, shape in own.items()}
+    element = "int64" if isinstance(card.preparation, TextPreparation) else "float32"
+    return [(name, f"{' × '.join(map(str, shape))}, {element}") for name, shape in shapes.items()]
 
 
-def _prepared(wanted: Preparation | TextPreparation) -> tuple[str, str]:
-    """What an application does with a sample: a heading, and its steps."""
+def _prepared(wanted: Prepared) -> tuple[str, ...]:
+    """What an application does with a sample: a heading, and its steps; of several inputs for each."""
+    if isinstance(wanted, InputsPreparation):
+        parts = [
+            (f"## Input `{name}`", _numbers_of(one) if isinstance(one, NumbersPreparation) else _images(one))
+            for name, one in wanted.inputs.items()
+        ]
+        return tuple(part for pair in parts for part in pair)
     if isinstance(wanted, TextPreparation):
         return "## Texts", _texts(wanted)
     return "## Images", _images(wanted)
@@ -242,7 +267,19 @@ def _texts(wanted: TextPreparation) -> str:
     )
 
 
-def _images(wanted: Preparation) -> str:
+def _numbers_of(wanted: NumbersPreparation) -> str:
+    """The scale of each number."""
+    sizes = " × ".join(map(str, wanted.shape))
+    rows = list(
+        zip(wanted.names, (f"{one:g}" for one in wanted.mean), (f"{one:g}" for one in wanted.deviation), strict=True)
+    )
+    told = (
+        f"An application gives {sizes} numbers, the first axis in this order, each less its mean, over its deviation:"
+    )
+    return f"{told}\n\n{_table(('', 'mean', 'deviation'), rows)}"
+
+
+def _images(wanted: Preparation | ImagePreparation) -> str:
     """The preprocessing of an image in an application, step by step."""
     size = " × ".join(map(str, wanted.size))
     pixels = [

@@ -11,17 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from adaptive_runtime.several import unpacked
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import Format, Precision
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.conversion import onnx_of
+from tasks.data.batches import Inputs, answers, arrays, concatenated, rows, samples_in
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData
 from tasks.executorch.programs import subnet_jobs
 from tasks.export.adapted import Adapted, own_tensors
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
-from tasks.export.running import archive_run, run_of
+from tasks.export.running import INPUT, archive_run, file_tensor, run_of
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.subnets import SubNetMeter, implementations_of
@@ -42,7 +44,8 @@ SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
     "executorch": (".pte", ".pte.json"),
 }
 
-Images = NDArray[np.float32]
+Images = NDArray[Any]
+"""Samples (N, …) of one input, or several inputs packed (`adaptive_runtime.several.packed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +160,7 @@ class Maker:
             self._run_by_agent(jobs),
             precision="int8",
             int8=record,
-            reference=lambda images: local(torch.from_numpy(images)).numpy(),
+            reference=lambda images: local(*map(torch.from_numpy, unpacked(images))).numpy(),
         )
 
     def _beside_fp32(self, found: QuantisedSubNet, exact: bytes, card: Card) -> Int8File:
@@ -204,11 +207,11 @@ class Maker:
     def _torch(self, card: Card, module: nn.Module) -> Made:
         batch, shapes = self.net.batch, None
         if self.settings.dynamic_batch:
-            batch, shapes = BATCHES[0], ({0: torch.export.Dim.DYNAMIC},)
-        example = torch.from_numpy(self.net.sample_input(card.config, np.random.default_rng(0), batch))
+            batch, shapes = BATCHES[0], ({0: torch.export.Dim.DYNAMIC},) * len(self.net.structure.graph.inputs)
+        example = tuple(map(torch.from_numpy, self.net.sample_inputs(card.config, np.random.default_rng(0), batch)))
         content = io.BytesIO()
         try:
-            exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
+            exported = torch.export.export(module, example, dynamic_shapes=shapes)
             torch.export.save(exported, content, extra_files={ARCHIVE_FILE: fact_file(card).decode()})
             loaded = torch.export.load(io.BytesIO(content.getvalue())).module()
         except Exception as error:  # of many kinds, none of them ours
@@ -218,37 +221,44 @@ class Maker:
         @torch.inference_mode()
         def outputs(images: Images) -> Images:
             return np.concatenate(
-                [in_batches(images, size, lambda x: loaded(torch.from_numpy(x)).numpy()) for size in sizes]
+                [
+                    in_batches(images, size, lambda x: loaded(*map(torch.from_numpy, unpacked(x))).numpy())
+                    for size in sizes
+                ]
             )
 
-        whole = tuple(example.shape)
-        shape = (None, *whole[1:]) if shapes else whole
+        samples = None if shapes else batch
+        names = self.net.structure.graph.inputs if len(example) > 1 else (INPUT,)
+        inputs = [
+            file_tensor(name, (samples, *one.shape[1:]), one.numpy().dtype.name)
+            for name, one in zip(names, example, strict=True)
+        ]
         return Made(
             contents=(content.getvalue(),),
             precision="fp32",
             runtime="torch",
             on_device=False,
             outputs=outputs,
-            run=archive_run(shape, (shape[0], *module(example).shape[1:]), example.numpy().dtype.name),
+            run=archive_run(inputs, (samples, *module(*example).shape[1:])),
         )
 
 
 def references(
-    net: SuperNet, module: Callable[[torch.Tensor], torch.Tensor], config: Config, images: EvaluationData, count: int
+    net: SuperNet, module: Callable[..., torch.Tensor], config: Config, images: EvaluationData, count: int
 ) -> tuple[Images, Images]:
     """So many real samples, as images (N, C, H, W), and torch's outputs for them."""
-    some: list[torch.Tensor] = []
+    some: list[Inputs] = []
     for batch, _ in images.batches(net.input_size(config)):
         some.append(batch)
-        if sum(map(len, some)) >= count:
+        if sum(map(samples_in, some)) >= count:
             break
-    x_BCHW = torch.cat(some)[:count]
+    x = rows(concatenated(some), 0, count)
     with torch.inference_mode():
-        return x_BCHW.cpu().numpy(), module(x_BCHW).cpu().numpy()
+        return arrays(x, net.structure.graph.inputs), answers(module, x).cpu().numpy()
 
 
 def _outputs(client: AgentClient, job: ModelJob, images: Images) -> Images:
-    return in_batches(images, job.input_shapes[0][0], lambda x: client.run(job, [x])[0])
+    return in_batches(images, job.input_shapes[0][0], lambda x: client.run(job, unpacked(x))[0])
 
 
 def in_batches(images: Images, batch: int, run: Callable[[Images], Images]) -> Images:

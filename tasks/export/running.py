@@ -5,7 +5,7 @@ The programs are made from templates in `examples/`, by runtime and format.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ WORDS = {
 TF32_OFF = '("CUDAExecutionProvider", {"use_tf32": 0})'
 """TF32 would be another precision under the name of fp32."""
 FileShape = tuple[int | None, ...]
+INPUT = "input"
+"""Name of the only input of an archive."""
 OF_SUBNET, OF_SUPERNET, UNTIMED = "this SubNet", "SubNets of its SuperNet", "not timed: it was given"
 
 
@@ -66,7 +68,7 @@ def run_of(found: Capabilities, job: ModelJob) -> FileRun:
     )
 
 
-def archive_run(input_shape: FileShape, output_shape: FileShape, input_type: str) -> FileRun:
+def archive_run(inputs: Sequence[FileTensor], output_shape: FileShape) -> FileRun:
     """How an archive of `torch.export` was run in this process."""
     threads = torch.get_num_threads()
     return FileRun(
@@ -77,7 +79,7 @@ def archive_run(input_shape: FileShape, output_shape: FileShape, input_type: str
         threads=threads,
         precision="fp32",
         settings={"num_threads": threads},
-        inputs=(file_tensor("input", input_shape, input_type),),
+        inputs=tuple(inputs),
         outputs=(FileTensor(name="output", shape=output_shape),),
     )
 
@@ -134,8 +136,7 @@ def examples(run: FileRun, model_format: str, *, on_device: bool) -> dict[str, s
 
 
 def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
-    first = run.inputs[0]
-    one = tuple(size or 1 for size in first.shape)
+    inputs = [_told_input(one, "x" if len(run.inputs) == 1 else one.name) for one in run.inputs]
     return {
         **WORDS,
         "version": re.sub(r"[^\w.+-]", "", run.version),
@@ -146,17 +147,25 @@ def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
         "provider_name": "cuda" if run.provider == "cuda" else "cpu",
         "settings": list(run.settings.items()),
         "known": run.settings,
-        "first": {
-            "name": json.dumps(first.name),
-            "type": first.type,
-            "suffix": "f32" if first.type == "float32" else "i64",
-            "cpp": "float" if first.type == "float32" else "int64_t",
-            "one": one,
-            "any": tuple(size or -1 for size in first.shape),
-            "sample": one[1:],
-            "text": " x ".join("N" if size is None else str(size) for size in first.shape),
-        },
+        "inputs": inputs,
+        "told": " and ".join(f"{one['type']} numbers of {one['text']}" for one in inputs),
         "outputs": [json.dumps(one.name) for one in run.outputs],
+    }
+
+
+def _told_input(one: FileTensor, stem: str) -> dict[str, Any]:
+    """An input as programs spell it. stem: of the file that they read it from."""
+    sizes = tuple(size or 1 for size in one.shape)
+    floats = one.type == "float32"
+    return {
+        "name": json.dumps(one.name),
+        "file": f"{stem}.{'f32' if floats else 'i64'}",
+        "type": one.type,
+        "cpp": "float" if floats else "int64_t",
+        "one": sizes,
+        "any": tuple(size or -1 for size in one.shape),
+        "sample": sizes[1:],
+        "text": " x ".join("N" if size is None else str(size) for size in one.shape),
     }
 
 

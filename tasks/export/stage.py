@@ -328,13 +328,15 @@ class Exporter:
 
     def _card(self, winner: Winner, measured: Measurement, images: EvaluationData, outputs: Images) -> Card:
         """All but the files. outputs: raw ones of some of the images."""
-        config, shape, data = winner.config, self.net.input_shape(winner.config), describe(images.dataset)
+        config, data = winner.config, describe(images.dataset)
+        shapes = self.net.input_shapes(config)
+        first = next(iter(shapes.values()))
         card = Card(
             digest=winner.digest,
             config=config,
             batch=self.net.batch,
-            input_shape=shape,
-            preparation=preparation(data, shape),
+            input_shape=first,
+            preparation=preparation(data, shapes),
             classes=data.class_names,
             macs=self.net.macs(config),
             parameters=self.net.parameters(config),
@@ -351,7 +353,7 @@ class Exporter:
             card = card.model_copy(update={"adapted": self.maker.adapted[winner.digest].told})
         if data.problem == CLASSIFICATION.name:
             return card
-        decoding = images.problem.decoding(outputs, (shape[-2], shape[-1]))
+        decoding = images.problem.decoding(outputs, (first[-2], first[-1]))
         known = {} if decoding is None else {"decoding": decoding}
         return card.model_copy(update={"problem": data.problem, **known})
 

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from adaptive_runtime.chains import InputsPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import Capabilities, LayerTiming
@@ -239,6 +240,8 @@ class AdaptedTensors(Record):
 class Card(Named, Stored):
     """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
 
+    input_shape: of several inputs that of the first; the preparation has all.
+
     predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
     accuracy: on a device in int8 that of its int8 file, where it has one. problem: the learning problem, whose score accuracies
     are; written where it is another one than classification. decoding: of detectors; None: there is nothing to decode.
@@ -249,7 +252,7 @@ class Card(Named, Stored):
 
     batch: int
     input_shape: tuple[int, ...]
-    preparation: Preparation | TextPreparation
+    preparation: Preparation | TextPreparation | InputsPreparation
     classes: tuple[str, ...]
     macs: int
     parameters: int

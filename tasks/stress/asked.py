@@ -34,6 +34,8 @@ class AskedBundle:
         """Read it. AdaptiveError in one line: it is damaged, no budget fits, or it has no images."""
         bundle = OpenBundle.open(folder)
         first = bundle.manifest.subnets[0]
+        if first.taken.inputs is not None:
+            raise UserError(f"bundle '{folder}'", "has several inputs; stress asks with images")
         if first.taken.words is not None:
             raise UserError(f"bundle '{folder}'", "is of texts; stress asks with images")
         if (problem := bundle.manifest.problem) is not None:

@@ -71,6 +71,9 @@ class RequestHead(NamedTuple):
         shape = tuple(sizes)
         if wanted.taken.words is not None:
             raise RequestRefused(400, "the model takes texts, and the local socket images; ask over HTTP")
+        if wanted.taken.inputs is not None:
+            told = ", ".join(wanted.taken.inputs)
+            raise RequestRefused(400, f"the model takes {told}, and the local socket one image; ask over HTTP")
         wanted.require(shape)
         allowed = VALUE_BYTES * math.prod(shape)
         if content_bytes - REQUEST_FIELDS.size != allowed:

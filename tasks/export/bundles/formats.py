@@ -1,15 +1,17 @@
 """Further formats of a bundle's SubNets: their files, how they run on the device, and what is known of the SubNets in them."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from adaptive_runtime.bundles import CHAIN_FORMATS, BundledNet, BundleFormat, BundleRun, NetFigures
 from adaptive_runtime.chains import ChainFormat, ChainTensor, session_options
+from adaptive_runtime.several import unpacked
 from adaptive_runtime.shares import clipped_share
 from profiling_agents.messages import Capabilities
 from tasks.export.chains import BundledChain
@@ -17,7 +19,7 @@ from tasks.export.files import SUFFIXES, Images, in_batches
 from tasks.export.settings import FileFormat
 from tasks.levels.rows import LevelRow, Levels
 from tasks.measuring.settings import Tolerance
-from tasks.schemas.exports import Card, ExportedFile
+from tasks.schemas.exports import Card, ExportedFile, FileTensor
 
 RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 FILES: Mapping[BundleFormat, FileFormat] = {
@@ -89,7 +91,7 @@ class FurtherFormat:
         chain = chain if self.form in WITH_CHAIN else None
         return BundledNet(
             files=names,
-            input=ChainTensor.model_validate(file.run.inputs[0].model_dump()),
+            input=chain_input(file.run.inputs),
             output=ChainTensor.model_validate(file.run.outputs[0].model_dump()),
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),
@@ -104,9 +106,21 @@ class FurtherFormat:
         inputs, expected = checked
         options = session_options(self.device.engine.applied(self.device.settings, self.device.engine_options))
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        (taken,) = session.get_inputs()
-        got = in_batches(inputs, batch, lambda x: np.asarray(session.run(None, {taken.name: x})[0]))
+        got = in_batches(inputs, batch, lambda x: run_onnx(session, x))
         return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def chain_input(tensors: Iterable[FileTensor]) -> ChainTensor:
+    """The input of a network; of several the first, which has the others beside it."""
+    first, *others = (ChainTensor.model_validate(one.model_dump()) for one in tensors)
+    return first.model_copy(update={"beside": tuple(others)}) if others else first
+
+
+def run_onnx(session: Any, x: Images) -> Images:
+    """The first output of a session of onnxruntime, for a batch of all of its inputs."""
+    names = [one.name for one in session.get_inputs()]
+    found: Images = np.asarray(session.run(None, dict(zip(names, unpacked(x), strict=True)))[0])
+    return found
 
 
 def further_formats(levels: Levels, devices: Mapping[str, Capabilities]) -> tuple[FurtherFormat, ...]:

@@ -12,7 +12,7 @@ from adaptive_runtime.bundles import (
     SubNetLatency,
     SubNetMemory,
 )
-from adaptive_runtime.chains import ChainManifest, ImagePreparation, SamplePreparation
+from adaptive_runtime.chains import ChainManifest, ImagePreparation, InputsPreparation, SamplePreparation
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import MIB
@@ -53,9 +53,9 @@ def subnet_row(
     )
 
 
-def told_preparation(prepared: Preparation | TextPreparation) -> SamplePreparation:
+def told_preparation(prepared: Preparation | TextPreparation | InputsPreparation) -> SamplePreparation:
     """What a model card says of samples, as manifests have it."""
-    if isinstance(prepared, TextPreparation):
+    if isinstance(prepared, TextPreparation | InputsPreparation):
         return prepared
     return ImagePreparation.model_validate(prepared.to_json())
 

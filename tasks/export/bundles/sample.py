@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from adaptive_runtime.bundles import MOST_BYTES, CalibrationSample, half
+from adaptive_runtime.several import sample_sizes, unpacked
 from tailor_ir import Statistics, SuperNet
 from tasks.export.files import Images
 from tasks.schemas.exports import Card
@@ -16,7 +17,7 @@ from tasks.schemas.exports import Card
 
 @dataclass(frozen=True, slots=True)
 class SampledSubNet:
-    """A SubNet, images in its shape (N, C, H, W), and the exits of its chain."""
+    """A SubNet, samples in its shapes, as images (N, C, H, W), and the exits of its chain."""
 
     card: Card
     statistics: Statistics
@@ -26,11 +27,11 @@ class SampledSubNet:
 
 def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> CalibrationSample:
     """As many of the images as fit into `MOST_BYTES`; where a single one is too much, the largest shapes are left out."""
-    shapes = {subnet.inputs.shape[1:]: half(subnet.inputs) for subnet in subnets}
+    own = {subnet.card.digest: sample_sizes(subnet.inputs) for subnet in subnets}
+    shapes = {own[subnet.card.digest]: half(subnet.inputs) for subnet in subnets}
     answers = {
-        key: y for subnet in subnets for key, y in _answers(net, subnet, shapes[subnet.inputs.shape[1:]]).items()
+        key: y for subnet in subnets for key, y in _answers(net, subnet, shapes[own[subnet.card.digest]]).items()
     }
-    own = {subnet.card.digest: subnet.inputs.shape[1:] for subnet in subnets}
     most = max(map(len, shapes.values()))
     kept = sorted(shapes, key=lambda shape: torch.Size(shape).numel())
     while True:
@@ -45,13 +46,13 @@ def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> Calib
 
 
 def _answers(net: SuperNet, subnet: SampledSubNet, x_NCHW: Images) -> dict[tuple[str, str | None], Images]:
-    card, x = subnet.card, torch.from_numpy(x_NCHW)
+    card, x = subnet.card, [torch.from_numpy(one) for one in unpacked(x_NCHW)]
     with torch.inference_mode():
         module = net.build(card.config, subnet.statistics).eval()
-        found: dict[tuple[str, str | None], Images] = {(card.digest, None): module(x).numpy()}
+        found: dict[tuple[str, str | None], Images] = {(card.digest, None): module(*x).numpy()}
         if subnet.exits:
             config = net.space.canonical({**card.config, "exit": subnet.exits[-1]})
             segments = net.segments(config, subnet.statistics, subnet.exits)
-            values = {segments[0].inputs[0]: x}
+            values = {segments[0].inputs[0]: x[0]}
             found |= {(card.digest, segment.exit): segment(values).numpy() for segment in segments}
     return found

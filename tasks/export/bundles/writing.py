@@ -36,6 +36,7 @@ from adaptive_runtime.bundles import (
 from adaptive_runtime.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
 from adaptive_runtime.choice import parse_rules
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.several import input_forms
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
@@ -53,7 +54,7 @@ from tasks.export.bundles.adaptable import (
     write_source_images,
 )
 from tasks.export.bundles.blocks import block_statistics, write_blocks
-from tasks.export.bundles.formats import RUNTIMES, WITH_CHAIN, FurtherFormat
+from tasks.export.bundles.formats import RUNTIMES, WITH_CHAIN, FurtherFormat, chain_input, run_onnx
 from tasks.export.bundles.placements import BundlePlacements
 from tasks.export.bundles.rows import subnet_row, told_preparation
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
@@ -64,7 +65,7 @@ from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
 from tasks.problems import CLASSIFICATION, require
 from tasks.progress import Progress
-from tasks.schemas.exports import Bundle, Card
+from tasks.schemas.exports import Bundle, Card, FileTensor
 
 BUNDLE_FOLDER = "bundle"
 ON_CPU = ("cpu", "CPUExecutionProvider")
@@ -197,7 +198,7 @@ class _Writer:
         module = net.build(config, statistics)
         inputs, _ = references(net, module, config, self.images, self.settings.check_images)
         run = self._run("onnx").settings
-        prepared = told_preparation(preparation(describe(self.images.dataset), net.input_shape(config)))
+        prepared = told_preparation(preparation(describe(self.images.dataset), net.input_shapes(config)))
         assert isinstance(prepared, ImagePreparation), "blocks are searched with images alone"
         found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.accuracies)
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
@@ -286,8 +287,8 @@ class _Writer:
         file.write_bytes(tell(file.read_bytes(), card))
         options = session_options(self._run("onnx").settings)
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        (taken,), (given,) = session.get_inputs(), session.get_outputs()
-        got = in_batches(inputs, self.net.batch, lambda x: np.asarray(session.run(None, {taken.name: x})[0]))
+        (given,) = session.get_outputs()
+        got = in_batches(inputs, self.net.batch, lambda x: run_onnx(session, x))
         difference = float(np.abs(got - expected).max() / np.abs(expected).max())
         difference = max(difference, 0.0 if chain is None else chain.difference)
         adaptable, of_adaptable = self._adaptable(card, inputs, expected)
@@ -296,7 +297,10 @@ class _Writer:
             self.broken.append(card.digest)
         return BundledNet(
             files=(file.name, WEIGHTS_FILE),
-            input=ChainTensor(name=taken.name, shape=tuple(taken.shape), type=inputs.dtype.name),
+            input=chain_input(
+                FileTensor(name=one.name, shape=tuple(one.shape), type=form)
+                for one, (form, _) in zip(session.get_inputs(), input_forms(inputs), strict=True)
+            ),
             output=ChainTensor(name=given.name, shape=tuple(given.shape)),
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),
@@ -328,7 +332,7 @@ class _Writer:
             shutil.copyfile(self.out / name, self.folder / name)
         return BundledNet(
             files=names,
-            input=ChainTensor.model_validate(own.run.inputs[0].model_dump()),
+            input=chain_input(own.run.inputs),
             output=ChainTensor.model_validate(own.run.outputs[0].model_dump()),
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),
