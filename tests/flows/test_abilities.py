@@ -56,3 +56,36 @@ def test_options_that_texts_cannot_do_yet_are_one_clear_line(overrides: list[str
     with pytest.raises(UserError, match=message):
         validate(RunConfig, compose_config("config", ["+preset=texts", *overrides]))
     validate(RunConfig, compose_config("config", ["+preset=texts"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["stream.in_report=true"],
+            "stream.in_report with data.kind=seen_and_felt: classification of several inputs cannot",
+        ),
+        (["export.adaptable=true"], "export.adaptable with data.kind=seen_and_felt: .*networks of one image alone"),
+        (["export.blocks=true"], "export.blocks with data.kind=seen_and_felt: .*a search on a device"),
+        (["export.planned_memory=true"], "export.planned_memory with data.kind=seen_and_felt: .*; allowed: false"),
+        (
+            ["partition.devices=[ncnn,onnxruntime]", "export.placed=true"],
+            "export.placed with data.kind=seen_and_felt: .*home sends one input to other devices; allowed: false",
+        ),
+        (
+            ["search.placement=[ncnn,onnxruntime]"],
+            r"search.placement with data.kind=seen_and_felt: .*behind one input; allowed: \[\]",
+        ),
+        (
+            ["partition.devices=[ncnn,onnxruntime]"],
+            r"partition.devices with data.kind=seen_and_felt: .*; allowed: \[\], and",
+        ),
+        (["finetune.mixing.mixup_alpha=0.2"], "finetune.mixing with data.kind=seen_and_felt: .*are not mixed"),
+        (["space.exits=auto"], "space.exits with data.kind=seen_and_felt: .*for networks of one image"),
+        (["baselines.siblings=[resnet18]"], "baselines.siblings with data.kind=seen_and_felt: .*networks of one image"),
+    ],
+)
+def test_options_that_several_inputs_cannot_do_yet_are_one_clear_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(RunConfig, compose_config("config", ["+preset=seen_and_felt", *overrides]))
+    validate(RunConfig, compose_config("config", ["+preset=seen_and_felt"]))
