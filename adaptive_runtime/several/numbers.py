@@ -1,6 +1,6 @@
 """Numbers of a sample beside its images: of sensors, say, or columns of a table."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -12,10 +12,9 @@ Size = Annotated[int, Field(ge=1)]
 class NumbersPreparation(Message):
     """What an application does with the numbers of a sample: less `mean`, over `deviation`, each by its entry of `names`.
 
-    names: of the first axis, such as columns of a table, or axes of a sensor. shape: of one sample. layout: samples first.
+    names: of the first axis, such as columns of a table, or axes of a sensor. shape: of one sample.
     """
 
-    layout: Literal["N..."] = "N..."
     names: Annotated[tuple[str, ...], Field(min_length=1)]
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
     mean: tuple[float, ...]
