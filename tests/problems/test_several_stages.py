@@ -1,6 +1,8 @@
 """A network of two inputs goes through the stages, from random weights to a bundle that answers samples by name."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from adaptive_runtime.deployed import check
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.inference import InferenceFormat, read
 from adaptive_runtime.service.local.frames import REQUEST_FIELDS, RequestHead
+from adaptive_runtime.service.protocol import LENGTH_HEADER
 from adaptive_runtime.service.refusals import RequestRefused
+from adaptive_runtime.service.tensors import NamedTensor, pack
 from adaptive_runtime.several import packed
 from conf.networks.two_branches import network
 from tasks import compile as compile_stage
@@ -40,6 +44,7 @@ from tasks.quantise.settings import Settings as QuantiseSettings
 from tests.finetune.one_rank import train_here
 from tests.ir.invariants import check_network
 from tests.problems.stages import COMMON, QUICK, SmallRun, trained
+from tests.runtime.service_process import INFER, served
 
 SIDE, SMALLER = 32, 16
 DATA = DataSettings(kind="seen_and_felt", images=480, classes=2, resolution=SIDE, clip_s=1.28, augment=False)
@@ -233,6 +238,41 @@ def test_a_service_takes_a_tensor_for_each_input(bundle: OpenBundle, samples: di
     fields = REQUEST_FIELDS.pack(0.0, 1, *SHAPES["image"], b"")
     with pytest.raises(RequestRefused, match="takes image, motion, and the local socket one image; ask over HTTP"):
         RequestHead.read(fields, REQUEST_FIELDS.size + 4 * SIDE, form)
+
+
+def test_a_service_answers_as_the_bundle_does(
+    bundle: OpenBundle, samples: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    given = {name: values[:3] for name, values in samples.items()}
+    with adaptive_runtime.load(bundle.folder, prepares=False) as model:
+        expected_NK = model.infer(given, subnet=bundle.manifest.subnets[0].digest).logits
+    head = {"parameters": {"subnet": bundle.manifest.subnets[0].digest}}
+    body = pack(head, "inputs", [NamedTensor(name, values, binary=True) for name, values in given.items()])
+    with served(bundle.folder, tmp_path / "log") as service:
+        found = service.http.post(INFER, content=body.content, headers={LENGTH_HEADER: str(body.json_bytes)})
+        refused = service.http.post(INFER, json={"inputs": []})
+    outputs = {one["name"]: one for one in found.raise_for_status().json()["outputs"]}
+    logits_NK = np.reshape(outputs["logits"]["data"], outputs["logits"]["shape"])
+    np.testing.assert_allclose(logits_NK, expected_NK, atol=1e-4)
+    assert refused.status_code == 400
+    assert "inputs: none; allowed: image, motion, each once" in refused.text
+
+
+@pytest.mark.parametrize("suffix", [".onnx.py", ".ncnn.py"])
+def test_examples_read_a_file_for_each_input(sources: report.Sources, suffix: str, tmp_path: Path) -> None:
+    (device,) = sources.devices
+    card = next(card for card in _cards(sources) if card["config"]["resolution"] == SMALLER)
+    rng = np.random.default_rng(0)
+    x = {"image": rng.random((1, 3, SMALLER, SMALLER), np.float32), "motion": rng.random((1, 3, 64), np.float32)}
+    for name, values in x.items():
+        values.tofile(tmp_path / f"{name}.f32")
+    program = device.export / f"{card['digest']}{suffix}"
+    files = [str(tmp_path / f"{name}.f32") for name in x]
+    done = subprocess.run([sys.executable, str(program), *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(device.export / f"{card['digest']}.onnx")
+    (expected_BK,) = session.run(None, x)
+    np.testing.assert_allclose([float(one) for one in done.stdout.split()], expected_BK.ravel(), atol=1e-3)
 
 
 def test_smaller_subnets_see_smaller_images_and_the_whole_motion(supernet: Path) -> None:
