@@ -25,6 +25,7 @@ from adaptive_runtime.choice import (
     VariantTable,
 )
 from adaptive_runtime.choice.scoring import ACCURACY_FIRST, CRITERIA, LATENCY_FIRST
+from adaptive_runtime.choice.scoring.battery import STEPS
 from adaptive_runtime.choice.scoring.hierarchy import SCALE
 from adaptive_runtime.choice.scoring.objective import KEPT_ORDERS
 from adaptive_runtime.choice.within import LARGEST_EXACT
@@ -198,7 +199,10 @@ def test_mu_falls_with_the_battery_in_steps_and_does_not_flap() -> None:
     for charge in (0.505, 0.495) * 10:
         assert (held := battery.mu(charge, False, held)) == 0.6
     assert battery.mu(0.48, False, held) == 0.58
-    assert BatteryMu(((0.1, 0.0), (0.3, 0.5))).mu(0.2, None) == 0.25
+    knees = BatteryMu(((0.1, 0.0), (0.3, 0.5), (0.4, 0.5), (0.8, 0.9)))
+    for charge in np.linspace(0, 1, 101).tolist():
+        between = float(np.interp(charge, [0.1, 0.3, 0.4, 0.8], [0.0, 0.5, 0.5, 0.9]))
+        assert knees.mu(charge, None) == pytest.approx(between, abs=0.5001 / STEPS)
     for points in ((), ((0.5, 0.2), (0.4, 0.3)), ((0.0, 0.5), (1.0, 0.4)), ((0.0, 0.5), (1.5, 0.6))):
         with pytest.raises(AdaptiveError, match=r"^mu by battery: .*; allowed: charges from 0 to 1 that rise"):
             BatteryMu(points)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from adaptive_runtime.errors import AdaptiveError
 
 STEPS = 100
@@ -34,10 +32,20 @@ class BatteryMu:
 
         before: mu so far, which stays while the charge asks for less than one and a half steps of change: so it does not flap.
         """
-        charges, mus = zip(*self.points, strict=True)
         if charging or battery is None:
-            return float(mus[-1])
-        mu = float(np.interp(battery, charges, mus))
+            return self.points[-1][1]
+        mu = self._between(battery)
         if before is not None and abs(mu - before) < 1.5 / STEPS:
             return before
         return round(mu * STEPS) / STEPS
+
+    def _between(self, battery: float) -> float:
+        """mu of a charge, by the points beside it."""
+        (charge, mu), *others = self.points
+        if battery <= charge:
+            return mu
+        for next_charge, next_mu in others:
+            if battery < next_charge:
+                return mu + (next_mu - mu) / (next_charge - charge) * (battery - charge)
+            charge, mu = next_charge, next_mu
+        return mu
