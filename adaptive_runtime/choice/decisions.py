@@ -1,7 +1,10 @@
-"""Decisions as messages: from what they follow, what they are and why; and the policies that make them."""
+"""Decisions: from what they follow, what they are and why; and the policies that make them.
+
+They are plain tuples, since a request waits while they are made; the log checks their values.
+"""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -30,7 +33,7 @@ class DeviceContext(Message):
         return min(1.0, self.memory_available_mib / self.memory_total_mib)
 
 
-class DecisionInputs(Message):
+class DecisionInputs(NamedTuple):
     """All that a policy may see at one time.
 
     now_s: of a clock that never goes back. factors: forecast for the time until the next decision. ratio: measured over
@@ -54,7 +57,7 @@ class DecisionInputs(Message):
     told: Mapping[int, str] = {}
 
 
-class ChoiceState(Message):
+class ChoiceState(NamedTuple):
     """What a policy remembers. running: None before the start. better_since_s: since when a better variant would have fitted.
 
     switched_s: times of the switches in the last minute. went_up_s: time of the last switch up, until a switch down.
@@ -72,7 +75,7 @@ class ChoiceState(Message):
     rule: str | None = None
 
 
-class Decision(Message):
+class Decision(NamedTuple):
     """Which variant runs from now on; with step `hurry` for one run. within: whether it keeps all limits, as far as is known.
 
     effective_ms: the latency that the policy expects of it at its quantile. reason: in words and numbers. meanwhile: the

@@ -5,9 +5,9 @@ import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import ValidationError
+from pydantic import PlainSerializer, ValidationError
 
 from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
 from adaptive_runtime.choice.table import VariantTable
@@ -15,6 +15,7 @@ from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import Digest, Message, one_line
 
 DECISION = '{"inputs":'
+BY_NAME = PlainSerializer(lambda fields: fields._asdict())
 
 
 class DecisionLogHead(Message):
@@ -25,15 +26,15 @@ class DecisionLogHead(Message):
 
     version: Literal[1] = 1
     table: Digest
-    state: ChoiceState
+    state: Annotated[ChoiceState, BY_NAME]
     policy: str | None = None
 
 
 class LoggedDecision(Message):
     """Another line of a log."""
 
-    inputs: DecisionInputs
-    decision: Decision
+    inputs: Annotated[DecisionInputs, BY_NAME]
+    decision: Annotated[Decision, BY_NAME]
 
 
 class LogSection(NamedTuple):
@@ -59,7 +60,7 @@ class DecisionLog:
 
     def append(self, inputs: DecisionInputs, decision: Decision) -> None:
         """One more decision."""
-        self._stream.write(f'{DECISION}{inputs.model_dump_json()},"decision":{decision.model_dump_json()}}}\n')
+        self._stream.write(LoggedDecision(inputs=inputs, decision=decision).model_dump_json() + "\n")
 
     @property
     def bytes(self) -> int:

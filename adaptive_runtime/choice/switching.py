@@ -40,22 +40,23 @@ class Switching:
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
         """The next state, and the decision with its reason."""
         recent_s = tuple(time_s for time_s in state.switched_s if time_s > inputs.now_s - MINUTE_S)
-        state = state.model_copy(update={"switched_s": recent_s})
+        if len(recent_s) < len(state.switched_s):
+            state = state._replace(switched_s=recent_s)
         best = self.objective.find(inputs.limits, inputs.factors, inputs.without)
         running = state.running
         if running is None:
             return self._switched(state, inputs, best, "start", f"{self._told(best, inputs)}")
+        if best.variant == running:
+            return self._stays(state, inputs, best, None, "no other variant is better")
         look_up = self.objective.look_up
         now = FoundVariant(
             running,
             look_up.effective_ms(running, inputs.limits, inputs.factors),
             look_up.keeps(running, inputs.limits, inputs.factors),
         )
-        if best.variant == running:
-            return self._stays(state, inputs, now, None, "no other variant is better")
         if running in inputs.without:
             why = f"{self._name(now)} {inputs.told.get(running, 'does not work')}; {self._told(best, inputs)}"
-            blameless = state.model_copy(update={"went_up_s": None})
+            blameless = state._replace(went_up_s=None)
             return self._switched(blameless, inputs, best, self._direction(inputs, now, best), why)
         if not now.within:
             return self._away(state, inputs, now, best)
@@ -99,12 +100,13 @@ class Switching:
         self, state: ChoiceState, inputs: DecisionInputs, to: FoundVariant, step: Step, why: str
     ) -> tuple[ChoiceState, Decision]:
         times_s = () if step == "start" else (*state.switched_s, inputs.now_s)
-        known: dict[str, object] = {"running": to.variant, "better_since_s": None, "switched_s": times_s}
+        after = state._replace(running=to.variant, better_since_s=None, switched_s=times_s)
         if step == "up":
-            known |= {"went_up_s": inputs.now_s}
+            after = after._replace(went_up_s=inputs.now_s)
         elif state.went_up_s is not None:
-            known |= {"went_up_s": None, "dwell_s": self._next_dwell_s(state, inputs, inputs.now_s - state.went_up_s)}
-        return state.model_copy(update=known), made(self.objective, inputs, to, step, why)
+            dwell_s = self._next_dwell_s(state, inputs, inputs.now_s - state.went_up_s)
+            after = after._replace(went_up_s=None, dwell_s=dwell_s)
+        return after, made(self.objective, inputs, to, step, why)
 
     def _dwell_s(self, state: ChoiceState) -> float:
         return self.dwell_s if state.dwell_s is None else state.dwell_s
@@ -122,7 +124,9 @@ class Switching:
     def _stays(
         self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, since_s: float | None, why: str
     ) -> tuple[ChoiceState, Decision]:
-        return state.model_copy(update={"better_since_s": since_s}), made(self.objective, inputs, now, "stay", why)
+        if state.better_since_s != since_s:
+            state = state._replace(better_since_s=since_s)
+        return state, made(self.objective, inputs, now, "stay", why)
 
     def _told(self, found: FoundVariant, inputs: DecisionInputs) -> str:
         limits = inputs.limits
@@ -139,7 +143,7 @@ class Switching:
 
 
 def made(objective: Objective, inputs: DecisionInputs, found: FoundVariant, step: Step, reason: str) -> Decision:
-    """The message of a decision."""
+    """A decision for a variant."""
     table = objective.look_up.table
     return Decision(
         now_s=inputs.now_s,

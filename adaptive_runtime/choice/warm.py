@@ -22,4 +22,4 @@ class WarmFirst:
         if decision.variant not in inputs.cold or len(unable) == len(self.objective.look_up.table):
             return state, decision
         warm = self.objective.find(inputs.limits, inputs.factors, unable)
-        return state, decision.model_copy(update={"meanwhile": warm.variant})
+        return state, decision._replace(meanwhile=warm.variant)

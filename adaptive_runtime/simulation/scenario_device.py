@@ -88,9 +88,7 @@ class ScenarioDevice:
         )
         links = self._links.at(inputs.now_s)
         factors = self._placed.factors(inputs.factors, links)
-        return inputs.model_copy(
-            update={"device": device, "factors": factors, "without": self._unable(frozenset(links))}
-        )
+        return inputs._replace(device=device, factors=factors, without=self._unable(frozenset(links)))
 
     def service_ms(self, variant: int, request: int, left_ms: float) -> float:
         """Of a placed row. Where the other device is gone, home's own answer comes at the deadline, or after it."""

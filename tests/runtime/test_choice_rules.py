@@ -190,7 +190,7 @@ def test_limits_of_a_rule_and_the_memory_of_now_hold_at_once() -> None:
 
 def test_latency_first_is_the_fastest_under_load() -> None:
     table = THREE.model_copy(update={"load_class": (0, 1, 1)})
-    busy = at(0.0).model_copy(update={"factors": LoadFactors(mean=(3.0, 1.0), deviation=(0.0, 0.0))})
+    busy = at(0.0)._replace(factors=LoadFactors(mean=(3.0, 1.0), deviation=(0.0, 0.0)))
     assert decided(by("latency first", table), [busy])[0].name == "middle"
 
 
@@ -248,7 +248,7 @@ def test_a_battery_that_jumps_over_its_limit_faster_than_the_wait_changes_nothin
 def test_later_runs_of_a_request_keep_the_rule_of_its_first() -> None:
     policy = by("battery < 20% -> energy first; mu by battery")
     state, first = policy.decide(ChoiceState(), at(0.0, battery=0.15))
-    later = at(0.1, battery=0.9).model_copy(update={"for_run": True})
+    later = at(0.1, battery=0.9)._replace(for_run=True)
     after, second = policy.decide(state, later)
     assert after == state
     assert (first.rule, first.name) == (second.rule, second.name)

@@ -27,8 +27,14 @@ FACTORS = LoadFactors(mean=(1.0,), deviation=(0.1,))
 RUNNING = ChoiceState(running=ACCURATE)
 
 
-def decided(limits: ChoiceLimits, *, for_run: bool = True, **given: frozenset[int]) -> tuple[ChoiceState, Decision]:
-    inputs = DecisionInputs(now_s=5.0, limits=limits, factors=FACTORS, for_run=for_run, **given)
+def decided(
+    limits: ChoiceLimits,
+    *,
+    for_run: bool = True,
+    without: frozenset[int] = frozenset(),
+    cold: frozenset[int] = frozenset(),
+) -> tuple[ChoiceState, Decision]:
+    inputs = DecisionInputs(5.0, limits, FACTORS, for_run=for_run, without=without, cold=cold)
     return POLICY.decide(RUNNING, inputs)
 
 

@@ -110,8 +110,7 @@ def test_an_up_that_made_a_request_late_makes_the_next_one_wait_twice_as_long() 
     late_s, in_time_s, until_s = (3.5, 6.5, 12.0), (1.0, 18.0), 22.0
     steps = np.arange(0.0, until_s, 0.5).tolist()
     inputs = [
-        at(now_s, 2.0 if now_s in (*late_s, *in_time_s) else 1.0).model_copy(update={"late": now_s in late_s})
-        for now_s in steps
+        at(now_s, 2.0 if now_s in (*late_s, *in_time_s) else 1.0)._replace(late=now_s in late_s) for now_s in steps
     ]
     made = decided(policy, inputs)
     assert [decision.now_s for decision in made if decision.step == "down"] == sorted((*late_s, *in_time_s))

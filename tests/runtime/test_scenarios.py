@@ -136,7 +136,7 @@ def test_the_device_knows_battery_memory_and_the_devices_that_are_there(played: 
     assert alone.device.battery == pytest.approx(0.7)
     assert alone.device.memory_available_mib == pytest.approx(0.3 * 20 - 4.0)
     assert alone.without == {4, 5}
-    there = device.seen(inputs.model_copy(update={"now_s": 2.5 * NOTICED_S}), running=None)
+    there = device.seen(inputs._replace(now_s=2.5 * NOTICED_S), running=None)
     assert there.without == frozenset()
     mean, deviation = there.factors.own[4]
     expected_ms = 2.5 + 4.0 + (3072 + 64) * 8e-3 / 20

@@ -46,14 +46,15 @@ class ByRules:
         limits = self._limits(inputs.limits, ruled.rule, state.running, inputs)
         known = state
         if state.rule != ruled.told and state.better_since_s is not None:
-            known = state.model_copy(update={"better_since_s": None})
-        after, decision = policy.decide(known, inputs.model_copy(update={"limits": limits}))
-        if not inputs.for_run:
-            after = after.model_copy(update={"holding": ruled.holding, "mu": ruled.mu, "rule": ruled.told})
+            known = state._replace(better_since_s=None)
+        if limits is not inputs.limits:
+            inputs = inputs._replace(limits=limits)
+        after, decision = policy.decide(known, inputs)
+        if not inputs.for_run and (ruled.holding, ruled.mu, ruled.told) != (after.holding, after.mu, after.rule):
+            after = after._replace(holding=ruled.holding, mu=ruled.mu, rule=ruled.told)
         why = ruled.told if ruled.mu is None else f"{ruled.told}, mu {ruled.mu:.3g}"
-        told = {"rule": ruled.told, "reason": f"{why}; {decision.reason}"}
-        adapts_weights = ruled.rule is None or ruled.rule.adapts_weights
-        return after, decision.model_copy(update={**told, "adapts_weights": adapts_weights})
+        adapts_weights, reason = ruled.rule is None or ruled.rule.adapts_weights, f"{why}; {decision.reason}"
+        return after, decision._replace(rule=ruled.told, reason=reason, adapts_weights=adapts_weights)
 
     def ruled(self, state: ChoiceState, inputs: DecisionInputs) -> RuledChoice:
         """What is best now. Before a later run of a request it is what was best before the first one."""
