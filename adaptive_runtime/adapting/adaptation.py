@@ -21,6 +21,7 @@ from adaptive_runtime.choice import (
     Decision,
     DecisionInputs,
     DeviceContext,
+    FoundOnce,
     LoadFactors,
     MostAccurate,
     Objective,
@@ -96,9 +97,9 @@ class ServedRun(NamedTuple):
 class Adaptation:
     """Which variant of a bundle should serve. Several threads may call it.
 
-    `served` and `sensed` tell it what happens, and renew its factors of slow-down; `choose` decides by them. variants: by the
-    rows of `variants.table`. running: what runs already. placed: SubNets over several devices, which are rows, too. policy: a
-    pure function, by which the record of decisions is replayed.
+    `served` and `sensed` tell it what happens, renew its factors of slow-down and find what the next decision looks up;
+    `choose` decides by them. variants: by the rows of `variants.table`. running: what runs already. placed: SubNets over
+    several devices, which are rows, too. policy: a pure function, by which the record of decisions is replayed.
     """
 
     def __init__(
@@ -113,14 +114,14 @@ class Adaptation:
         from adaptive_runtime.sensing import Sensing, device_sensors  # psutil is needed by models that adapt alone
 
         def policy_of(objective: Objective) -> ChoicePolicy:
-            return RunByRun(WarmFirst(options.policy(objective), objective), objective)
+            once = FoundOnce(objective)
+            return RunByRun(WarmFirst(options.policy(once), once), once)
 
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)
-        self._best = MostAccurate(self.look_up)
         rules = options.read_rules
         self._rules = None if rules is None else ByRules(rules, self.look_up, policy_of)
-        self.policy = policy_of(self._best) if self._rules is None else self._rules
+        self.policy = policy_of(MostAccurate(self.look_up)) if self._rules is None else self._rules
         sensors, every_s = device_sensors(options.sensors_root), options.every_s
         self.sensing = Sensing(sensors, every_s=every_s, hit_rate=options.hit_rate, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
@@ -132,6 +133,7 @@ class Adaptation:
         self._load: float | None = None
         self._context: DeviceContext | None = None
         self._lag, self._has_served, self._late = 0.0, False, False
+        self._unable = NONE, NONE
         self._lock = threading.Lock()
         self.look_up.extra_limits(limits)
         self._limits = self._careful = limits
@@ -185,6 +187,7 @@ class Adaptation:
             inputs = self._inputs(cold, without, request)
             before = self._state
             self._state, self._decision = self.policy.decide(before, inputs)
+            self._unable = cold, without
             self._late &= inputs.for_run
             if self._record is not None:
                 self._record.append(before, inputs, self._decision)
@@ -267,10 +270,8 @@ class Adaptation:
         forecast = self._forecaster.forecast
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
-        # the index is made here, not when it is asked
-        inputs = self._inputs()
-        objective = self._best if self._rules is None else self._rules.objective(self._state, inputs)
-        objective.look_up.cells_without(inputs.factors, inputs.without)
+        # what the next decision looks up is found here, not while a request waits
+        self.policy.decide(self._state, self._inputs(*self._unable))
 
     def _inputs(
         self,
@@ -284,10 +285,14 @@ class Adaptation:
         if self._placed is not None:
             factors, unable, told = self._placed.now(self._factors)
             without = unable | without if len(unable | without) < len(self.variants.table) else without
+        limits, for_run = self._careful, False
+        if request != ONE_RUN:
+            limits = limits.for_run(request)
+            for_run = request.left < request.runs or request.has_less(self._limits.budget_ms)
         return DecisionInputs(
             now_s=self._clock(),
-            limits=self._careful.for_run(request),
-            for_run=request.left < request.runs or request.has_less(self._limits.budget_ms),
+            limits=limits,
+            for_run=for_run,
             late=self._late,
             factors=factors,
             ratio=self._estimate.ratio,

@@ -27,6 +27,7 @@ class LoadEstimate:
     """`SlowDown` of a table's variants as `LoadFactors`, which are made anew when they have changed noticeably.
 
     Variants that have served have factors of their own; so the index of a look-up changes with the first request of one alone.
+    ratio: mean of measured over predicted latency of the last requests of the variant that served last; None: none has.
     """
 
     def __init__(self, table: VariantTable) -> None:
@@ -34,17 +35,13 @@ class LoadEstimate:
         self._seen: list[int] = []
         self._like_C = self._unseen()
         self._slow = SlowDown(table.latency_ms_V)
+        self.ratio: float | None = None
         self._ratios: deque[float] = deque(maxlen=RATIOS)
         self._served: int | None = None
         self._asked: tuple[float | None, float] | None = None
         self._asked_s = 0.0
         self._mean_V, self._deviation_V = np.zeros(len(table)), np.zeros(len(table))
         self._factors = LoadFactors()
-
-    @property
-    def ratio(self) -> float | None:
-        """Mean of measured over predicted latency of the last requests of the variant that served last."""
-        return sum(self._ratios) / len(self._ratios) if self._ratios else None
 
     def observe(self, variants: Sequence[int], measured_ms: float, at_s: float, load: float | None = None) -> None:
         """A served request: the variants of its runs, which took so long together. load: of the device meanwhile."""
@@ -57,6 +54,7 @@ class LoadEstimate:
             self._like_C = self._unseen()
         self._served = variant
         self._ratios.append(measured_ms / sum(float(self._predicted_ms_V[row]) for row in variants))
+        self.ratio = sum(self._ratios) / len(self._ratios)
         self._asked = None
 
     def factors(self, at_s: float, load: float | None, quantile: float) -> LoadFactors:

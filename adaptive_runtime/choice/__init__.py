@@ -7,7 +7,7 @@ from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decisio
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, RequestProgress
 from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, LogSection, read_log, replay
 from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
-from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
+from adaptive_runtime.choice.objectives import FoundOnce, LeastCost, MostAccurate, Objective
 from adaptive_runtime.choice.published import FixedChoice, LoadBandChoice, RatioChoice
 from adaptive_runtime.choice.rules import ByRules, ChoiceRules, parse_rules
 from adaptive_runtime.choice.runs import RunByRun
@@ -36,6 +36,7 @@ __all__ = [
     "DecisionLog",
     "DeviceContext",
     "FixedChoice",
+    "FoundOnce",
     "FoundVariant",
     "LeastCost",
     "LoadBandChoice",

@@ -4,7 +4,7 @@ Legend: K variants of a cell that can be the answer.
 """
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
@@ -13,6 +13,9 @@ import numpy as np
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
 from adaptive_runtime.choice.lookup import NONE, FoundVariant, VariantLookUp
 from adaptive_runtime.errors import AdaptiveError
+
+KEPT_ANSWERS = 8
+"""Of one objective: with and without a margin, for variants that are warm and for all, before and after a change of limits."""
 
 
 class Objective(Protocol):
@@ -107,3 +110,35 @@ class LeastCost:
             accurate = self.look_up.table.accuracy[variant] >= least_accuracy
             if accurate and self.look_up.keeps(variant, limits, factors):
                 yield self.cost(variant, factors), int(self.look_up.place_V[variant]), variant
+
+
+@dataclass(slots=True)
+class FoundOnce:
+    """An objective that remembers its last answers: the same question under the same factors is looked up once.
+
+    What was asked when a request or a sample came in is there when the next request waits for its decision, and the caches are
+    cold. Factors are the same where they are the same object: they never change.
+    """
+
+    objective: Objective
+    _factors: LoadFactors | None = field(default=None, init=False, repr=False, compare=False)
+    _found: dict[tuple[object, ...], FoundVariant] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def look_up(self) -> VariantLookUp:
+        return self.objective.look_up
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
+        if factors is not self._factors:
+            self._factors, self._found = factors, {}
+        asked = limits.budget_ms, limits.quantile, limits.energy_mj, limits.memory_mib, frozenset(without)
+        found = self._found.get(asked)
+        if found is None:
+            found = self.objective.find(limits, factors, without)
+            while len(self._found) >= KEPT_ANSWERS:
+                del self._found[next(iter(self._found))]
+            self._found[asked] = found
+        return found
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
+        return self.objective.prefers(one, other, factors)

@@ -38,12 +38,11 @@ class ByRules:
         self.rules, self.look_up, self._policy_of = rules, look_up, policy_of
         self._objectives = ScoredObjectives(look_up)
         self._policies: tuple[Objective, ChoicePolicy] | None = None
+        self._counting: tuple[tuple[object, ...], tuple[RuledChoice, ChoicePolicy, ChoiceLimits]] | None = None
 
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
         """The next state, and the decision with the rule before its reason."""
-        ruled = self.ruled(state, inputs)
-        policy = self._policy(self._objectives.of(ruled.weights))
-        limits = self._limits(inputs.limits, ruled.rule, state.running, inputs)
+        ruled, policy, limits = self._counts(state, inputs)
         known = state
         if state.rule != ruled.told and state.better_since_s is not None:
             known = state._replace(better_since_s=None)
@@ -73,9 +72,16 @@ class ByRules:
             mu = rule.counts.mu(battery, charging, state.mu)
         return RuledChoice(holding, mu, rule, CriterionWeights.of_mu(mu), told)
 
-    def objective(self, state: ChoiceState, inputs: DecisionInputs) -> Objective:
-        """The objective of the next decision, made ready."""
-        return self._objectives.of(self.ruled(state, inputs).weights)
+    def _counts(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[RuledChoice, ChoicePolicy, ChoiceLimits]:
+        """What is best now, who decides by it, and the limits; found once as long as all that it follows from is the same."""
+        of_inputs = inputs.limits, inputs.for_run, inputs.load, inputs.device
+        asked = (*of_inputs, state.running, state.holding, state.mu, state.rule)
+        if self._counting is None or self._counting[0] != asked:
+            ruled = self.ruled(state, inputs)
+            policy = self._policy(self._objectives.of(ruled.weights))
+            limits = self._limits(inputs.limits, ruled.rule, state.running, inputs)
+            self._counting = asked, (ruled, policy, limits)
+        return self._counting[1]
 
     def _policy(self, objective: Objective) -> ChoicePolicy:
         if self._policies is None or self._policies[0] is not objective:
