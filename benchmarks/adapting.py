@@ -24,8 +24,8 @@ request, by luck, too. Bars: mean latency 60 % below the largest at most 5.2 poi
 largest has at most 60 %; served accuracy within a point of the clairvoyant of the load, accuracy above the best static.
 
 *cost*: CPU time of a process that senses, hears of ten requests a second and decides before each, and the memory that it has
-more of its own than before; a decision after the pause between two requests, and one of many in a row (medians). Bars: 2 % of a
-core; 40 MiB; 100 µs a decision in a row.
+more of its own than before; a decision after the pause between two requests, when caches are cold, and one of many in a row
+(medians). Bars: 2 % of a core; 40 MiB; a decision 200 µs after a pause and 100 µs in a row.
 """
 
 import argparse
@@ -90,7 +90,7 @@ TRAINED = (
     "export.bundle=true",
 )
 BACK_S, SAVED, LOST_POINTS, IN_TIME, LARGEST_IN_TIME, NEAR_POINTS = 1.0, 0.6, 5.2, 0.99, 0.6, 1.0
-CORE_PERCENT, MEMORY_MIB, DECISION_US = 2.0, 40.0, 100.0
+CORE_PERCENT, MEMORY_MIB, DECISION_US, IN_A_ROW_US = 2.0, 40.0, 200.0, 100.0
 OF_LOAD = "clairvoyant of the load"
 VARIANTS, REQUESTS_PER_S, IN_A_ROW = 64, 10, 1000
 EARLIER_SHARE, LEAST_EARLIER_S = 0.2, 20.0
@@ -340,7 +340,8 @@ def main() -> None:
     if "cost" in options.stages:
         result["cost"] = cost(options.cost_s)
         percent, memory_mib, decision_us, in_a_row_us = result["cost"].values()
-        held = percent <= CORE_PERCENT and memory_mib <= MEMORY_MIB and in_a_row_us <= DECISION_US
+        quick = decision_us <= DECISION_US and in_a_row_us <= IN_A_ROW_US
+        held = percent <= CORE_PERCENT and memory_mib <= MEMORY_MIB and quick
         line = [
             f"{percent:.2f}",
             f"{memory_mib:.1f}",
