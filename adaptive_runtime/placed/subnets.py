@@ -125,9 +125,10 @@ class PlacedSubNets:
         return cls(found)
 
     def close(self) -> None:
-        """End all connections."""
-        for one in self.subnets.values():
-            one.close()
+        """End all connections, also where one of them cannot be ended."""
+        with ExitStack() as stack:
+            for one in self.subnets.values():
+                stack.callback(one.close)
 
 
 def _check(bundle: OpenBundle, given: Mapping[str, BundledPlacement], devices: Mapping[str, DeviceAddress]) -> None:

@@ -11,11 +11,12 @@ import pytest
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.adapting import BundleVariants
-from adaptive_runtime.bundles import NetFigures, SubNetMemory
+from adaptive_runtime.bundles import NetFigures, OpenBundle, SubNetMemory
 from adaptive_runtime.choice import read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.placed import PlacedSubNets
 from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.split import HOME, LinkUse, PlacementPlans, PlannedPlacement, SendingPlan, SplitSubNet
@@ -206,6 +207,25 @@ def test_a_bundle_without_placements_is_refused(tmp_path: Path) -> None:
     devices = {SERVER: DeviceAddress(url="tcp://127.0.0.1:1", token=TOKEN)}
     with pytest.raises(AdaptiveError, match=r"has no SubNets for several devices; export it with export\.placed=true"):
         adaptive_runtime.load(tmp_path, 5.0, adapts=True, devices=devices)
+
+
+def test_one_subnet_that_cannot_be_closed_leaves_no_other_one_open(
+    bundle: PlacedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = {SERVER: DeviceAddress(url="tcp://127.0.0.1:1", token=TOKEN)}
+    every = [PlacedSubNets.open(OpenBundle.open(bundle.folder), devices).subnets[bundle.large] for _ in range(3)]
+    close = every[1].network.close
+
+    def failing() -> None:
+        close()
+        raise OSError("this one fails")
+
+    monkeypatch.setattr(every[1].network, "close", failing)
+    with pytest.raises(OSError, match="this one fails"):
+        PlacedSubNets(dict(zip("abc", every, strict=True))).close()
+    for one in every:
+        with pytest.raises(AdaptiveError, match="split network: is closed"):
+            one.network.submit(bundle.x[:1], 5.0)
 
 
 def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> None:
