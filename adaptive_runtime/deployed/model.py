@@ -281,7 +281,7 @@ class DeployedModel:
     ) -> ModelAnswer:
         """Answers of one variant. within_ms: of one over several devices. VariantError."""
         is_loaded, run_ns = active.is_loaded, self.clock_ns()
-        over = None if active.over is None else active.over(within_ms)
+        over = None if active.over is None else active.over(within_ms, len(x_NCHW))
         found = active.answer(x_NCHW, over) if self._decoder is None else active.outputs(x_NCHW, over)
         run_ms = (self.clock_ns() - run_ns) / 1e6
         if self.weights is not None:

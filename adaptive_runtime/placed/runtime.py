@@ -3,6 +3,7 @@
 Legend: N samples, C channels, H height, W width, K classes.
 """
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -14,10 +15,23 @@ Array = NDArray[np.float32]
 
 
 class NetworkRuntime:
-    """Runs samples over several devices. batch: of one run. infer: the answer of one run. devices: that have run parts."""
+    """Runs samples over several devices. batch: of one run. devices: that have run parts.
 
-    def __init__(self, batch: int, infer: Callable[[Array], SplitAnswer]) -> None:
-        self.batch, self._infer = batch, infer
+    infer: the answer of one run within a time [ms]. within_ms: what is left of the request's budget now, which the runs of its
+    samples share; None: there is no budget.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        infer: Callable[[Array, float | None], SplitAnswer],
+        within_ms: float | None,
+        samples: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.batch, self._infer, self._clock = batch, infer, clock
+        self._until_s = None if within_ms is None else clock() + within_ms * 1e-3
+        self._runs_left = -(-samples // batch)
         self._devices: dict[str, None] = {}
 
     @property
@@ -30,10 +44,18 @@ class NetworkRuntime:
         return _NetworkRun(self, x_NCHW)
 
     def run(self, x_NCHW: Array) -> Array:
-        """The answer of one batch."""
-        found = self._infer(x_NCHW)
+        """The answer of one batch, within its share of the time left."""
+        found = self._infer(x_NCHW, self._share_ms)
+        self._runs_left -= 1
         self._devices |= dict.fromkeys(found.devices)
         return found.answer
+
+    @property
+    def _share_ms(self) -> float | None:
+        """Of the next run; None: there is no budget."""
+        if self._until_s is None:
+            return None
+        return max(0.0, self._until_s - self._clock()) * 1e3 / max(1, self._runs_left)
 
     def close(self) -> None:
         """The network stays open for others."""

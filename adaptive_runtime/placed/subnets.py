@@ -5,7 +5,6 @@ Legend: N samples, C channels, H height, W width.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -63,9 +62,9 @@ class PlacedSubNet:
         self._expected = None if found is None else expected(found, links, deviation, self._ratio.now)
         return self._expected
 
-    def runs(self, within_ms: float | None) -> NetworkRuntime:
-        """What runs one request. within_ms: what is left of its budget; None: there is none."""
-        return NetworkRuntime(self._batch, partial(self._infer, within_ms))
+    def runs(self, within_ms: float | None, samples: int) -> NetworkRuntime:
+        """What runs one request of so many samples. within_ms: what is left of its budget; None: there is none."""
+        return NetworkRuntime(self._batch, self._infer, within_ms, samples)
 
     @property
     def missing(self) -> str:
@@ -78,7 +77,7 @@ class PlacedSubNet:
         """End the connections."""
         self.network.close()
 
-    def _infer(self, within_ms: float | None, x_NCHW: Array) -> SplitAnswer:
+    def _infer(self, x_NCHW: Array, within_ms: float | None) -> SplitAnswer:
         """AdaptiveError: home has failed."""
         known = self._expected
         answer = self.network.infer(x_NCHW, self._deadline_ms(within_ms, known))

@@ -262,7 +262,7 @@ class SubNetPool:
         scale = scaling_of(subnet.preparation, subnet.input_shape)
         if variant.placed:
             over = self.placed[variant.digest]
-            chain = ExitChain(self.bundle.whole(subnet, form), over(None))
+            chain = ExitChain(self.bundle.whole(subnet, form), over(None, 1))
             return Answerer(variant, subnet, form, chain, None, (), (), scale, over)
         if variant.exit is None and not variant.early:
             manifest, decider = self.bundle.whole(subnet, form), None

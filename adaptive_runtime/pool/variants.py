@@ -55,8 +55,8 @@ class PlacedRuntime(ChainRuntime, Protocol):
     def devices(self) -> tuple[str, ...]: ...
 
 
-PlacedRuns = Callable[[float | None], PlacedRuntime]
-"""What runs a SubNet over several devices within a time [ms]; None: within any."""
+PlacedRuns = Callable[[float | None, int], PlacedRuntime]
+"""What runs a SubNet over several devices within a time [ms], or None: within any, for so many samples together."""
 
 
 class Answerer:

@@ -16,10 +16,18 @@ from adaptive_runtime.choice import read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.placed import PlacedSubNets
+from adaptive_runtime.placed import NetworkRuntime, PlacedSubNets
 from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.split import HOME, LinkUse, PlacementPlans, PlannedPlacement, SendingPlan, SplitSubNet
+from adaptive_runtime.split import (
+    HOME,
+    LinkUse,
+    PlacementPlans,
+    PlannedPlacement,
+    SendingPlan,
+    SplitAnswer,
+    SplitSubNet,
+)
 from tasks.partition.coded import CodedSubNet
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import serving
@@ -226,6 +234,22 @@ def test_one_subnet_that_cannot_be_closed_leaves_no_other_one_open(
     for one in every:
         with pytest.raises(AdaptiveError, match="split network: is closed"):
             one.network.submit(bundle.x[:1], 5.0)
+
+
+def test_samples_of_one_request_share_what_is_left_of_its_budget() -> None:
+    now_s, given = [10.0], list[float | None]()
+
+    def infer(x_NCHW: np.ndarray, within_ms: float | None) -> SplitAnswer:
+        given.append(within_ms)
+        now_s[0] += 0.06
+        return SplitAnswer(answer=x_NCHW, latency_ms=60.0, devices=(SERVER,), legs=(), at_home=None, late=False)
+
+    runtime = NetworkRuntime(2, infer, 120.0, samples=5, clock=lambda: now_s[0])
+    for _ in range(3):
+        runtime.run(np.zeros((2, 4), np.float32))
+    assert given == pytest.approx([40.0, 30.0, 0.0])
+    NetworkRuntime(1, infer, None, samples=2).run(np.zeros((1, 4), np.float32))
+    assert given[3] is None
 
 
 def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> None:
