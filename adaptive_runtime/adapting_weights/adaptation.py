@@ -66,7 +66,7 @@ class WeightAdaptation:
         self._waiting: deque[Array] = deque()
         self._serving: str | None = None
         self._count, self._left_out, self._busy, self._closed = 0, 0, False, False
-        self._may_adapt = True
+        self._may_adapt, self._is_ending = True, False
         self._changed = threading.Condition()
         self._worker = threading.Thread(target=self._work, name="adaptive-runtime-weights", daemon=True)
 
@@ -86,12 +86,13 @@ class WeightAdaptation:
     def let(self, *, adapt: bool) -> None:
         """Whether weights may adapt from now on. Where not, nothing is looked at, and the source's weights serve.
 
-        What looking takes is freed. When weights may adapt again, they begin with the source's.
+        What looking takes is freed, and side files are removed. When weights may adapt again, they begin with the source's.
         """
         if adapt == self._may_adapt:
             return
         with self._changed:
             self._may_adapt = adapt
+            self._is_ending |= not adapt
             self._waiting.clear()
             self._count = 0
             self._changed.notify_all()
@@ -131,11 +132,6 @@ class WeightAdaptation:
         """Whether enough images wait."""
         return self._serving is not None and self._count >= self._needed[self._serving]
 
-    @property
-    def _is_ending(self) -> bool:
-        """Whether SubNets adapt that may not any more."""
-        return bool(self._subnets) and not self._may_adapt
-
     def _work(self) -> None:
         if self._serving is not None:
             self._look(self._serving, [])
@@ -146,7 +142,7 @@ class WeightAdaptation:
                 self._changed.wait_for(lambda: self._closed or self._is_due or self._is_ending)
                 if self._closed:
                     return
-                self._busy, ends = True, self._is_ending
+                self._busy, ends, self._is_ending = True, self._is_ending, False
                 digest, found = self._serving or "", list(self._waiting)
                 self._waiting.clear()
                 self._count = 0
@@ -156,12 +152,15 @@ class WeightAdaptation:
                 self._look(digest, found)
 
     def _end(self) -> None:
-        """Let all SubNets serve with the source's weights, and free what looks at images."""
+        """Let all SubNets serve with the source's weights, free what looks at images, and forget what was adapted before."""
         for digest, subnet in list(self._subnets.items()):
             images = subnet.guard.images
             self._give_up(subnet)
             del self._subnets[digest]
             self._tell(digest, "off", images, "a rule lets no weights adapt now; the bundle's serve")
+        if self._files is not None:
+            for digest in self._needed:
+                self._files.remove(digest)
 
     def _look(self, digest: str, parts: list[Array]) -> None:
         """Let a SubNet look at images; where that fails, it serves with the source's weights from then on."""

@@ -416,6 +416,23 @@ def test_weights_that_may_not_adapt_free_what_looks_at_images_at_once(bundle: Pa
             gc.enable()
 
 
+def test_weights_that_may_not_adapt_forget_what_an_earlier_process_has_kept_of_any_subnet(
+    bundle: Path, tmp_path: Path
+) -> None:
+    with followed(bundle, state=tmp_path) as model:
+        assert model.weights is not None
+        model.weights.wait()
+        serving = model.state.serving.digest
+        others = [one.digest for one in model.subnets if one.digest != serving]
+        assert others
+        for digest in others:
+            AdaptedFiles(tmp_path).file(digest).write_bytes(b"of an earlier process")
+        model.weights.let(adapt=False)
+        model.weights.wait()
+        assert list(tmp_path.glob("*.npz")) == []
+        assert set(kinds(model)) <= {"off"}
+
+
 def battery(percent: int) -> dict[str, str]:
     """The files of a battery that is not charged."""
     place = "sys/class/power_supply/BAT0"
