@@ -110,7 +110,9 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         metavar="RULES",
         help="as --adapts, by rules: 'battery < 20%% -> energy first; mu by battery' (default: those of the bundle)",
     )
-    bundle.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
+    bundle.add_argument(
+        "--decisions", type=Path, metavar="F", help="with --adapts or --policy: append every decision there"
+    )
     bundle.add_argument(
         "--memory-mib", type=above_zero, metavar="MIB", help="what SubNets may take (default: no limit)"
     )
@@ -173,7 +175,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
-    """AdaptiveError: a coding, since a bundle says in which its SubNets were judged, or `--unaligned` alone."""
+    """AdaptiveError: a coding, since a bundle says in which its SubNets were judged, or an option that needs another."""
     from adaptive_runtime.service.models.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
@@ -184,6 +186,8 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
         )
     if arguments.unaligned and arguments.weights is None:
         raise AdaptiveError("--unaligned", "no weights adapt", next_step="give --weights, or leave it out")
+    if arguments.decisions is not None and not arguments.adapts and arguments.policy is None:
+        raise AdaptiveError("--decisions", "nothing decides", next_step="give --adapts or --policy, or leave it out")
     return bundle_served(BundleOptions(bundle=arguments.folder, devices=addresses(arguments), **sensed, **given))
 
 

@@ -112,6 +112,8 @@ def test_a_full_disk_ends_the_log_of_decisions_in_one_line_and_no_answer(copy: P
 
 def test_a_log_that_cannot_be_written_and_a_missing_budget_are_one_line(copy: Path, tmp_path: Path) -> None:
     assert "cannot be written" in refused("serve", str(copy), *ADAPTS, "--decisions", str(tmp_path / "no" / "log"))
+    line = refused("serve", str(copy), "--decisions", str(tmp_path / "log"))
+    assert "--decisions: nothing decides; give --adapts or --policy, or leave it out" in line
     line = refused("serve", str(copy), "--load-trace", str(tmp_path / "no" / "load.json"))
     assert "load.json: cannot be written; give a file in a folder that is there" in line
     assert "no budget; give budget_ms" in refused("serve", str(copy), "--adapts")
