@@ -312,6 +312,14 @@ def test_a_token_that_is_made_is_private_and_goes_with_the_service(copy: Path) -
     assert not file.exists()
 
 
+def test_where_there_is_no_bundle_no_token_is_made(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    words = [*COMMAND, "serve", str(tmp_path), "--port", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "bundle.json" in done.stderr
+
+
 ROUTES = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/model", INFER, "/metrics", "/state", "/docs")
 PAGE = ("/", "/page.js", "/page.css", "/plotly.js")
 

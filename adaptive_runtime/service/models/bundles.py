@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adaptive_runtime.adapting import AdaptingOptions
 from adaptive_runtime.adapting_weights import WeightOptions
-from adaptive_runtime.bundles import BUNDLE_FILE, FOUND_FILE
+from adaptive_runtime.bundles import BUNDLE_FILE, FOUND_FILE, OpenBundle
 from adaptive_runtime.bundles.manifest import AGAIN
 from adaptive_runtime.deployed import DeployedModel, load
 from adaptive_runtime.message_files import read_bytes
@@ -22,9 +22,17 @@ from adaptive_runtime.service.options import VERSION_DIGITS, BundleOptions
 from adaptive_runtime.service.remembered import ChoiceMemory
 
 
+def bundle_served(options: BundleOptions) -> AbstractContextManager[ServedModel]:
+    """The model, with what served last, where that is remembered and still works.
+
+    AdaptiveError: there is no such bundle, which is told at once; later, it cannot be loaded.
+    """
+    OpenBundle.open(options.bundle, options.key_file)
+    return _served(options)
+
+
 @contextmanager
-def bundle_served(options: BundleOptions) -> Iterator[ServedModel]:
-    """The model, with what served last, where that is remembered and still works. AdaptiveError: it cannot be loaded."""
+def _served(options: BundleOptions) -> Iterator[ServedModel]:
     memory = None if options.state is None else ChoiceMemory(options.state, _digest(options.bundle, options.format))
     first = None if memory is None else memory.read()
     with (

@@ -5,7 +5,7 @@ Legend: N samples, C channels, H height, W width, K classes.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,18 @@ LEAST_DEADLINE_MS = 1e-3
 FORM: BundleFormat = "onnx"
 
 
-@contextmanager
-def split_served(options: SplitServiceOptions) -> Iterator[ServedModel]:
-    """The SubNet, open at home; devices come in when they are reached. AdaptiveError: it cannot be opened or served."""
+def split_served(options: SplitServiceOptions) -> AbstractContextManager[ServedModel]:
+    """The SubNet, open at home; devices come in when they are reached. AdaptiveError at once: it cannot be opened or served."""
     before_mib = resident_mib() or 0.0
     planned = PlannedSplit.open(options.folder)
-    form = _format(planned)
+    return _served(planned, _format(planned), options, before_mib)
+
+
+@contextmanager
+def _served(
+    planned: PlannedSplit, form: InferenceFormat, options: SplitServiceOptions, before_mib: float
+) -> Iterator[ServedModel]:
+    """before_mib: what the process took before the SubNet was opened."""
     network, choice = planned.network(options.devices, SplitOptions(coding=options.coding))
     with network, LoadWatch(options.sensors_root, hit_rate=options.hit_rate).running() as watch:
         model = SplitModel(planned, network, choice, max(0.0, (resident_mib() or 0.0) - before_mib))
