@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.split import PlannedPlacement
 from tailor_ir import SuperNet
-from tasks.levels.rows import LevelRow
+from tasks.levels.rows import LevelRow, against
 from tasks.partition.ahead import PlacedCosts, links_of
 from tasks.partition.plans import placements_ahead, plans_ahead
 from tasks.partition.settings import Settings as PartitionSettings
@@ -73,16 +73,11 @@ def preferred(
         links = links_of(settings, float(bandwidth_mbps))
         for slow_down in settings.plans_slow_down:
             over_ms = [min(plan.latency_ms(links, slow_down, coding) for plan in one.plans) for one in placed]
-            home = [_columns(row, slow_down * row.latency_ms) for row in rows]
-            over = [_columns(one.row, latency_ms) for one, latency_ms in zip(placed, over_ms, strict=True)]
+            home = [row.columns(slow_down * row.latency_ms) for row in rows]
+            over = [one.row.columns(latency_ms) for one, latency_ms in zip(placed, over_ms, strict=True)]
             columns_RD = np.array(home + over)
             for at, own_D in enumerate(columns_RD[len(rows) :]):
-                no_worse_R = (columns_RD <= own_D).all(1)
-                better_R = (columns_RD < own_D).any(1)
+                no_worse_R, better_R = against(columns_RD, own_D)
                 better_R[: len(rows) + at] |= no_worse_R[: len(rows) + at]  # of equal rows the first one
                 found[at] |= not (no_worse_R & better_R).any()
     return found
-
-
-def _columns(row: LevelRow, latency_ms: float) -> tuple[float, float, float, float]:
-    return -row.accuracy, latency_ms, row.energy_mj or 0.0, row.memory_mib

@@ -1,7 +1,13 @@
-"""`levels.json`: each combination of SubNet, exit and format on one device, with its costs, and those that are worth having."""
+"""`levels.json`: each combination of SubNet, exit and format on one device, with its costs, and those that are worth having.
 
+Legend: R rows, D columns.
+"""
+
+from math import nan
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from adaptive_runtime.bundles import BundleFormat, NetFigures, SubNetMemory
@@ -39,6 +45,14 @@ class LevelRow(Named):
     def memory_mib(self) -> float:
         """Weights and activations at their peak [MiB]."""
         return self.weights_mib + self.activations_mib
+
+    def columns(self, latency_ms: float | None = None) -> tuple[float, float, float, float]:
+        """What rows are compared by, the less the better: −accuracy, latency, energy, memory. An unknown energy is NaN.
+
+        latency_ms: in the place of its own; None: its own.
+        """
+        energy_mj = nan if self.energy_mj is None else self.energy_mj
+        return -self.accuracy, self.latency_ms if latency_ms is None else latency_ms, energy_mj, self.memory_mib
 
     @property
     def name(self) -> str:
@@ -91,3 +105,14 @@ class Levels(Stored):
     def placed(self) -> dict[str, LevelRow]:
         """The kept rows over devices, by digest."""
         return {row.digest: row for row in self.rows if row.over and row.kept}
+
+
+def against(columns_RD: NDArray[np.float64], own_D: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which rows are no worse than another one in all columns (R,), and which are better in one (R,).
+
+    What is unknown (NaN) of both rows is left out; what is unknown of one alone could be worse, so that row is not no worse.
+    """
+    unknown_RD = np.isnan(columns_RD) & np.isnan(own_D)
+    no_worse_R: NDArray[np.bool_] = np.all((columns_RD <= own_D) | unknown_RD, axis=1)
+    better_R: NDArray[np.bool_] = np.any(columns_RD < own_D, axis=1)
+    return no_worse_R, better_R

@@ -19,7 +19,7 @@ from tasks.exits.policies import SubnetPolicy
 from tasks.levels.devices import LevelDevice, PredictedCosts
 from tasks.levels.exits import with_exits
 from tasks.levels.placed import OtherDevices, PlacedLevel, preferred
-from tasks.levels.rows import LEVELS_FILE, LevelRow, Levels, MissingLevel
+from tasks.levels.rows import LEVELS_FILE, LevelRow, Levels, MissingLevel, against
 from tasks.schemas.front import Front, Winner
 from tasks.schemas.stored import StageResult
 
@@ -109,11 +109,10 @@ def _whole(
 
 def on_front(rows: Sequence[LevelRow]) -> NDArray[np.bool_]:
     """Whether no other row is at least as good in all columns and better in one, (R,); of equal rows all count."""
-    columns_RD = np.array([[-row.accuracy, row.latency_ms, row.energy_mj or 0.0, row.memory_mib] for row in rows])
+    columns_RD = np.array([row.columns() for row in rows])
     found = np.ones(len(rows), bool)
     for at, own_D in enumerate(columns_RD):
-        no_worse_R = (columns_RD <= own_D).all(1)
-        better_R = (columns_RD < own_D).any(1)
+        no_worse_R, better_R = against(columns_RD, own_D)
         found[at] = not (no_worse_R & better_R).any()
     return found
 

@@ -63,6 +63,18 @@ def test_a_row_that_is_dominated_within_its_octave_is_left_out() -> None:
     assert on_front(rows).tolist() == [True, False, True]
 
 
+def test_a_row_whose_energy_is_unknown_is_neither_frugal_nor_spending() -> None:
+    known, unknown = level(0, 0.8, 4.0, 2.0, 1.0), level(1, 0.8, 4.0, None, 1.0)
+    worse, slower = level(2, 0.7, 5.0, None, 1.0), level(3, 0.7, 5.0, 3.0, 1.0)
+    assert on_front([known, unknown]).tolist() == [True, True]
+    assert on_front([known, unknown, worse, slower]).tolist() == [True, True, False, False]
+    assert on_front([unknown, slower]).tolist() == [True, True]  # it may take more energy than the other
+    assert on_front([unknown, worse]).tolist() == [True, False]
+    over = over_devices(known, 20.0, 10_000, energy_mj=None)
+    assert preferred([known], [over], LINKED).tolist() == [True]
+    assert preferred([unknown], [over], LINKED).tolist() == [False]
+
+
 def policy() -> SubnetPolicy:
     exits = [
         MeasuredExit(exit=name, alone_ms=ms, latency_ms=ms, accuracy={"validation": share})
