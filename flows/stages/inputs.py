@@ -8,6 +8,7 @@ from typing import Any
 from flows.versions import user_code_version
 from tasks.artifacts import digest_of, key_settings
 from tasks.data.settings import DataSettings
+from tasks.data.source import unreadable
 from tasks.models import ModelSettings
 from tasks.models.own_code import source_of
 
@@ -19,12 +20,16 @@ def data_key(settings: DataSettings) -> dict[str, Any]:
 
 
 def _listing(root: Path) -> str:
+    """Of all files of a folder. UserError: one cannot be looked at, as a link to nothing."""
     rows = []
     for folder, folders, names in os.walk(root, followlinks=True):
         folders.sort()
         for name in sorted(names):
             file = Path(folder) / name
-            status = file.stat()
+            try:
+                status = file.stat()
+            except OSError as error:
+                raise unreadable(file, error) from error
             rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
     return digest_of(rows)
 

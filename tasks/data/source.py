@@ -74,6 +74,12 @@ def first_of(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
+def unreadable(file: Path, error: OSError) -> UserError:
+    """The error of a file of the user's data that is no file, such as a link to nothing."""
+    got = "is a link to nothing" if file.is_symlink() and not file.exists() else f"cannot be read ({error.strerror})"
+    return UserError(f"data file '{file}'", got, next_step="mend or remove it")
+
+
 def split_folders(settings: DataSettings) -> dict[str, Path]:
     """The folder of each split in `settings.path`; that one alone where there is none for training.
 

@@ -205,6 +205,11 @@ def _no_test_dog(folder: Path) -> None:
     write_rows(folder / "test" / "a.jsonl", [("a cat", "cat")])
 
 
+def _dangling(folder: Path) -> None:
+    write_rows(folder / "a.jsonl")
+    (folder / "b.jsonl").symlink_to(folder / "gone.jsonl")
+
+
 def _binary(folder: Path) -> None:
     write_rows(folder / "a.jsonl")
     (folder / "a.jsonl").write_bytes(b'{"text": "\xff", "label": "a"}\n')
@@ -218,6 +223,7 @@ def _binary(folder: Path) -> None:
         (_one_class, "1 class of texts; allowed: two or more"),
         (_no_test_dog, "no text of 1 of 2 classes in test: dog; add texts of each class"),
         (_binary, "not UTF-8 after row 0"),
+        (_dangling, r"data file '.*b\.jsonl': is a link to nothing; mend or remove it"),
     ],
 )
 def test_folders_that_cannot_be_used_are_one_line(write: Write, told: str, tmp_path: Path) -> None:

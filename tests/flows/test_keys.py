@@ -7,8 +7,11 @@ import pytest
 
 from flows.config import RunConfig
 from flows.run import Output, Run
+from flows.stages.inputs import data_key
 from flows.stages.spec import Context
 from flows.stages.table import PIPELINE
+from tasks.data.settings import DataSettings
+from tasks.errors import UserError
 
 EVERY_STAGE = {
     "device": {"onnxruntime": {"backend": "onnxruntime"}},
@@ -96,3 +99,15 @@ def test_links_are_of_the_joint_search_alone(path: str, value: float, stages: se
     before, after = _settings(given=given), _settings(path, value, given)
     assert {"codings", "joint"} <= before.keys()
     assert {name for name, settings in after.items() if settings != before[name]} == stages
+
+
+def test_a_link_to_nothing_among_data_is_one_line_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(b"an image")
+    settings = DataSettings.model_validate({"kind": "imagefolder", "path": tmp_path})
+    key = data_key(settings)
+    (tmp_path / "cat" / "2.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(UserError, match=r"data file '.*cat/2\.png': is a link to nothing; mend or remove it"):
+        data_key(settings)
+    (tmp_path / "gone.png").write_bytes(b"an image")
+    assert data_key(settings) != key

@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptive_runtime.texts import words_of
 from tasks.data.settings import DataSettings, TextFields
-from tasks.data.source import check_classes, complete_splits, split_folders
+from tasks.data.source import check_classes, complete_splits, split_folders, unreadable
 from tasks.data.texts.tokens import TextSource
 from tasks.errors import UserError, shortened
 
@@ -60,13 +60,21 @@ def _files(settings: DataSettings) -> dict[str, list[Path]]:
         found[split] = sorted(file for file in folder.iterdir() if file.suffix == SUFFIX)
         if not found[split]:
             raise UserError(f"data folder '{folder}'", "no files of texts", allowed=f"*{SUFFIX}")
-    total = sum(file.stat().st_size for files in found.values() for file in files)
+    total = sum(_bytes(file) for files in found.values() for file in files)
     if total > MOST_BYTES:
         got = f"{total / 2**30:.1f} GiB of texts"
         raise UserError(
             f"data folder '{settings.path}'", got, allowed=f"{MOST_BYTES >> 30} GiB", next_step="give fewer"
         )
     return found
+
+
+def _bytes(file: Path) -> int:
+    """Of a file. UserError: there is none, as behind a link to nothing."""
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise unreadable(file, error) from error
 
 
 def _rows(file: Path, fields: TextFields) -> Iterator[_Row]:
