@@ -3,13 +3,14 @@
 from tasks.models.creation import create
 from tasks.models.origin import NetworkOrigin, carry_origin, origin_of, remember_origin
 from tasks.models.settings import ModelSettings
-from tasks.models.weights import load_weights, needs_training, weights_source
+from tasks.models.weights import load_part, load_weights, needs_training, weights_source
 
 __all__ = [
     "ModelSettings",
     "NetworkOrigin",
     "carry_origin",
     "create",
+    "load_part",
     "load_weights",
     "needs_training",
     "origin_of",

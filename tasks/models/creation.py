@@ -8,6 +8,7 @@ from torch import nn
 
 from tasks.data.samples import AnyForm, SampleForm
 from tasks.models.answers import check_answer
+from tasks.models.backbone import classifier_of
 from tasks.models.callables import code_folder, create_callable
 from tasks.models.onnx_files import check_onnx
 from tasks.models.settings import ModelSettings
@@ -49,6 +50,8 @@ def create(
         else:
             where, folder = f"model.name '{settings.name}'", code_folder(settings.name)
             model = create_callable(settings, classes, form)
+            if settings.backbone is not None:
+                model = classifier_of(model, settings.backbone, where, classes, form)
         check_answer(where, model, classes, form, own_code=folder, problem=problem)
     if settings.checkpoint is not None:
         load_weights(model, settings.checkpoint)

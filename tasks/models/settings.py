@@ -23,6 +23,9 @@ class ModelSettings(BaseModel):
     """A .safetensors file with the weights of exactly this network."""
     pretrained: bool = False
     """timm: download the published weights."""
+    backbone: str | None = Field(default=None, pattern=r"^\w+(\.\w+)*$")
+    """callable: the path of a module that gives feature maps, as backbone or backbone.body. The network is then this part of it
+    alone, with a linear layer on the averages of its feature maps: a classifier."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the timm model or the callable."""
 
@@ -40,6 +43,8 @@ class ModelSettings(BaseModel):
             raise ValueError("an .onnx file carries its weights; leave model.checkpoint out")
         if self.kind == "callable" and (self.name.count(":") != 1 or not all(self.name.split(":"))):
             raise ValueError(f"model.name={self.name} is not of the form module:function or FILE.py:function")
+        if self.backbone is not None and self.kind != "callable":
+            raise ValueError(f"model.backbone={self.backbone} is for model.kind=callable, not {self.kind}")
         if self.pretrained and self.kind != "timm":
             raise ValueError("model.pretrained=true is for model.kind=timm")
         return self

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
 from torch import nn
 
 from tasks.errors import UserError, shortened
@@ -34,6 +34,23 @@ def load_weights(model: nn.Module, path: Path) -> None:
             f"does not fit the network ({shortened(error)})",
             allowed="a .safetensors file of this network",
         ) from error
+
+
+def load_part(model: nn.Module, path: Path, part: str) -> None:
+    """Load the tensors of one part from a .safetensors file of another network that has the same part.
+
+    part: the path of a module in both. UserError when a tensor of the part is in one of the two alone, or of another shape.
+    """
+    own, given = (
+        {name: tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
+        for tensors in (model.state_dict(), load_file(path))
+    )
+    for name in sorted(own.keys() | given.keys()):
+        shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (own, given)]
+        if shapes[0] != shapes[1]:
+            got = f"'{name}' has shape {shapes[0]} in the network and {shapes[1]} in '{path}'"
+            raise UserError(f"part '{part}'", got, allowed="the same part in both")
+    model.load_state_dict(given, strict=False)
 
 
 def weights_source(settings: ModelSettings) -> dict[str, str]:
