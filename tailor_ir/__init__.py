@@ -5,7 +5,7 @@ from tailor_ir.alignment import InputAlignment
 from tailor_ir.alternatives import PASSES as FITTING_PASSES
 from tailor_ir.alternatives import FirstWeights
 from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
-from tailor_ir.errors import ConfigError, ImportFailed, InputError, SpaceError, TailorError
+from tailor_ir.errors import ConfigError, ImportFailed, InputError, JoinError, SpaceError, TailorError
 from tailor_ir.exits import PASSES as EXIT_PASSES
 from tailor_ir.exits import ExitParts, FirstExit
 from tailor_ir.operators.features import OperatorFeature, operator_model
@@ -52,6 +52,7 @@ __all__ = [
     "ImportFailed",
     "InputAlignment",
     "InputError",
+    "JoinError",
     "NetworkPiece",
     "NetworkPieces",
     "OperatorFeature",

@@ -19,3 +19,7 @@ class SpaceError(TailorError):
 
 class ConfigError(TailorError):
     """A config names an unknown variable or a choice that its variable does not have."""
+
+
+class JoinError(TailorError):
+    """Two networks do not have the part in common that one is to take from the other."""

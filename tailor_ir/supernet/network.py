@@ -44,6 +44,7 @@ from tailor_ir.subnets.segments import (
 from tailor_ir.subnets.standalone import build, build_nodes, own_tensors
 from tailor_ir.summary import describe
 from tailor_ir.supernet.exporting import WithStatistics, export_together
+from tailor_ir.supernet.joining import take_part
 
 
 class SuperNet:
@@ -195,6 +196,14 @@ class SuperNet:
         with torch.no_grad():
             for name, value in statistics.items():
                 self.elastic.tensor(name).copy_(value)
+
+    def take(self, part: str, other: "SuperNet") -> tuple[str, ...]:
+        """Take the tensors of a part that another network has, too, from its SuperNet; their names.
+
+        part: the path of a module, as "backbone". Its weights, statistics and alternatives come; SubNets then compute in it
+        what the other's do. JoinError: the other network's part is not the same, or has other alternatives.
+        """
+        return take_part(self.elastic, other.elastic, part)
 
     def build(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> nn.Module:
         """A stand-alone network of ordinary torch layers with its own copy of the SubNet's weights, in eval mode."""
