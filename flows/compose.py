@@ -24,7 +24,7 @@ CONFIG_MODULE = "conf"
 WITH_DEVICES = ("config", "adapt", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(
-    r"(model\.options|baselines\.files|export\.together|engine\.fixed"
+    r"(model\.options|pretraining\.space|baselines\.files|export\.together|engine\.fixed"
     r"|(search\.)?partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(engine|measure|subnet))[.=]"
 )
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read

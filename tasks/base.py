@@ -1,6 +1,7 @@
 """The base network: trained here when it has no weights, else taken as it is; its accuracy either way."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 from safetensors.torch import save_model
@@ -13,12 +14,19 @@ from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.launcher import launch
 from tasks.finetune.settings import TrainSettings
-from tasks.models import ModelSettings, create, needs_training
+from tasks.models import ModelSettings, create, load_part, needs_training
 from tasks.progress import Progress
 from tasks.schemas.results import BaseResult
 from tasks.schemas.stored import StageResult
 
 WEIGHTS_FILE = "weights.safetensors"
+
+
+class Pretrained(NamedTuple):
+    """A part of the network that was trained on other data: the path of its module, and a file that has its tensors."""
+
+    part: str
+    weights: Path
 
 
 class Settings(TrainSettings):
@@ -34,11 +42,13 @@ def run(
     folder: Path,
     progress: Progress,
     name: str = "training the base network",
+    pretrained: Pretrained | None = None,
 ) -> StageResult:
     """Leave `weights.safetensors` and, when trained, `history.jsonl` in `folder`.
 
     Returns validation and test accuracy. For networks made in Python (timm, callable); an .onnx file carries
     its weights and needs no base stage.
+    pretrained: what a network that is trained here begins with; all else is random.
     A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
     """
     splits = load_splits(data)
@@ -47,6 +57,8 @@ def run(
     assert isinstance(module, nn.Module), "an .onnx file has no base stage"
     device = pick_device(settings.device)
     trained = needs_training(model, train.classes)
+    if trained and pretrained is not None:
+        load_part(module, pretrained.weights, pretrained.part)
     micro_batch = _train(settings, model, data, folder, progress, module, train, name) if trained else None
     module.to(device).eval()
     images = {

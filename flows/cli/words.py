@@ -62,7 +62,7 @@ RULES = ("--budget-ms", "--accuracy-share", "--knee")
 
 _RUN = ("preset", "tracking")
 _SUPERNET = ("model", "data", "space", "compile")
-_COMPILE = (*_SUPERNET, "base")
+_COMPILE = (*_SUPERNET, "pretraining", "base")
 _FINETUNE = (*_COMPILE, "finetune")
 _ENUMERATE = (*_SUPERNET, "device")
 _PROFILE = (*_ENUMERATE, "engine", "profile")

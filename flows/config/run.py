@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from flows.config.abilities import check_abilities
 from flows.config.device import DeviceName, DeviceProfile
 from flows.config.placed import check_placed
+from flows.config.pretraining import PretrainingConfig, check_pretraining
 from flows.config.space import SpaceSelectors
 from flows.config.together import check_together, sharing
 from profiling_agents.messages import MeasureSettings, one_line
@@ -261,6 +262,7 @@ class NetworkConfig(BaseModel):
         default={}, description="variable name or pattern -> choices, 'auto' or 'frozen'; empty: propose all"
     )
     compile: CompileSettings = CompileSettings()
+    pretraining: PretrainingConfig = PretrainingConfig()
     base: BaseSettings = BaseSettings()
     finetune: FinetuneSettings = FinetuneSettings()
 
@@ -293,6 +295,11 @@ class StreamConfig(BaseModel):
 
 class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
     """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`."""
+
+    @model_validator(mode="after")
+    def _a_first_stage_has_a_backbone_and_a_head(self) -> Self:
+        check_pretraining(self.pretraining, self.model, self.data)
+        return self
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from tasks.schemas.results import (
     FinetuneResult,
     GivenFile,
     GivenSuperNet,
+    JoinResult,
     NetworkAccuracy,
 )
 from tasks.schemas.stored import StageResult
@@ -99,6 +100,11 @@ def ends(result: EndsAccuracy) -> Facts:
         "smallest SubNet, test accuracy": percent(result.smallest_test_accuracy),
         "smallest SubNet, validation accuracy": percent(result.smallest_validation_accuracy),
     }
+
+
+def joined(result: JoinResult) -> Facts:
+    """Of a SuperNet with a backbone that was trained on other data."""
+    return ends(result) | {"tensors of the backbone": count(result.tensors)}
 
 
 def given(result: StageResult) -> Facts:

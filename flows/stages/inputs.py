@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from flows.config import RunConfig
 from flows.versions import user_code_version
 from tasks.artifacts import digest_of, key_settings
 from tasks.data.settings import DataSettings
@@ -32,6 +33,18 @@ def _listing(root: Path) -> str:
                 raise unreadable(file, error) from error
             rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
     return digest_of(rows)
+
+
+def backbone_key(config: RunConfig) -> dict[str, Any]:
+    """What a backbone's SuperNet is made of, where a run has a first stage on other data."""
+    first = config.pretraining
+    if first.backbone is None:
+        return {}
+    return {
+        "backbone": first.backbone,
+        "first_data": data_key(first.data),
+        "backbone_space": first.space_of(config.space),
+    }
 
 
 def model_key(settings: ModelSettings) -> dict[str, Any]:

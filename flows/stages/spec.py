@@ -16,6 +16,7 @@ from flows.stages.inputs import data_key
 from flows.versions import code_version
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import SubNetStore, digest_of
+from tasks.data import DataSettings
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.progress import Progress
 from tasks.schemas.accuracy import SENSITIVITIES_FILE
@@ -204,6 +205,8 @@ class StageSpec:
     """The time [s] for which a calm device is busy with it, for a dry run; None: not known before."""
     by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
     """Outputs by device, of outputs that are of several devices."""
+    data: Callable[[FlowConfig], DataSettings] = lambda config: config.data
+    """The data on which its accuracies are."""
     facts: Callable[[StageResult], Facts] = plain
     """The facts on its result for the log and the summary in Prefect; see `flows.pages.facts`."""
     details: Callable[[StageResult], Facts] = nothing

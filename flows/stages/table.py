@@ -6,7 +6,19 @@ from flows.stages.levels import FRONT
 from flows.stages.policies import POLICY
 from flows.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
 from flows.stages.streams import STREAM, unless_streams_need_none
-from flows.stages.supernets import BASE, BATCHES, CHECK, COMPILE, ENUMERATE, FINETUNE, GIVEN
+from flows.stages.supernets import (
+    BACKBONE,
+    BASE,
+    BATCHES,
+    CHECK,
+    COMPILE,
+    DISTILL,
+    ENUMERATE,
+    FINETUNE,
+    GIVEN,
+    JOIN,
+    PRETRAIN,
+)
 from flows.stages.winners import EXPORT, REFINE, SEARCH
 
 SEARCHED = (
@@ -38,5 +50,18 @@ FINAL = (
 ADAPTATION = (GIVEN, CHECK, *SEARCHED, *FINAL)
 """From a SuperNet to checked files for every device."""
 
-PIPELINE = (CHECK, BASE, GIVEN, COMPILE, FINETUNE, *map(unless_streams_need_none, SEARCHED), STREAM, *FINAL)
+PIPELINE = (
+    CHECK,
+    PRETRAIN,
+    BASE,
+    GIVEN,
+    COMPILE,
+    BACKBONE,
+    DISTILL,
+    JOIN,
+    FINETUNE,
+    *map(unless_streams_need_none, SEARCHED),
+    STREAM,
+    *FINAL,
+)
 """From a network to checked files for every device."""

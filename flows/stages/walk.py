@@ -120,7 +120,7 @@ def _execute(run: Run, context: Context) -> Output:
 
     spec = context.spec
     output = run.execute(spec.at(context), body)
-    score = problem_named(context.config.data.problem).score
+    score = problem_named(spec.data(context.config).problem).score
     _show(spec, spec.by_device(context.config, {context.label: output}), output, score)
     return output
 

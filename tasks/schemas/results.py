@@ -51,6 +51,19 @@ class FinetuneResult(EndsAccuracy, Result):
     micro_batch: int
 
 
+class JoinResult(EndsAccuracy, Result):
+    """Of the SuperNet whose backbone was trained on other data.
+
+    tensors: that came from the backbone's SuperNet. moved: the weights of the network itself are among them, and others now.
+    """
+
+    STAGE: ClassVar[str] = "join"
+    COMMAND: ClassVar[str] = "finetune"
+
+    tensors: int
+    moved: bool
+
+
 class GivenFile(NetworkAccuracy, Result):
     """Of a network in an .onnx file."""
 

@@ -69,5 +69,5 @@ def test_a_part_that_is_no_backbone_is_told_in_one_line(backbone: str, line: str
 
 
 def test_a_network_of_timm_has_no_part_by_name() -> None:
-    with pytest.raises(ValidationError, match="model.backbone=stem is for model.kind=callable, not timm"):
+    with pytest.raises(ValidationError, match=r"model\.backbone=stem is for model.kind=callable, not timm"):
         ModelSettings(backbone="stem")

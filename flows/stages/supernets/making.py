@@ -13,7 +13,7 @@ import tasks.given
 from flows.config import AdaptConfig, FlowConfig, RunConfig
 from flows.pages import facts
 from flows.results import of
-from flows.stages.inputs import model_key
+from flows.stages.inputs import backbone_key, model_key
 from flows.stages.spec import SUPERNET, Context, Scope, StageSpec
 from tasks.artifacts import key_settings
 from tasks.progress import Progress
@@ -24,14 +24,15 @@ SHAPES_ALONE = ("enumerate", "plan", "profile")
 """Commands for which nothing is trained: operators and their latencies depend on shapes alone."""
 
 
-def _trains_base(config: FlowConfig, until: str) -> bool:
+def trains_base(config: FlowConfig, until: str) -> bool:
+    """Whether a run comes to the base network."""
     return isinstance(config, RunConfig) and config.model.kind != "onnx" and until not in SHAPES_ALONE
 
 
 def _checked_early(config: FlowConfig, until: str) -> bool:
     """Whether long work comes before the answer: training, or, with limits, measuring."""
     limited = any(config.search.limits_of(name).given for name in config.device)
-    return until not in SHAPES_ALONE and (limited or _trains_base(config, until))
+    return until not in SHAPES_ALONE and (limited or trains_base(config, until))
 
 
 def _check(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -39,7 +40,11 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
     rules = {name: config.limited_memory_of(name) for name in config.device}
     if isinstance(config, AdaptConfig):
         return tasks.check.supernet(config.supernet, config.search, rules)
-    return tasks.check.network(config.compile, config.model, config.data, config.space, config.search, rules)
+    first = config.pretraining
+    space = first.space_of(config.space)
+    return tasks.check.network(
+        config.compile, config.model, config.data, config.space, config.search, rules, first, space
+    )
 
 
 def _check_settings(at: Context) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def _check_settings(at: Context) -> dict[str, Any]:
     limits = {name: config.search.limits_of(name).given for name in config.device}
     rules = {name: asdict(config.limited_memory_of(name)) for name in config.device if "memory_mib" in limits[name]}
     bounded = {"limits": limits, "rules": rules, "together": config.search.together} if any(limits.values()) else {}
-    return bounded if isinstance(config, AdaptConfig) else {**bounded, **_compile_settings(at)}
+    return bounded if isinstance(config, AdaptConfig) else {**bounded, **_compile_settings(at), **backbone_key(config)}
 
 
 def _compile_settings(at: Context) -> dict[str, Any]:
@@ -59,7 +64,17 @@ def _network_inputs(at: Context) -> tuple[Any, ...]:
 
 
 def _base(at: Context, out: Path, progress: Progress) -> StageResult:
-    return tasks.base.run(at.training.base, at.training.model, at.config.data, out, progress)
+    first = at.training.pretraining.backbone
+    begun = (
+        tasks.base.Pretrained(first, at.file("pretrain", tasks.base.WEIGHTS_FILE))
+        if first and at.has("pretrain")
+        else None
+    )
+    return tasks.base.run(at.training.base, at.training.model, at.config.data, out, progress, pretrained=begun)
+
+
+def _pretrained(at: Context) -> tuple[Path, ...]:
+    return (at.file("pretrain", tasks.base.WEIGHTS_FILE),) if at.has("pretrain") else ()
 
 
 def _is_given(config: FlowConfig, until: str) -> bool:
@@ -89,7 +104,12 @@ def _compile(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _finetune(at: Context, out: Path, progress: Progress) -> StageResult:
-    return tasks.finetune.run(at.training.finetune, at.config.data, at.supernet, out, progress)
+    return tasks.finetune.run(at.training.finetune, at.config.data, _untrained(at), out, progress)
+
+
+def _untrained(at: Context) -> Path:
+    """The SuperNet that fine-tuning begins with: of the network, or with a backbone that was trained on other data."""
+    return at.file("join", SUPERNET) if at.has("join") else at.supernet
 
 
 def _samples(at: Context) -> int:
@@ -116,9 +136,10 @@ BASE = StageSpec(
     body=_base,
     modules=("tasks.base", "tasks.finetune.worker"),
     settings=lambda at: key_settings(at.training.base),
-    inputs=lambda at: (model_key(at.training.model), at.data),
+    inputs=lambda at: (model_key(at.training.model), at.data, *_pretrained(at)),
+    reads=("pretrain",),
     facts=of(BaseResult, facts.base),
-    wanted=_trains_base,
+    wanted=trains_base,
 )
 """The base network, trained when it has no weights."""
 
@@ -151,9 +172,10 @@ FINETUNE = StageSpec(
     name="finetune",
     body=_finetune,
     needs=("compile",),
+    reads=("join",),
     modules=("tasks.finetune", "tasks.finetune.worker"),
     settings=lambda at: key_settings(at.training.finetune),
-    inputs=lambda at: (at.data, at.supernet),
+    inputs=lambda at: (at.data, _untrained(at)),
     artifacts=lambda at: (SUPERNET, HISTORY_FILE),
     facts=of(FinetuneResult, facts.trained),
     registered=lambda at: f"autotailor-{at.training.name}",

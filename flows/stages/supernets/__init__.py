@@ -1,0 +1,28 @@
+"""The stages from a network to its trained SuperNet, in one stage of training or in two."""
+
+from flows.stages.supernets.making import (
+    BASE,
+    BATCHES,
+    CHECK,
+    COMPILE,
+    ENUMERATE,
+    FINETUNE,
+    GIVEN,
+    operators_of,
+)
+from flows.stages.supernets.pretraining import BACKBONE, DISTILL, JOIN, PRETRAIN
+
+__all__ = [
+    "BACKBONE",
+    "BASE",
+    "BATCHES",
+    "CHECK",
+    "COMPILE",
+    "DISTILL",
+    "ENUMERATE",
+    "FINETUNE",
+    "GIVEN",
+    "JOIN",
+    "PRETRAIN",
+    "operators_of",
+]

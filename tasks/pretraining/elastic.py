@@ -1,0 +1,80 @@
+"""Stage "backbone": the SuperNet of the backbone, with the weights that the whole SuperNet has, and a classifier on it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import tailor_ir
+from tailor_ir import SuperNet
+from tasks.compile import Settings as CompileSettings
+from tasks.compile import supernet_of
+from tasks.data import load_splits
+from tasks.data.description import remember
+from tasks.evaluation.subnets import EvaluationData, accuracy, statistics_of
+from tasks.models import ModelSettings, remember_origin
+from tasks.pretraining.classifier import fit_classifier
+from tasks.pretraining.settings import Settings
+from tasks.progress import Progress
+
+
+class BackboneResult(TypedDict):
+    """The backbone's SuperNet. Numbers of its variables, its distinct SubNets, and the tensors that it shares with the whole.
+
+    validation_accuracy: of the largest SubNet on the first data, with the fitted classifier, in [0, 1].
+    """
+
+    variables: int
+    distinct: int
+    shared_tensors: int
+    validation_accuracy: float
+
+
+def run(
+    settings: Settings,
+    compiling: CompileSettings,
+    model: ModelSettings,
+    space: Mapping[str, Any] | None,
+    whole: Path,
+    folder: Path,
+    progress: Progress,
+) -> BackboneResult:
+    """Leave the backbone's SuperNet in `folder`/supernet. whole: the folder of the SuperNet of the whole network.
+
+    BatchNorm statistics are those of the first data. Raises UserError or TailorError where the backbone's SuperNet cannot be
+    made, or does not fit into the whole.
+    """
+    net, shared = cut_out(settings, compiling, model, space, tailor_ir.load(whole))
+    for remark in net.remarks:
+        progress.say(remark)
+    splits = load_splits(settings.data)
+    validation = EvaluationData(
+        splits["validation"], splits["train"], recalibration_images=settings.finetune.recalibration_images
+    )
+    net.set_statistics(statistics_of(net, net.max_config, validation))
+    net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
+    fit_classifier(net, splits["train"], settings.classifier_images, progress)
+    net.save(folder / "supernet")
+    remember(splits["train"], folder / "supernet")
+    remember_origin(model, folder / "supernet")
+    return {
+        "variables": len(net.space.variables),
+        "distinct": net.space.distinct,
+        "shared_tensors": len(shared),
+        "validation_accuracy": accuracy(net, net.max_config, validation).share,
+    }
+
+
+def cut_out(
+    settings: Settings,
+    compiling: CompileSettings,
+    model: ModelSettings,
+    space: Mapping[str, Any] | None,
+    whole: SuperNet,
+) -> tuple[SuperNet, tuple[str, ...]]:
+    """The SuperNet of the backbone with the whole SuperNet's tensors, and the names of these.
+
+    The linear layer has random weights. Raises UserError or TailorError as `run`.
+    """
+    assert settings.backbone is not None
+    net = supernet_of(compiling, settings.classifier(model), settings.data, None, space)
+    return net, net.take(settings.backbone, whole)
