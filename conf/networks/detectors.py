@@ -37,12 +37,17 @@ class RawDetector(nn.Module):
         return torch.cat([told[name] for name in COLUMNS if name in told], 2)
 
 
+def convolution(before: int, after: int, stride: int = 2) -> nn.Sequential:
+    """A convolution, BatchNorm and ReLU; a stride of 2 halves height and width."""
+    return nn.Sequential(nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+
+
 class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.second = _convolution(width, width, 1), nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.first, self.second = convolution(width, width, 1), nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -55,15 +60,15 @@ class ResidualMaps(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.stem = _convolution(channels, STAGES[0] // 2)
+        self.stem = convolution(channels, STAGES[0] // 2)
         widths = zip((STAGES[0] // 2, *STAGES), STAGES, strict=False)
         self.stages = nn.Sequential(
             *(
-                nn.Sequential(_convolution(before, width), ResidualBlock(width), ResidualBlock(width))
+                nn.Sequential(convolution(before, width), ResidualBlock(width), ResidualBlock(width))
                 for before, width in widths
             )
         )
-        self.coarser = nn.ModuleList(_convolution(WIDTH, WIDTH) for _ in range(5))
+        self.coarser = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in range(5))
 
     def forward(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
         """By their places, the finest first."""
@@ -94,11 +99,6 @@ def fcos(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
     """For the head `fcos`."""
     whole = fcos_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
     return _raw(whole.backbone, whole.head, in_chans)
-
-
-def _convolution(before: int, after: int, stride: int = 2) -> nn.Sequential:
-    """A convolution, BatchNorm and ReLU; a stride of 2 halves height and width."""
-    return nn.Sequential(nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
 
 
 def _raw(backbone: nn.Module, head: nn.Module, channels: int) -> RawDetector:
