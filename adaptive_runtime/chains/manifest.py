@@ -96,8 +96,12 @@ class ImagePreparation(Message):
 
 
 class InputsPreparation(Message):
-    """What an application does with each input of a sample that has several, by name, in the order of the network's."""
+    """What an application does with each input of a sample that has several, by name, in the order of the network's.
 
+    layout: that of each input is its own.
+    """
+
+    layout: Literal["each"] = "each"
     inputs: Annotated[dict[str, ImagePreparation | NumbersPreparation], Field(min_length=2)]
 
     @property
@@ -117,7 +121,7 @@ class InputsPreparation(Message):
         }
 
 
-SamplePreparation = ImagePreparation | TextPreparation | InputsPreparation
+SamplePreparation = Annotated[ImagePreparation | TextPreparation | InputsPreparation, Field(discriminator="layout")]
 
 
 class ChainManifest(FileMessage):

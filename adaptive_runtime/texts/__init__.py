@@ -1,6 +1,10 @@
 """Texts as the numbers of their words, which networks take."""
 
 from adaptive_runtime.texts.vocabulary import (
+    LONGEST_TEXT,
+    LONGEST_WORD,
+    MOST_BYTES,
+    MOST_WORDS,
     PADDING,
     UNKNOWN,
     VOCABULARY_FILE,
@@ -10,4 +14,16 @@ from adaptive_runtime.texts.vocabulary import (
     words_of,
 )
 
-__all__ = ["PADDING", "UNKNOWN", "VOCABULARY_FILE", "TextPreparation", "Vocabulary", "of_length", "words_of"]
+__all__ = [
+    "LONGEST_TEXT",
+    "LONGEST_WORD",
+    "MOST_BYTES",
+    "MOST_WORDS",
+    "PADDING",
+    "UNKNOWN",
+    "VOCABULARY_FILE",
+    "TextPreparation",
+    "Vocabulary",
+    "of_length",
+    "words_of",
+]

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -18,6 +19,8 @@ VOCABULARY_FILE = "vocabulary.json"
 PADDING, UNKNOWN = 0, 1
 """Numbers of what fills a text up, and of words that the vocabulary does not have."""
 FIRST_WORD = 2
+LONGEST_TEXT, MOST_WORDS, LONGEST_WORD, MOST_BYTES = 65_536, 1_000_000, 256, 32 << 20
+"""The most: words of a text that a network takes, words of a vocabulary, characters of a word, bytes of a vocabulary's file."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 Tokens = NDArray[np.int64]
@@ -46,7 +49,25 @@ class Vocabulary(FileMessage):
     CONTENT: ClassVar[str] = "a vocabulary"
 
     version: int = 1
-    words: Annotated[tuple[str, ...], Field(min_length=1)]
+    words: Annotated[
+        tuple[Annotated[str, Field(max_length=LONGEST_WORD)], ...], Field(min_length=1, max_length=MOST_WORDS)
+    ]
+
+    @classmethod
+    def from_file(cls, file: Path) -> Self:
+        """From a file, which is not read where it has more than `MOST_BYTES`. AdaptiveError in one line."""
+        try:
+            found = file.stat().st_size
+        except OSError as error:
+            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=cls.NEXT_STEP) from error
+        if found > MOST_BYTES:
+            raise AdaptiveError(
+                str(file),
+                f"has {found} bytes",
+                allowed=f"at most {MOST_BYTES}",
+                next_step="lower data.vocabulary.most_words",
+            )
+        return super().from_file(file)
 
     @model_validator(mode="after")
     def _is_one_to_one(self) -> Self:
@@ -87,6 +108,12 @@ class TextPreparation(Message):
 
     layout: Literal["NT"] = "NT"
     vocabulary: str = VOCABULARY_FILE
-    words: Annotated[int, Field(gt=FIRST_WORD)]
-    length: Annotated[int, Field(ge=1)]
-    size: tuple[int]
+    words: Annotated[int, Field(gt=FIRST_WORD, le=FIRST_WORD + MOST_WORDS)]
+    length: Annotated[int, Field(ge=1, le=LONGEST_TEXT)]
+    size: tuple[Annotated[int, Field(ge=1, le=LONGEST_TEXT)]]
+
+    @model_validator(mode="after")
+    def _is_cut(self) -> Self:
+        if self.size[0] > self.length:
+            raise ValueError(f"size: {self.size[0]} words of texts of {self.length}")
+        return self

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from adaptive_runtime.texts import MOST_WORDS
 from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -82,7 +83,7 @@ class VocabularySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    most_words: int = Field(default=8000, ge=1, le=1_000_000)
+    most_words: int = Field(default=8000, ge=1, le=MOST_WORDS)
     """At most so many, the most frequent ones."""
     least_count: int = Field(default=2, ge=1)
     """Only words that are there so many times."""

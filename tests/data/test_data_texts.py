@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.texts import PADDING, UNKNOWN, Vocabulary, of_length, words_of
+from adaptive_runtime.texts import LONGEST_WORD, PADDING, UNKNOWN, Vocabulary, of_length, words_of
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.description import DataDescription, describe
 from tasks.data.images import resize
@@ -117,7 +117,7 @@ def test_batches_are_numbers_below_the_vocabularys_and_augmenting_leaves_words_o
 
 
 def test_the_vocabulary_is_that_of_the_training_split_most_frequent_words_first(tmp_path: Path) -> None:
-    write_rows(tmp_path / "train" / "a.jsonl")
+    write_rows(tmp_path / "train" / "a.jsonl", [(f"{text} {'x' * (LONGEST_WORD + 1)}", label) for text, label in ROWS])
     write_rows(tmp_path / "test" / "a.jsonl", [("unheard of", "cat"), ("this dog", "dog")])
     data = load_splits(jsonl(tmp_path, validation_share=0.25))
     vocabulary = data["train"].scaling.vocabulary
@@ -128,6 +128,7 @@ def test_the_vocabulary_is_that_of_the_training_split_most_frequent_words_first(
     assert x_BT[0].tolist() == [UNKNOWN] * 2 + [PADDING] * 6
     assert y_B.tolist() == [0, 1]
     assert len(data["train"]) == 18
+    assert max(map(len, vocabulary.words)) <= LONGEST_WORD
     few = load_splits(jsonl(tmp_path, validation_share=0.25, vocabulary={"most_words": 2}))["train"]
     assert few.form.words == 4
     described = describe(few)

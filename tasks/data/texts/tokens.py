@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from adaptive_runtime.texts import PADDING, UNKNOWN, Vocabulary, words_of
+from adaptive_runtime.texts import LONGEST_WORD, PADDING, UNKNOWN, Vocabulary, words_of
 from tasks.data.drawn.numbers import uniforms
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling
@@ -54,14 +54,15 @@ class TextSource:
 
 
 def vocabulary_of(texts: Sequence[str], settings: DataSettings) -> Vocabulary:
-    """The most frequent words of texts, words of one frequency by the alphabet.
+    """The most frequent words of texts, words of one frequency by the alphabet; none of more than `LONGEST_WORD` characters.
 
     UserError: none is there `settings.vocabulary.least_count` times.
     """
     wanted = settings.vocabulary
     assert wanted is not None
     counts = Counter(word for text in texts for word in words_of(text))
-    known = sorted((-count, word) for word, count in counts.items() if count >= wanted.least_count)
+    often = ((word, count) for word, count in counts.items() if count >= wanted.least_count)
+    known = sorted((-count, word) for word, count in often if len(word) <= LONGEST_WORD)
     if not known:
         raise UserError(
             f"data '{settings.path or settings.kind}'",
