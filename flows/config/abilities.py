@@ -29,6 +29,10 @@ def _has_backend(backend: str, config: Any) -> bool:
     return any(profile.backend == backend for profile in config.device.values())
 
 
+def _has_format(form: str, config: Any) -> bool:
+    return form in config.export.formats
+
+
 def _codes(search: Any) -> bool:
     """Whether a joint search weighs what codings lose."""
     return bool(search.placement) and len(search.partition.ascending) > 1
@@ -51,6 +55,10 @@ ASKING = (
     *(
         Asking(one, f"device with backend={one}", "onnxruntime, openvino, torch", partial(_has_backend, one))
         for one in ("ncnn", "executorch")
+    ),
+    *(
+        Asking(runtime, f"export.formats with {form}", "onnx, onnx_int8, torch", partial(_has_format, form))
+        for form, runtime in (("ncnn", "ncnn"), ("ncnn_fp16", "ncnn"), ("executorch", "executorch"))
     ),
 )
 CALLED = {"image": "", "text": " of texts", "sample": " of several inputs"}

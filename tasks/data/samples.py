@@ -29,7 +29,7 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "blocks": "a search on a device evaluates images alone",
             "placed": "home sends images alone to other devices",
             "codings": "numbers of words cannot be rounded on their way to another device",
-            "ncnn": "ncnn has no layer for looking words up",
+            "ncnn": "files of ncnn are written without its layer for looking words up",
             "executorch": "its programs are made of images alone",
         },
         "sample": {

@@ -34,12 +34,12 @@ class AskedBundle:
         """Read it. AdaptiveError in one line: it is damaged, no budget fits, or it has no images."""
         bundle = OpenBundle.open(folder)
         first = bundle.manifest.subnets[0]
+        next_step = "serve it: autotailor-runtime serve, or autotailor deploy"
         if first.taken.inputs is not None:
-            raise UserError(f"bundle '{folder}'", "has several inputs; stress asks with images")
+            raise UserError(f"bundle '{folder}'", "has several inputs; stress asks with images", next_step=next_step)
         if first.taken.words is not None:
-            raise UserError(f"bundle '{folder}'", "is of texts; stress asks with images")
+            raise UserError(f"bundle '{folder}'", "is of texts; stress asks with images", next_step=next_step)
         if (problem := bundle.manifest.problem) is not None:
-            next_step = "serve it: autotailor-runtime serve, or autotailor deploy"
             raise UserError(
                 f"bundle '{folder}'", f"is for {problem}; stress compares classes of images", next_step=next_step
             )

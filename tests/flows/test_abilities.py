@@ -47,8 +47,16 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
         (["space.exits=auto"], "space.exits with data.kind=texts: .*feature maps of images"),
         (
             ["device=[ncnn]"],
-            "device with backend=ncnn with data.kind=texts: .*: ncnn has no layer for looking words up; allowed: "
-            "onnxruntime, openvino, torch",
+            "device with backend=ncnn with data.kind=texts: .*: files of ncnn are written without its layer for looking "
+            "words up; allowed: onnxruntime, openvino, torch",
+        ),
+        (
+            ["export.formats=[onnx,ncnn]"],
+            "export.formats with ncnn with data.kind=texts: .*layer for looking words up; allowed: onnx, onnx_int8, torch",
+        ),
+        (
+            ["export.formats=[ncnn_fp16]"],
+            "export.formats with ncnn_fp16 with data.kind=texts: .*; allowed: onnx, onnx_int8, torch",
         ),
     ],
 )
