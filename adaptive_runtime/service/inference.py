@@ -67,6 +67,11 @@ class InferenceFormat(NamedTuple):
             got = f"input '{name}': shape {shown(list(shape))}"
             raise RequestRefused(400, f"{got}; allowed: [N, {sizes}], N from 1 to {MOST_SAMPLES}")
 
+    def require_words(self, values: NDArray[Any]) -> None:
+        """Refuse numbers that are no words of the vocabulary; values of images are not looked at. RequestRefused (400)."""
+        if fault := self.taken.fault(values):
+            raise RequestRefused(400, f"input '{INPUT}': {fault}; allowed: from 0, below {self.taken.words}")
+
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """The model's metadata, as the protocol has it; −1: any size."""
         return {
@@ -112,8 +117,7 @@ def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadReques
     values = packed(
         {name: values_of(one, found[name]) for name in inputs for one in message.inputs if one.name == name}
     )
-    if fault := wanted.taken.fault(values):
-        raise RequestRefused(400, f"input '{INPUT}': {fault}; allowed: from 0, below {wanted.taken.words}")
+    wanted.require_words(values)
     return ReadRequest(message, values)
 
 

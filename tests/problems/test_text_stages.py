@@ -15,12 +15,11 @@ from torch import nn
 
 import adaptive_runtime
 import tailor_ir
-from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.bundles import BUNDLE_FILE, OpenBundle
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.inference import InferenceFormat, read
-from adaptive_runtime.service.local.frames import REQUEST_FIELDS, RequestHead
 from adaptive_runtime.service.refusals import RequestRefused
-from adaptive_runtime.texts import VOCABULARY_FILE, Vocabulary
+from adaptive_runtime.texts import LONGEST_WORD, MOST_BYTES, MOST_WORDS, VOCABULARY_FILE, Vocabulary
 from conf.networks.text_encoder import network
 from tasks import compile as compile_stage
 from tasks import export, report, search
@@ -200,9 +199,38 @@ def test_a_service_takes_whole_numbers_of_words(bundle: OpenBundle) -> None:
     ):
         with pytest.raises(RequestRefused, match=told):
             read(content, None, form)
-    fields = REQUEST_FIELDS.pack(0.0, 1, LENGTH, 1, 1, b"")
-    with pytest.raises(RequestRefused, match="takes texts, and the local socket images; ask over HTTP"):
-        RequestHead.read(fields, REQUEST_FIELDS.size + 4 * LENGTH, form)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (f'"length": {LENGTH},', f'"length": {1 << 40},', "length: .* less than or equal to 65536"),
+        (f'"length": {LENGTH},', '"length": 1,', "size: 16 words of texts of 1|size: 8 words of texts of 1"),
+        ('"words": ', '"words": 1000000000', "words: .* less than or equal to 1000002"),
+    ],
+)
+def test_a_bundle_cannot_ask_for_more_words_than_a_text_may_have(
+    bundle: OpenBundle, tmp_path: Path, before: str, after: str, told: str
+) -> None:
+    text = (bundle.folder / BUNDLE_FILE).read_text()
+    assert before in text
+    (tmp_path / BUNDLE_FILE).write_text(text.replace(before, after))
+    with pytest.raises(AdaptiveError, match=told) as refused:
+        OpenBundle.open(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_vocabulary_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / VOCABULARY_FILE
+    with file.open("wb") as stream:
+        stream.truncate(MOST_BYTES + 1)
+    with pytest.raises(AdaptiveError, match=f"has {MOST_BYTES + 1} bytes; allowed: at most {MOST_BYTES}"):
+        Vocabulary.from_file(file)
+    for words in (["a" * (LONGEST_WORD + 1)], list(map(str, range(MOST_WORDS + 1)))):
+        with pytest.raises(AdaptiveError, match=r"words.*should have at most"):
+            Vocabulary.from_json(json.dumps({"version": 1, "words": words}))
+    with pytest.raises(AdaptiveError, match="cannot be read"):
+        Vocabulary.from_file(tmp_path / "none.json")
 
 
 def test_a_damaged_vocabulary_is_one_line(bundle: OpenBundle, tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ class LocalAnswer(NamedTuple):
 
 
 def request(x: np.ndarray, number: int = 1, deadline_ms: float = 0.0, subnet: str = "") -> bytes:
-    """The frame of a request."""
-    fields = REQUEST.pack(deadline_ms, *x.shape, subnet.encode())
-    values = x.astype("<f4").tobytes()
+    """The frame of a request: images, or texts as whole numbers (N, T)."""
+    is_text = np.issubdtype(x.dtype, np.integer)
+    shape = (*x.shape, 1, 1) if is_text else x.shape
+    fields = REQUEST.pack(deadline_ms, *shape, subnet.encode())
+    values = x.astype("<i8" if is_text else "<f4").tobytes()
     return PREFIX.pack(b"ATLS", 1, 1, number, len(fields) + len(values)) + fields + values
 
 

@@ -2,8 +2,9 @@
  *
  *     connect PATH TIMEOUT_MS | infer SAMPLES DEADLINE_MS SUBNET | submit SAMPLES DEADLINE_MS SUBNET | wait ID | close
  *
- * Arguments: a file with float32 images, and their C, H, W. SUBNET '-': the one that serves. Lines begin with the status;
- * behind 0 stands the number of a request, or an answer: samples, classes, late, SubNet and exit of the last sample, logits. */
+ * Arguments: a file with float32 images, and their C, H, W; or one with texts of int64, and T, 1, 1, tokens. SUBNET '-': the
+ * one that serves. Lines begin with the status; behind 0 stands the number of a request, or an answer: samples, classes, late,
+ * SubNet and exit of the last sample, logits. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,13 +27,13 @@ static void print_answer(autotailor_client *client, autotailor_status status, au
     autotailor_free(answer);
 }
 
-static float *read_values(const char *path) {
+static void *read_values(const char *path) {
     FILE *file = fopen(path, "rb");
     if (file == NULL || fseek(file, 0, SEEK_END) != 0) {
         exit(2);
     }
     long bytes = ftell(file);
-    float *values = (float *)malloc((size_t)bytes);
+    void *values = malloc((size_t)bytes);
     rewind(file);
     if (values == NULL || fread(values, 1, (size_t)bytes, file) != (size_t)bytes) {
         exit(2);
@@ -42,11 +43,11 @@ static float *read_values(const char *path) {
 }
 
 int main(int count, char **words) {
-    if (count != 5) {
+    if (count != 5 && (count != 6 || strcmp(words[5], "tokens") != 0)) {
         return 2;
     }
     char line[1024], path[512], subnet[512];
-    float *values = read_values(words[1]);
+    void *values = read_values(words[1]);
     autotailor_client *client = NULL;
     autotailor_answer answer;
     memset(&answer, 0, sizeof answer);
@@ -56,7 +57,8 @@ int main(int count, char **words) {
         unsigned long long id;
         uint64_t sent;
         memset(&request, 0, sizeof request);
-        request.values = values;
+        request.values = count == 5 ? (const float *)values : NULL;
+        request.tokens = count == 6 ? (const int64_t *)values : NULL;
         for (int at = 1; at < 4; at++) {
             request.shape[at] = (uint32_t)strtoul(words[at + 1], NULL, 10);
         }

@@ -1,6 +1,5 @@
 """The C client of the local socket, compiled as C and as C++, beside real services and hostile ones."""
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -8,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -19,59 +16,40 @@ from adaptive_runtime.cli.client_source import SOURCES
 from adaptive_runtime.service.inference import MOST_SAMPLES
 from profiling_agents.messages import MIB
 from tests.docs.documents import ROOT, blocks
+from tests.runtime.c_client import (
+    WARNINGS,
+    CClient,
+    client_object,
+    client_program,
+    client_source,
+    compiled,
+    sanitizer_flags,
+)
 from tests.runtime.conftest import IMPATIENT, LOCAL_QUEUE, LocalServed
 from tests.runtime.local_client import ANSWER, PREFIX, REFUSAL, REQUEST
 from tests.runtime.service_process import SAMPLE, images, served, soon
 from tests.runtime.test_local_socket import by_http
 from tests.threads import beside
 
-WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
-SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-PROGRAM = Path(__file__).with_name("local_client_program.c")
-TIMEOUT_MS = 300_000
-
-
-def compiled(*words: str | Path) -> None:
-    """Run a compiler, which has nothing to say."""
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-
 
 @pytest.fixture(scope="module")
 def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags with which errors of memory end a program; none where the compiler has no such library."""
-    if shutil.which("gcc") is None or shutil.which("g++") is None:
-        pytest.skip("no gcc or g++ here")
-    empty = tmp_path_factory.mktemp("empty") / "empty.c"
-    empty.write_text("int main(void) { return 0; }\n")
-    words = ["gcc", *SANITIZERS, str(empty), "-o", str(empty.with_suffix(""))]
-    works = subprocess.run(words, capture_output=True, check=False).returncode == 0
-    return SANITIZERS if works and not subprocess.run([empty.with_suffix("")], check=False).returncode else ()
+    return sanitizer_flags(tmp_path_factory.mktemp("empty"))
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources as a user gets them."""
-    folder = tmp_path_factory.mktemp("source") / "new" / "client"
-    assert main(["client-source", str(folder)]) == 0
-    return folder
+    return client_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
-def client_object(source: Path, sanitizers: tuple[str, ...]) -> Path:
-    """The client, compiled as C99."""
-    found = source / "autotailor_client.o"
-    compiled("gcc", "-std=c99", *WARNINGS, *sanitizers, "-c", source / "autotailor_client.c", "-o", found)
-    return found
+def client(source: Path, sanitizers: tuple[str, ...]) -> Path:
+    return client_object(source, sanitizers)
 
 
 @pytest.fixture(scope="module")
-def program(source: Path, client_object: Path, sanitizers: tuple[str, ...]) -> Path:
-    """The program that does what stdin says."""
-    found = source / "program"
-    compiled("gcc", "-std=c99", *WARNINGS, *sanitizers, f"-I{source}", PROGRAM, client_object, "-o", found)
-    return found
+def program(source: Path, client: Path, sanitizers: tuple[str, ...]) -> Path:
+    return client_program(source, client, sanitizers)
 
 
 @pytest.fixture(scope="module")
@@ -82,76 +60,11 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-class CAnswer(NamedTuple):
-    """What the program prints of an answer."""
-
-    late: bool
-    subnet: str
-    exit: str
-    logits: np.ndarray
-
-
-class CClient:
-    """The program while it runs. It must end with 0, which it does not after an error of memory, or a leak."""
-
-    def __init__(self, program: Path, values: Path) -> None:
-        words = [str(program), str(values), *map(str, SAMPLE)]
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def tell(self, command: str) -> tuple[int, str]:
-        """Do a command: its status, and the rest of the line."""
-        self.say(command)
-        return self.hear()
-
-    def say(self, command: str) -> None:
-        """Begin a command."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{command}\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> tuple[int, str]:
-        """The line of a command."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the program has ended" + self.end()
-        status, _, rest = line.strip().partition(" ")
-        return int(status), rest
-
-    def connect(self, path: Path, timeout_ms: float = TIMEOUT_MS) -> None:
-        """Connect to a service, which is there."""
-        assert self.tell(f"connect {path} {timeout_ms}") == (0, "connected")
-
-    def answer(self, command: str) -> CAnswer:
-        """A command that gets an answer."""
-        status, rest = self.tell(command)
-        assert status == 0, rest
-        samples, classes, late, subnet, exit, *logits = rest.split()
-        found = np.array([float.fromhex(one) for one in logits]).astype(np.float32)
-        return CAnswer(late == "1", subnet, exit, found.reshape(int(samples), int(classes)))
-
-    def end(self) -> str:
-        """What it said to stderr, once it has ended."""
-        _, told = self.process.communicate(timeout=300)
-        return told
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        told = self.end()
-        if kind is None:
-            assert (self.process.returncode, told) == (0, "")
-
-
-def test_the_sources_compile_without_a_warning_as_c_and_as_cpp(source: Path, client_object: Path) -> None:
+def test_the_sources_compile_without_a_warning_as_c_and_as_cpp(source: Path, client: Path) -> None:
     assert {file.name for file in SOURCES.iterdir()} <= {file.name for file in source.iterdir()}
     compiled("gcc", "-std=c99", "-O2", *WARNINGS, "-c", source / "autotailor_client.c", "-o", source / "optimised.o")
     compiled("g++", "-std=c++17", *WARNINGS, "-fsyntax-only", "-xc++", source / "autotailor_client.c")
-    used = subprocess.run(["nm", "-g", "--defined-only", client_object], capture_output=True, text=True, check=True)
+    used = subprocess.run(["nm", "-g", "--defined-only", client], capture_output=True, text=True, check=True)
     named = {line.split()[-1] for line in used.stdout.splitlines()}
     assert {name for name in named if not name.startswith("autotailor_")} == set(), "no names but its own"
 
@@ -414,14 +327,14 @@ def test_answers_are_taken_while_a_request_is_sent(program: Path, values: Path, 
 
 
 def test_the_example_classifies_images_of_a_file(
-    local: LocalServed, source: Path, client_object: Path, sanitizers: tuple[str, ...], tmp_path: Path
+    local: LocalServed, source: Path, client: Path, sanitizers: tuple[str, ...], tmp_path: Path
 ) -> None:
     text = (source / "classify.cpp").read_text()
     shown = [block.text for block in blocks(ROOT / "docs" / "runtime_service.md") if block.language == "cpp"]
     assert shown == [text]
     assert 30 <= text.count("\n") <= 60
     program = source / "classify"
-    compiled("g++", "-std=c++11", *WARNINGS, *sanitizers, source / "classify.cpp", client_object, "-o", program)
+    compiled("g++", "-std=c++11", *WARNINGS, *sanitizers, source / "classify.cpp", client, "-o", program)
     x = images(4)
     x.tofile(tmp_path / "x.f32")
 

@@ -250,9 +250,11 @@ static autotailor_status take(autotailor_client *client) {
 
 /* Bytes of the values of a request; 0: its shape or an argument is wrong, and the error says so. */
 static size_t value_bytes(autotailor_client *client, const autotailor_request *request) {
+    const uint64_t value = request->tokens != NULL ? sizeof(int64_t) : sizeof(float);
     uint64_t count = 1;
-    if (request->values == NULL) {
-        fail(client, AUTOTAILOR_BAD_REQUEST, "values: NULL", "");
+    if ((request->values == NULL) == (request->tokens == NULL)) {
+        const char *both = request->values == NULL ? "NULL" : "given, and tokens, too";
+        fail(client, AUTOTAILOR_BAD_REQUEST, "values: ", both);
         return 0;
     }
     if (request->subnet != NULL && (!*request->subnet || strlen(request->subnet) > SUBNET_BYTES)) {
@@ -260,13 +262,13 @@ static size_t value_bytes(autotailor_client *client, const autotailor_request *r
         return 0;
     }
     for (int at = 0; at < 4; at++) {
-        count = request->shape[at] > UINT32_MAX / sizeof(float) / count ? 0 : count * request->shape[at];
+        count = request->shape[at] > UINT32_MAX / value / count ? 0 : count * request->shape[at];
         if (count == 0) {
             fail(client, AUTOTAILOR_BAD_REQUEST, "shape: a size of 0, or more than 4 GiB", "");
             return 0;
         }
     }
-    return (size_t)count * sizeof(float);
+    return (size_t)(count * value);
 }
 
 /* Send all of two parts. What comes meanwhile is taken: a service that waits for us to take answers would take no request. */
@@ -347,7 +349,8 @@ autotailor_status autotailor_submit(autotailor_client *client, const autotailor_
     if (request->subnet != NULL) {
         memcpy(fields + 24, request->subnet, strlen(request->subnet));
     }
-    struct iovec parts[2] = {{head, sizeof head}, {(void *)(uintptr_t)request->values, bytes}};
+    const void *values = request->tokens != NULL ? (const void *)request->tokens : (const void *)request->values;
+    struct iovec parts[2] = {{head, sizeof head}, {(void *)(uintptr_t)values, bytes}};
     uint64_t number = own->id;
     autotailor_status status = send_parts(client, parts);
     if (status == AUTOTAILOR_OK) {

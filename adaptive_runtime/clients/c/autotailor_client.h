@@ -26,12 +26,13 @@ typedef enum autotailor_status {
 
 typedef struct autotailor_client autotailor_client;
 
-/* Images as the bundle's preparation says. */
+/* Images, or texts as numbers of words, as the bundle's preparation says. One of `values` and `tokens` is NULL. */
 typedef struct autotailor_request {
-    const float *values; /* shape[0] * shape[1] * shape[2] * shape[3] values, in rows */
-    uint32_t shape[4];   /* samples, channels, height, width */
-    double deadline_ms;  /* from the arrival of the request at the service; 0: the service's own */
-    const char *subnet;  /* digest of the SubNet that shall answer; NULL: the one that serves */
+    const float *values;   /* of images: shape[0] * shape[1] * shape[2] * shape[3] values, in rows */
+    uint32_t shape[4];     /* samples, channels, height, width; of texts: samples, words, 1, 1 */
+    double deadline_ms;    /* from the arrival of the request at the service; 0: the service's own */
+    const char *subnet;    /* digest of the SubNet that shall answer; NULL: the one that serves */
+    const int64_t *tokens; /* of texts: shape[0] * shape[1] numbers of words, in rows */
 } autotailor_request;
 
 /* What a request got. It belongs to the caller, until `autotailor_free`, also after its client is closed. */

@@ -6,10 +6,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-import numpy as np
-
 from adaptive_runtime.service.answering import BODY_S, AskedAnswer, ModelService
-from adaptive_runtime.service.inference import INPUT
 from adaptive_runtime.service.local.frames import (
     PREFIX,
     REQUEST_FIELDS,
@@ -19,7 +16,6 @@ from adaptive_runtime.service.local.frames import (
     refusal_frame,
 )
 from adaptive_runtime.service.refusals import RequestRefused
-from adaptive_runtime.service.tensors import require_finite
 
 LOG = logging.getLogger("adaptive_runtime.service")
 MOST_IN_FLIGHT = 64
@@ -105,9 +101,8 @@ class LocalConnection:
             place.enter_context(self._service.place())
             fields = await self._exactly(REQUEST_FIELDS.size)
             head = RequestHead.read(fields, prefix.content_bytes, self._service.model.format)
-            values = np.frombuffer(await self._exactly(self._left_bytes), "<f4")
-            x_NCHW = require_finite(f"input '{INPUT}'", values).reshape(head.shape)
-            asked = AskedAnswer(x_NCHW, arrived_s, head.deadline_ms, head.subnet)
+            values = head.values(await self._exactly(self._left_bytes))
+            asked = AskedAnswer(values, arrived_s, head.deadline_ms, head.subnet)
             return _AcceptedRequest(prefix.number, asked, place.pop_all())
 
     async def _answer(self, accepted: _AcceptedRequest) -> None:

@@ -6,15 +6,16 @@ text are read, of sizes that are compared with the model's first.
 
 import math
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive_runtime.service.answering import GivenAnswer
 from adaptive_runtime.service.inference import INPUT, InferenceFormat
 from adaptive_runtime.service.protocol import MOST_DEADLINE_MS
 from adaptive_runtime.service.refusals import RequestRefused
-from adaptive_runtime.service.tensors import shown
+from adaptive_runtime.service.tensors import require_finite, shown
 
 MAGIC = b"ATLS"
 VERSION = 1
@@ -23,13 +24,14 @@ PREFIX = struct.Struct("<4sHHQQ")
 REQUEST, ANSWER, REFUSAL = 1, 2, 3
 """Kinds of frames."""
 REQUEST_FIELDS = struct.Struct("<d4I64s")
-"""Deadline [ms] (0: the service's), shape (N, C, H, W), digest of a SubNet (zeros: the one that serves). Values follow."""
+"""Deadline [ms] (0: the service's), shape (N, C, H, W), of texts (N, T, 1, 1), digest of a SubNet (zeros: the one that serves).
+
+Values follow: float32 of images, int64 of texts, which are numbers of words."""
 ANSWER_FIELDS = struct.Struct("<dddIII")
 """Latency, waited, late [ms] (0: in time), samples N, classes K, bytes of names. Logits (N, K) follow, then the names:
 of each sample its SubNet and its exit, each with a zero byte behind it."""
 REFUSAL_FIELDS = struct.Struct("<II")
 """Status, and after how many ms to come again (0: not said). One line follows."""
-VALUE_BYTES = 4
 
 
 class FramePrefix(NamedTuple):
@@ -55,11 +57,12 @@ class FramePrefix(NamedTuple):
 
 
 class RequestHead(NamedTuple):
-    """A request whose values have not been read. deadline_ms, subnet: None: the service's."""
+    """A request whose values have not been read. deadline_ms, subnet: None: the service's. shape: of the values."""
 
     deadline_ms: float | None
     shape: tuple[int, ...]
     subnet: str | None
+    wanted: InferenceFormat
 
     @classmethod
     def read(cls, content: bytes, content_bytes: int, wanted: InferenceFormat) -> "RequestHead":
@@ -68,21 +71,25 @@ class RequestHead(NamedTuple):
         if deadline_ms and not 0 < deadline_ms <= MOST_DEADLINE_MS:
             got = f"deadline_ms: {deadline_ms:g}"
             raise RequestRefused(400, f"{got}; allowed: above 0, at most {MOST_DEADLINE_MS:g}; or 0: the service's")
-        shape = tuple(sizes)
-        if wanted.taken.words is not None:
-            raise RequestRefused(400, "the model takes texts, and the local socket images; ask over HTTP")
         if wanted.taken.inputs is not None:
             told = ", ".join(wanted.taken.inputs)
-            raise RequestRefused(400, f"the model takes {told}, and the local socket one image; ask over HTTP")
+            raise RequestRefused(400, f"the model takes {told}, and the local socket one input; ask over HTTP")
+        shape = tuple(sizes) if wanted.taken.words is None or sizes[2:] != [1, 1] else tuple(sizes[:2])
         wanted.require(shape)
-        allowed = VALUE_BYTES * math.prod(shape)
+        allowed = wanted.taken.dtype.itemsize * math.prod(shape)
         if content_bytes - REQUEST_FIELDS.size != allowed:
             got = f"input '{INPUT}': {content_bytes - REQUEST_FIELDS.size} bytes of values"
             raise RequestRefused(400, f"{got}; allowed for its shape: {allowed}")
         name = digest.rstrip(b"\0")
         if not name.isalnum() and name:
             raise RequestRefused(400, f"subnet: {shown(name)}; allowed: a digest, or zeros: the one that serves")
-        return cls(deadline_ms or None, shape, name.decode("ascii") or None)
+        return cls(deadline_ms or None, shape, name.decode("ascii") or None, wanted)
+
+    def values(self, content: bytes) -> NDArray[Any]:
+        """The values behind the fields, checked. RequestRefused."""
+        found = np.frombuffer(content, self.wanted.taken.dtype.newbyteorder("<"))
+        self.wanted.require_words(found)
+        return require_finite(f"input '{INPUT}'", found).reshape(self.shape)
 
 
 def answer_frame(number: int, given: GivenAnswer) -> tuple[bytes, ...]:
