@@ -1,0 +1,130 @@
+"""A small text encoder through the whole pipeline: files by torch, and a bundle that answers numbers of words when served."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import adaptive_runtime
+import tailor_ir
+from adaptive_runtime.bundles import OpenBundle
+from flows.cli import main
+from tests.flows.conftest import Command
+from tests.flows.tiny import TINY
+from tests.runtime.c_client import CClient, client_object, client_program, client_source, sanitizer_flags
+from tests.runtime.conftest import PATIENT, LocalServed, served_locally
+from tests.runtime.test_local_socket import by_http
+
+LENGTH, SHORTER = 16, 8
+TEXTS = ["The soup was not good, and the bed was dirty.", "", "xyzzy " * 40]
+OWN = (
+    "model=callable",
+    "model.name=conf.networks.text_encoder:network",
+    "model.options={width:16,heads:2,depth:2,expand:2}",
+    "data=texts",
+    "data.images=240",
+    f"data.resolution={LENGTH}",
+    f"space.sequence_length=[{SHORTER},{LENGTH}]",
+    "space.expand_ratio=[1,2]",
+    "export.bundle=true",
+)
+WORDS = (*OWN, *(word for word in TINY if not word.startswith(("model.name", "data", "space"))))
+Run = tuple[dict[str, Any], Path]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The report of a run, and its folder."""
+    folder = tmp_path_factory.mktemp("texts") / "out"
+    return Command(folder, WORDS)("run"), folder
+
+
+@pytest.fixture(scope="module")
+def bundle(run: Run) -> OpenBundle:
+    return OpenBundle.open(run[1] / "exports" / "onnxruntime" / "bundle")
+
+
+@pytest.fixture(scope="module")
+def local(bundle: OpenBundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServed]:
+    """The bundle while it is served."""
+    with served_locally(bundle.folder, tmp_path_factory.mktemp("log"), PATIENT) as one:
+        yield one
+
+
+def expected(folder: Path, bundle: OpenBundle, x_NT: np.ndarray) -> dict[str, np.ndarray]:
+    """Logits of each SubNet in torch, by digest, of the run's fine-tuned SuperNet."""
+    (finetuned,) = (folder / "stages" / "finetune").iterdir()
+    net = tailor_ir.load(finetuned / "supernet")
+    found = {}
+    for subnet in bundle.manifest.subnets:
+        module = net.build(dict(subnet.config)).eval()
+        with torch.no_grad():
+            found[subnet.digest] = module(torch.from_numpy(x_NT[:, : subnet.input_shape[1]])).numpy()
+    return found
+
+
+def test_a_run_finds_exports_and_checks_subnets_of_texts(run: Run, bundle: OpenBundle) -> None:
+    report, folder = run
+    (device,) = report["devices"]
+    assert report["metric"] == "top-1 accuracy"
+    assert len(device["winners"]) == 10
+    assert max(row["max_difference"] for row in device["winners"]) < 1e-4
+    assert {row["resolution"] for row in device["winners"]} <= {SHORTER, LENGTH}
+    assert {row["digest"] for row in device["winners"]} == bundle.manifest.by_digest.keys()
+    with adaptive_runtime.load(bundle.folder, prepares=False) as model:
+        x_NT = model.tokens(TEXTS)
+        for digest, logits_NK in expected(folder, bundle, x_NT).items():
+            model.use(digest)
+            np.testing.assert_allclose(model.infer(x_NT).logits, logits_NK, atol=1e-4)
+
+
+def test_a_service_answers_numbers_of_words_as_torch_by_http_and_by_its_socket(
+    run: Run, bundle: OpenBundle, local: LocalServed
+) -> None:
+    vocabulary = bundle.vocabulary()
+    assert vocabulary is not None
+    x_NT = vocabulary.tokens(TEXTS, LENGTH)
+    wanted = expected(run[1], bundle, x_NT)
+    with local.client() as client:
+        logits, parameters = by_http(local.http, x_NT)
+        np.testing.assert_allclose(logits, wanted[parameters["subnet"]], atol=1e-4)
+        for digest, logits_NK in wanted.items():
+            answered = client.ask(x_NT, subnet=digest)
+            assert answered.subnets == (digest,) * len(TEXTS), answered.line
+            np.testing.assert_allclose(answered.logits, logits_NK, atol=1e-4)
+        text_of_floats = x_NT[:, :, None, None].astype(np.float32)
+        for x, line in (
+            (
+                np.full_like(x_NT, vocabulary.size),
+                f"numbers of words from .*; allowed: from 0, below {vocabulary.size}",
+            ),
+            (x_NT[:, :-1], rf"shape \[3, {LENGTH - 1}\]; allowed: \[N, {LENGTH}\]"),
+            (text_of_floats, f"{4 * x_NT.size} bytes of values; allowed for its shape: {8 * x_NT.size}"),
+        ):
+            refused = client.ask(x)
+            assert refused.status == 400
+            assert re.search(line, refused.line), refused.line
+
+
+def test_the_client_in_c_asks_with_numbers_of_words(
+    run: Run, bundle: OpenBundle, local: LocalServed, tmp_path: Path
+) -> None:
+    vocabulary = bundle.vocabulary()
+    assert vocabulary is not None
+    x_NT = vocabulary.tokens(TEXTS, LENGTH)
+    (tmp_path / "texts.i64").write_bytes(x_NT.astype("<i8").tobytes())
+    flags, source = sanitizer_flags(tmp_path), client_source(tmp_path)
+    program = client_program(source, client_object(source, flags), flags)
+    with CClient(program, tmp_path / "texts.i64", LENGTH, 1, 1, "tokens") as client:
+        client.connect(local.path)
+        found = client.answer(f"infer {len(TEXTS)} 0 -")
+    np.testing.assert_allclose(found.logits, expected(run[1], bundle, x_NT)[found.subnet], atol=1e-4)
+
+
+def test_stress_refuses_texts_in_one_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress", "onnxruntime", f"output_dir={run[1]}"]) == 2
+    assert "is of texts; stress asks with images; serve it: " in capsys.readouterr().err
