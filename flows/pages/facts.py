@@ -237,6 +237,7 @@ def refined(result: Front) -> Facts:
         "candidates measured": count(refinement.measured),
         "failed": count(refinement.failed),
         "winners replaced": count(refinement.replaced),
+        "budgets moved": count(refinement.moved),
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "validation accuracy": _range((row.measured_accuracy for row in rows), percent),

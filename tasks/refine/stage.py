@@ -7,7 +7,7 @@ winner is one factor, and accuracies are learned (`learned`). A budget that no c
 
 Of many candidates, the one with the luckiest measurement would win. So a winner must keep its budget by its own measurement
 and by its latency smoothed over similar SubNets. It is measured again before it counts; if it then misses the budget, the next
-best candidate is the winner.
+best candidate is the winner. Budgets that the search made are moved where they buy nothing (`budgets`).
 """
 
 import math
@@ -27,11 +27,12 @@ from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import SubNetMeter
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.progress import Progress
+from tasks.refine.budgets import settled
 from tasks.refine.known import Known, Latencies, best, evaluated_lines, known_ms, worth_evaluating
 from tasks.refine.pool import Budget, Pool, budgets_of
 from tasks.refine.settings import Settings
 from tasks.schemas.candidates import MEASURED_FILE, Asked, Candidate, Candidates, Proposal
-from tasks.schemas.front import FRONT_FILE
+from tasks.schemas.front import FRONT_FILE, Front
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 from tasks.schemas.stored import Config
 from tasks.search import read_front
@@ -94,6 +95,7 @@ class _Bench:
     timers: Sequence[_Timer]
     plain: SuperNet
     images: EvaluationData
+    fronts: Sequence[Front]
     budgets_ms: Sequence[Latencies]
     out: Path
     evaluated: SubNetLines
@@ -150,7 +152,8 @@ def measure(
         for device, folder in zip(devices, folders, strict=True)
     ]
     evaluated = evaluated_lines(store, supernet, images, out, progress)
-    bench = _Bench(pool, timers, plain, images, [budget.budgets_ms for budget in budgets], out, evaluated, progress)
+    asked_ms = [budget.budgets_ms for budget in budgets]
+    bench = _Bench(pool, timers, plain, images, fronts, asked_ms, out, evaluated, progress)
     timed, smoothed_ms = _confirmed(settings, bench, _rounds(settings, bench, budgets))
     for number, (found, folder) in enumerate(zip(timed, folders, strict=True)):
         candidates = (
@@ -212,7 +215,8 @@ def _confirmed(settings: Settings, bench: _Bench, timed: Timed) -> tuple[Timed, 
             break
         found = bench.evaluate(timed_ms, "evaluate candidates")
         known = [Known(digest, timed_ms[digest], smoothed_ms[digest], one) for digest, one in found.items()]
-        winners = {best(known, ms, settings.margin).digest for ms in bench.budgets_ms if known}
+        budgets_ms = settled(bench.fronts, known, bench.budgets_ms, settings.margin)
+        winners = {best(known, ms, settings.margin).digest for ms in budgets_ms if known}
         if winners <= confirmed:
             break
         bench.time_longer(sorted(winners - confirmed))

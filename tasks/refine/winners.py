@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
 from tasks.predict.accuracy import AccuracyPredictor, validate
 from tasks.predict.validate import errors
 from tasks.progress import Progress
+from tasks.refine.budgets import settled
 from tasks.refine.known import Known, Latencies, best, evaluated_lines, known_ms, worth_evaluating
 from tasks.refine.settings import Settings
 from tasks.refine.stage import folders_of
@@ -39,8 +41,9 @@ def choose(
 ) -> dict[str, StageResult]:
     """Evaluate what `measure` timed and take the most accurate SubNet within each budget; the `front.json` of each device.
 
-    searches: the folders of the search's fronts by device, in the order of `measure`. The files have the form of the search's
-    `front.json`. Each winner has `measured_ms` and `measured_accuracy`, and under `replaces` the measurements of the search's
+    searches: the folders of the search's fronts by device, in the order of `measure`. Budgets that the search made for one
+    device are moved where they buy nothing (`budgets`). The files have the form of the search's `front.json`. Each winner
+    has `measured_ms` and `measured_accuracy`, and under `replaces` the measurements of the search's
     winner. The winner of a budget that no SubNet keeps is the fastest SubNet (on several devices the nearest to them), and
     `within_budget` is false. A second call goes on. UserError when no SubNet could be measured.
     """
@@ -57,17 +60,22 @@ def choose(
     lines = evaluated_lines(store, supernet, images, out, progress)
     evaluated = accuracies(net, [configs[one] for one in worth], images, lines, progress, "evaluate candidates")
     found = dict(zip(worth, evaluated, strict=True))
-    chosen = _best(tables, timed_ms, found, budgets_ms, settings.margin)
+    known = _known(tables, timed_ms, found)
+    asked = {ms: number for number, ms in enumerate(budgets_ms)}
+    budgets_ms = settled(fronts, known, budgets_ms, settings.margin)
+    chosen = [(ms, best(known, ms, settings.margin).digest) for ms in budgets_ms]
     refined: dict[str, StageResult] = {}
-    for name, folder, front, table in zip(searches, folders, fronts, tables, strict=True):
+    for device, (name, folder, front, table) in enumerate(zip(searches, folders, fronts, tables, strict=True)):
         told = _with_accuracies(table, found)
         told.write(folder / MEASURED_FILE)
-        winners = tuple(_winner(*pair, told) for pair in zip(front.winners, chosen, strict=True))
-        changed = {
-            "winners": winners,
-            "front": _front(winners),
-            "refinement": _refinement(settings, net, told, winners, accuracy, found),
-        }
+        winners = tuple(
+            _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, digest, told)
+            for ms, digest in chosen
+        )
+        refinement = _refinement(
+            settings, net, told, winners, accuracy, found, sum(ms not in asked for ms in budgets_ms)
+        )
+        changed = {"winners": winners, "front": _front(winners), "refinement": refinement}
         refined[name] = front.model_copy(update=changed).write(folder / FRONT_FILE)
     return refined
 
@@ -78,21 +86,17 @@ def _nothing_measured(devices: Collection[str], tables: Sequence[Candidates]) ->
     return UserError("refine", f"no SubNet can be measured on {where}: {reason}", next_step="refine.candidates=1")
 
 
-def _best(
-    tables: Sequence[Candidates],
-    timed_ms: Mapping[str, Latencies],
-    found: Mapping[str, Accuracy],
-    budgets_ms: Sequence[Latencies],
-    margin: float,
-) -> list[str]:
-    """Digests of the measured winners of all budgets. found: accuracies of the evaluated candidates, by digest."""
+def _known(
+    tables: Sequence[Candidates], timed_ms: Mapping[str, Latencies], found: Mapping[str, Accuracy]
+) -> list[Known]:
+    """The evaluated candidates. found: accuracies by digest."""
     smoothed_ms = [{row.digest: row.smoothed_ms for row in table.candidates} for table in tables]
     known = []
     for digest, accuracy in found.items():
         smoothed = tuple(ms for one in smoothed_ms if (ms := one[digest]) is not None)
         assert len(smoothed) == len(tables), "a measured latency is smoothed"
         known.append(Known(digest, timed_ms[digest], smoothed, accuracy))
-    return [best(known, budget_ms, margin).digest for budget_ms in budgets_ms]
+    return known
 
 
 def _with_accuracies(table: Candidates, found: Mapping[str, Accuracy]) -> Candidates:
@@ -112,8 +116,12 @@ def _refinement(
     winners: Sequence[Winner],
     accuracy: AccuracyPredictor,
     found: Mapping[str, Accuracy],
+    moved: int,
 ) -> Refinement:
-    """The changes by measuring the candidates on one device. found: accuracies of the evaluated candidates, by digest."""
+    """The changes by measuring the candidates on one device. found: accuracies of the evaluated candidates, by digest.
+
+    moved: budgets.
+    """
     rows = [row for row in table.candidates if row.digest in found]
     codes = net.space.canonical_codes(net.space.encode([row.config for row in rows]))
     return Refinement(
@@ -121,6 +129,7 @@ def _refinement(
         failed=sum(row.latency.p50_ms is None for row in table.candidates),
         evaluated=len(rows),
         replaced=sum(row.replaces is not None for row in winners),
+        moved=moved,
         missed_ms=tuple(row.budget_ms for row in winners if not row.within_budget),
         latency=errors(
             np.array([row.predicted_ms for row in rows]), np.array([row.latency.p50_ms for row in rows], np.float64)
@@ -145,23 +154,31 @@ def _learned(likely: Mapping[str, Likely], measured: Mapping[str, float]) -> Lea
     )
 
 
-def _winner(row: Winner, digest: str, table: Candidates) -> Winner:
-    """The measured winner of a budget on one device; if it is another than `row`, with the measurements of `row`."""
+def _winner(budget_ms: float, row: Winner | None, digest: str, table: Candidates) -> Winner:
+    """The measured winner of a budget on one device; if it is another than the search's, `row`, with the measurements of `row`.
+
+    row: None: the budget was moved.
+    """
     candidates = {one.digest: one for one in table.candidates}
-    stays, chosen, before = row.digest == digest, candidates[digest], candidates.get(row.digest)
+    chosen = candidates[digest]
     measured_ms = chosen.latency.p50_ms
     assert measured_ms is not None, "a winner is measured"
-    replaced = Replaced(
-        digest=row.digest,
-        measured_ms=before and before.latency.p50_ms,
-        measured_accuracy=before and before.accuracy,
-    )
-    of_the_search = row.model_dump(exclude_unset=True, exclude=None if stays else OF_THE_SEARCH)
+    replaces: Replaced | None = None
+    of_the_search: Mapping[str, Any] = {"budget_ms": budget_ms}
+    if row is not None:
+        stays, before = row.digest == digest, candidates.get(row.digest)
+        of_the_search = row.model_dump(exclude_unset=True, exclude=None if stays else OF_THE_SEARCH)
+        if not stays:
+            replaces = Replaced(
+                digest=row.digest,
+                measured_ms=before and before.latency.p50_ms,
+                measured_accuracy=before and before.accuracy,
+            )
     measured = {
         "measured_ms": measured_ms,
         "measured_accuracy": chosen.accuracy,
-        "within_budget": measured_ms <= row.budget_ms,
-        "replaces": None if stays else replaced,
+        "within_budget": measured_ms <= budget_ms,
+        "replaces": replaces,
     }
     of_candidate = chosen.model_dump(exclude_unset=True, exclude={"latency", "accuracy", "loss"})
     return Winner.model_validate({**of_the_search, **of_candidate, **measured})

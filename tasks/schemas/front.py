@@ -70,12 +70,13 @@ class Learned(PointErrors):
 
 
 class Refinement(Record):
-    """What measuring the candidates changed."""
+    """What measuring the candidates changed. `moved`: budgets that the search made, and that bought nothing where they were."""
 
     measured: int
     failed: int
     evaluated: int
     replaced: int
+    moved: int = 0
     missed_ms: tuple[float, ...]
     latency: RelativeErrors
     accuracy: AccuracyErrors
