@@ -16,10 +16,11 @@ def areas(boxes_N4: Floats) -> Floats:
 
 def intersections(boxes_N4: Floats, others_M4: Floats) -> Floats:
     """The areas (N, M) that are in both boxes."""
-    low_NM2 = np.maximum(boxes_N4[:, None, :2], others_M4[None, :, :2])
-    high_NM2 = np.minimum(boxes_N4[:, None, 2:], others_M4[None, :, 2:])
-    sides_NM2 = np.maximum(high_NM2 - low_NM2, 0)
-    found_NM: Floats = sides_NM2[..., 0] * sides_NM2[..., 1]
+    left_N1, top_N1, right_N1, bottom_N1 = boxes_N4.T[:, :, None]
+    left_1M, top_1M, right_1M, bottom_1M = others_M4.T[:, None]
+    width_NM = np.minimum(right_N1, right_1M) - np.maximum(left_N1, left_1M)
+    height_NM = np.minimum(bottom_N1, bottom_1M) - np.maximum(top_N1, top_1M)
+    found_NM: Floats = np.maximum(width_NM, 0) * np.maximum(height_NM, 0)
     return found_NM
 
 

@@ -15,7 +15,7 @@ from adaptive_runtime.boxes import Detections, iou
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
-THRESHOLDS = np.linspace(0.5, 0.95, 10)
+THRESHOLDS: tuple[float, ...] = tuple(np.linspace(0.5, 0.95, 10).tolist())
 RECALLS = np.linspace(0, 1, 101)
 MOST_DETECTIONS = 100
 """Of a class in an image, the best ones."""
@@ -23,7 +23,10 @@ MOST_DETECTIONS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedImage:
-    """The detections of an image, best first within each class, with what is right. boxes_M: the class of each box."""
+    """The detections of an image, best first within each class, with what is right. boxes_M: the class of each box.
+
+    T: the first thresholds, as many as were asked for.
+    """
 
     scores_D: Floats
     classes_D: Integers
@@ -31,14 +34,16 @@ class JudgedImage:
     boxes_M: Integers
 
 
-def judged(detections: Detections, classes_M: Integers, boxes_M4: Floats) -> JudgedImage:
+def judged(
+    detections: Detections, classes_M: Integers, boxes_M4: Floats, thresholds: Sequence[float] = THRESHOLDS
+) -> JudgedImage:
     """Of an image, with boxes in the unit of its detections."""
-    places, rights = [np.empty(0, dtype=np.int64)], [np.empty((len(THRESHOLDS), 0), dtype=bool)]
+    places, rights = [np.empty(0, dtype=np.int64)], [np.empty((len(thresholds), 0), dtype=bool)]
     for label in np.unique(detections.classes_N):
         own = np.flatnonzero(detections.classes_N == label)
         own = own[np.argsort(-detections.scores_N[own], kind="stable")][:MOST_DETECTIONS]
         places.append(own)
-        rights.append(_right(iou(detections.boxes_N4[own], boxes_M4[classes_M == label])))
+        rights.append(_right(iou(detections.boxes_N4[own], boxes_M4[classes_M == label]), thresholds))
     place_D = np.concatenate(places)
     return JudgedImage(
         scores_D=detections.scores_N[place_D],
@@ -48,10 +53,10 @@ def judged(detections: Detections, classes_M: Integers, boxes_M4: Floats) -> Jud
     )
 
 
-def _right(iou_DM: Floats) -> NDArray[np.bool_]:
+def _right(iou_DM: Floats, thresholds: Sequence[float]) -> NDArray[np.bool_]:
     """(T, D): each detection in turn takes the box that it overlaps most with, of those that are not taken."""
-    found_TD = np.zeros((len(THRESHOLDS), len(iou_DM)), dtype=bool)
-    for right_D, threshold in zip(found_TD, THRESHOLDS, strict=True):
+    found_TD = np.zeros((len(thresholds), len(iou_DM)), dtype=bool)
+    for right_D, threshold in zip(found_TD, thresholds, strict=True):
         left_DM = iou_DM.copy()
         for place in np.flatnonzero((iou_DM >= threshold).any(1)):
             best = int(left_DM[place].argmax())
@@ -62,10 +67,10 @@ def _right(iou_DM: Floats) -> NDArray[np.bool_]:
 
 
 def average_precisions(images: Sequence[JudgedImage], classes: int) -> NDArray[np.float64]:
-    """(T, K); NaN for classes without a box in any image."""
-    found_TK = np.full((len(THRESHOLDS), classes), np.nan)
+    """(T, K) for the thresholds at which the images were judged; NaN for classes without a box in any image."""
     if not images:
-        return found_TK
+        return np.full((1, classes), np.nan)
+    found_TK = np.full((len(images[0].right_TD), classes), np.nan)
     scores, labels, boxes = (
         np.concatenate([getattr(image, name) for image in images]) for name in ("scores_D", "classes_D", "boxes_M")
     )
@@ -89,7 +94,7 @@ def _precision(right_D: NDArray[np.bool_], boxes: int) -> float:
 
 
 def mean_average_precisions(images: Sequence[JudgedImage], classes: int) -> tuple[float, float]:
-    """mAP@0.5, and COCO's mAP over all thresholds: means of the classes that occur.
+    """mAP@0.5, and COCO's mAP where the images were judged at all thresholds: means of the classes that occur.
 
     Without any box both are 1 where there is no detection either, else 0.
     """

@@ -18,6 +18,7 @@ import torch
 from adaptive_runtime.boxes import HEADS, DetectionHead, Detections, detect
 from tasks.problems.detection.average_precision import (
     MOST_DETECTIONS,
+    THRESHOLDS,
     JudgedImage,
     judged,
     mean_average_precisions,
@@ -49,7 +50,7 @@ class JudgedDetections:
         self.loss += len(outputs) * float(self.problem.loss(outputs, target, 0.0))
         for found, rows_M5 in zip(self.problem.detected(outputs), target.cpu(), strict=True):
             class_M, box_M4 = present(rows_M5)
-            image = judged(found, class_M.numpy(), box_M4.numpy())
+            image = judged(found, class_M.numpy(), box_M4.numpy(), THRESHOLDS[:1])
             self.images.append(image)
             self.scores.append(self._alone(image))
 
