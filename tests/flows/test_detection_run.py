@@ -2,24 +2,29 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnxruntime
 import pytest
 
 import adaptive_runtime
 from adaptive_runtime.boxes import SSDLITE, Detections, detect, iou
-from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.bundles import BundleFormat, OpenBundle
 from flows.cli import main
 from flows.progress import artifact_key
 from tests.boxes import small_detectors
+from tests.deploy.deployments import stopped_at_the_end
 from tests.flows.conftest import Command
 from tests.flows.prefect_server import own_rows
 from tests.flows.tiny import TINY
+from tests.runtime.service_process import INFER, body
 
 SIDE = 32
+NAMES = ("boxes", "scores", "classes")
 OWN = (
     "model=callable",
     f"model.name={Path(small_detectors.__file__)}:ssdlite",
@@ -30,7 +35,14 @@ OWN = (
     "base.label_smoothing=0",
     "export.bundle=true",
 )
-WORDS = (*OWN, *(word for word in TINY if not word.startswith(("model.name", "data="))))
+OTHER = ("device=[onnxruntime,ncnn]", "export.formats=[onnx,ncnn]")
+WORDS = (
+    *OWN,
+    *OTHER,
+    *(word for word in TINY if not word.startswith(("model.name", "data=", "device=", "export.formats="))),
+)
+FORMATS: dict[str, BundleFormat] = {"onnxruntime": "onnx", "ncnn": "ncnn"}
+"""Of the files that a device runs, by its name."""
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +52,15 @@ def detected(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     return Command(folder, WORDS)("run"), folder
 
 
+@pytest.fixture(scope="module", params=FORMATS)
+def device(request: pytest.FixtureRequest) -> str:
+    """A device of the run."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def bundle(detected: tuple[dict[str, Any], Path]) -> OpenBundle:
-    return OpenBundle.open(detected[1] / "exports" / "onnxruntime" / "bundle")
+def bundle(detected: tuple[dict[str, Any], Path], device: str) -> OpenBundle:
+    return OpenBundle.open(detected[1] / "exports" / device / "bundle")
 
 
 def _same(found: Detections, wanted: Detections) -> bool:
@@ -55,10 +73,12 @@ def _same(found: Detections, wanted: Detections) -> bool:
 
 def test_the_report_says_map_where_others_say_accuracy(detected: tuple[dict[str, Any], Path]) -> None:
     report, folder = detected
-    (device,) = report["devices"]
     assert (report["problem"], report["score"]) == ("detection_ssdlite", "mAP@0.5")
-    assert all(0 <= row["accuracy"] <= 1 for row in device["winners"])
-    assert 0 < device["decoding_ms"][0] <= device["decoding_ms"][1]
+    assert [device["name"] for device in report["devices"]] == list(FORMATS)
+    for device in report["devices"]:
+        assert all(0 <= row["accuracy"] <= 1 for row in device["winners"])
+        assert all(not row["reason"] and row["max_difference"] < 1e-4 for row in device["winners"])
+        assert 0 < device["decoding_ms"][0] <= device["decoding_ms"][1]
     assert any(card["note"].startswith("test mAP@0.5, ") for card in report["headline"])
     page = (folder / "report.html").read_text()
     words = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
@@ -81,9 +101,9 @@ def test_pages_of_prefect_name_the_score_in_the_place_of_accuracy(detected: tupl
 
 
 def test_exported_files_give_the_boxes_of_the_network(
-    detected: tuple[dict[str, Any], Path], bundle: OpenBundle
+    detected: tuple[dict[str, Any], Path], bundle: OpenBundle, device: str
 ) -> None:
-    folder = detected[1] / "exports" / "onnxruntime"
+    folder = detected[1] / "exports" / device
     sample = bundle.calibration()
     assert sample is not None
     told = (json.loads(file.read_text()) for file in folder.glob("*.json"))
@@ -100,11 +120,11 @@ def test_exported_files_give_the_boxes_of_the_network(
         assert all(map(_same, detect(SSDLITE, raw, size), detect(SSDLITE, expected, size)))
 
 
-def test_a_bundle_answers_with_boxes_in_pixels_of_the_images(bundle: OpenBundle) -> None:
+def test_a_bundle_answers_with_boxes_in_pixels_of_the_images(bundle: OpenBundle, device: str) -> None:
     sample = bundle.calibration()
     assert sample is not None
     images = sample.inputs[3, SIDE, SIDE]
-    with adaptive_runtime.load(bundle.folder, prepares=False) as model:
+    with adaptive_runtime.load(bundle.folder, format=FORMATS[device], prepares=False) as model:
         assert max(adaptive_runtime.check(model).values()) < 1e-4
         for subnet in bundle.manifest.subnets:
             model.use(subnet.digest)
@@ -124,3 +144,31 @@ def test_stress_refuses_a_detector_in_one_line(
 ) -> None:
     assert main(["stress", "onnxruntime", f"output_dir={detected[1]}"]) == 2
     assert "is for detection_ssdlite; stress compares classes of images" in capsys.readouterr().err
+
+
+def test_a_deployed_detector_answers_with_boxes(detected: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    there, output, device = tmp_path / "there", detected[1], "ncnn"
+    bundle = OpenBundle.open(output / "exports" / device / "bundle")
+    sample = bundle.calibration()
+    assert sample is not None
+    words = [
+        f"output_dir={output}",
+        f"deploy.folder={there}",
+        "deploy.install=unpack",
+        f"deploy.python={sys.executable}",
+    ]
+    with stopped_at_the_end(there):
+        found = tmp_path / "found.json"
+        assert main(["deploy", device, *words, "deploy.port=0", "--json", str(found)]) == 0
+        address = json.loads(found.read_text())["address"]
+        token = (there / "token").read_text().strip()
+        with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}, timeout=300) as http:
+            answer = http.post(INFER, **body(sample.inputs[3, SIDE, SIDE])).raise_for_status().json()
+    outputs = {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in answer["outputs"]}
+    with adaptive_runtime.load(bundle.folder, format=FORMATS[device], prepares=False) as model:
+        model.use(answer["parameters"]["subnet"])
+        wanted = model.infer(sample.inputs[3, SIDE, SIDE]).detections
+    assert wanted is not None
+    for boxes_M4, scores_M, classes_M, own in zip(*(outputs[name] for name in NAMES), wanted, strict=True):
+        told = classes_M >= 0
+        assert _same(Detections(boxes_N4=boxes_M4[told], scores_N=scores_M[told], classes_N=classes_M[told]), own)

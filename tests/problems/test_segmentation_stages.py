@@ -65,7 +65,7 @@ def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.
     """The stages from the SuperNet to its exported winners, on onnxruntime here."""
     wish, files = (
         search.Settings(method="exact", budgets_ms=(1000.0,)),
-        export.Settings(measure=QUICK, formats=("onnx",)),
+        export.Settings(measure=QUICK, formats=("onnx", "ncnn")),
     )
     run = SmallRun("small_fpn", DATA, wish, files, refined=True)
     return run.sources(supernet, tmp_path_factory.mktemp("stages"))
@@ -95,7 +95,7 @@ def test_winners_are_chosen_by_measured_mean_iou_and_their_files_agree_with_torc
     assert {card["digest"] for card in cards} == {row["digest"] for row in winners}
     for card in cards:
         assert card["problem"] == "segmentation"
-        assert {name: file["state"] for name, file in card["files"].items()} == {"onnx": "ok"}
+        assert {name: file["state"] for name, file in card["files"].items()} == {"onnx": "ok", "ncnn": "ok"}
         assert 0 < card["accuracy"]["test"] < 1
     assert "mean IoU, test" in next(device.export.glob("*.md")).read_text()
 
