@@ -40,6 +40,7 @@ def _codes(search: Any) -> bool:
 
 ASKING = (
     Asking("timm", "baselines.siblings", "[]", lambda config: bool(config.baselines.siblings)),
+    Asking("backbone", "model.backbone", "null", lambda config: config.model.backbone is not None),
     Asking("mixing", "base.mixing", "mixup_alpha and cutmix_alpha 0", lambda config: config.base.mixing.is_on),
     Asking("mixing", "finetune.mixing", "mixup_alpha and cutmix_alpha 0", lambda config: config.finetune.mixing.is_on),
     Asking("exits", "space.exits", "a space without exits", lambda config: asks_for_exits(config.space)),

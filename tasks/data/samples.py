@@ -22,6 +22,7 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "image": {},
         "text": {
             "timm": "timm makes networks of images",
+            "backbone": "a part is a classifier of feature maps of images",
             "mixing": "numbers of words cannot be mixed",
             "exits": "heads of exits are for feature maps of images",
             "streams": "streams and their drift are of images",
@@ -34,6 +35,7 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "sample": {
             "timm": "timm makes networks of one image",
+            "backbone": "a part is a classifier of one image",
             "mixing": "inputs of different kinds are not mixed",
             "exits": "heads of exits are for networks of one image",
             "streams": "streams and their drift are of one image",

@@ -51,6 +51,8 @@ def create(
             where, folder = f"model.name '{settings.name}'", code_folder(settings.name)
             model = create_callable(settings, classes, form)
             if settings.backbone is not None:
+                form.require("backbone", f"model.backbone {settings.backbone}", "leave it out")
+                assert isinstance(form, SampleForm)
                 model = classifier_of(model, settings.backbone, where, classes, form)
         check_answer(where, model, classes, form, own_code=folder, problem=problem)
     if settings.checkpoint is not None:

@@ -44,6 +44,7 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
             r"search.partition.codings with data.kind=texts: .*cannot be rounded .*; allowed: \[fp32\]",
         ),
         (["base.mixing.cutmix_alpha=1"], "base.mixing with data.kind=texts: .*numbers of words cannot be mixed"),
+        (["model.backbone=encoder"], "model.backbone with data.kind=texts: .*of feature maps of images; allowed: null"),
         (["space.exits=auto"], "space.exits with data.kind=texts: .*feature maps of images"),
         (
             ["device=[ncnn]"],
