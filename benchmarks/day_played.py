@@ -102,7 +102,7 @@ class ServingRows:
         """Milliseconds of one request by a row."""
         start_s = time.perf_counter()
         if row in self.rows.placed:
-            self._placed[self.rows.levels[row].subnet].runs(left_ms).run(x_NCHW)
+            self._placed[self.rows.levels[row].subnet].runs(left_ms, len(x_NCHW)).run(x_NCHW)
         else:
             one = self._variants[row]
             self.model.use(one.digest, one.exit, early=one.early, format=one.form)
@@ -299,9 +299,9 @@ def play(
         serving = stack.enter_context(serving_rows(bundle, played, peers, slower))
         images = images_of(serving.model) if images is None else images
         found = systems_of(played, systems)
-        surrounding, first = Surrounding(scenario, root, peers), scenario.at(0.0).phase.peers.keys()
-        if not serving.wait_for(first, START_S):
-            raise SystemExit(f"{', '.join(first)}: not connected within {START_S:g} s")
+        surrounding, there = Surrounding(scenario, root, peers), scenario.at(0.0).phase.peers.keys()
+        if not serving.wait_for(there, START_S):
+            raise SystemExit(f"{', '.join(there)}: not connected within {START_S:g} s")
         stress = stack.enter_context(Stress(cpu_processes=cpu, bandwidth_processes=bandwidth))
         stack.enter_context(surrounding)
         stack.enter_context(Sensing(device_sensors(root), tell=known.tell))

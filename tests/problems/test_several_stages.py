@@ -236,7 +236,7 @@ def test_a_service_takes_a_tensor_for_each_input(bundle: OpenBundle, samples: di
         with pytest.raises(RequestRefused, match=told):
             read(content, None, form)
     fields = REQUEST_FIELDS.pack(0.0, 1, *SHAPES["image"], b"")
-    with pytest.raises(RequestRefused, match="takes image, motion, and the local socket one image; ask over HTTP"):
+    with pytest.raises(RequestRefused, match="takes image, motion, and the local socket one input; ask over HTTP"):
         RequestHead.read(fields, REQUEST_FIELDS.size + 4 * SIDE, form)
 
 
