@@ -258,7 +258,10 @@ def home_and_others() -> tuple[set[int], set[int]]:
 def serving_rows(
     bundle: Path, played: PlayedScenario, peers: Mapping[str, OtherDevice], slower: int
 ) -> Iterator[ServingRows]:
-    """The bundle's model, and its SubNets over the other devices, connected."""
+    """The bundle's model, and its SubNets over the other devices, connected.
+
+    Without spot checks: home does them between requests, which here is the time of the next system.
+    """
     with ExitStack() as stack:
         model = stack.enter_context(adaptive_runtime.load(bundle))
         addresses = {name: device.address for name, device in peers.items()}
@@ -266,7 +269,7 @@ def serving_rows(
         for subnet in model.pool.bundle.manifest.subnets:
             if (placement := subnet.placement) is not None:
                 split, plans = opened_plans(bundle, placement, slower)
-                options = SplitOptions(coding=placement.coding)
+                options = SplitOptions(coding=placement.coding, check_share=0.0)
                 placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, SlowerHome(split, slower))
                 stack.callback(placed[subnet.digest].close)
         yield ServingRows(model, played.rows, placed, slower)
