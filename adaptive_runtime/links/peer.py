@@ -54,7 +54,10 @@ class Peer:
         self.state: PeerState = "connecting"
         self.reason = ""
         self.pause_s = FIRST_PAUSE_S
-        """How long it is out after the next fault; doubled by every fault, reset by an answer in time."""
+        """How long it is out after the next fault; doubled by every fault, reset by an answer in time.
+
+        So it is where it was in for as long as the longest pause.
+        """
         self._subnets, self._files, self._told = subnets, files, told
         self._measures = LinkMeasures()
         self._connection: PeerConnection | None = None
@@ -127,7 +130,10 @@ class Peer:
             while self.state != "excluded":
                 try:
                     connection = await self._connect()
+                    since_s = time.monotonic()
                     await self._stay(connection)
+                    if time.monotonic() - since_s >= LONGEST_PAUSE_S:
+                        self.was_in_time()  # no request may have needed it, and the fault before is long ago
                     self._leave(connection.lost.result())
                 except (PeerRefusedError, AdaptiveError) as error:
                     self.exclude(str(error))

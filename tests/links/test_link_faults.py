@@ -1,5 +1,6 @@
 """Devices are killed and frozen, links cut and garbled: each request is answered once, rightly and in time."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.links import DeviceAddress, Peer
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tests.agents.agent_processes import TOKEN, soon
 from tests.links.devices import Reference, ServingDevice, inputs, same, serving
@@ -63,6 +64,34 @@ def test_a_fault_of_the_link_loses_no_request(
             assert network.wait_for("a"), network.states
             assert answered(network, reference, inputs(split, FLIGHTS, 2)) == 0
             assert network.counts.answered == 3 * FLIGHTS
+
+
+def test_a_device_that_was_in_for_long_is_tried_again_soon(
+    split: SplitSubNet, device: ServingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no request went there meanwhile, as of a SubNet that is rarely chosen."""
+    monkeypatch.setattr("adaptive_runtime.links.peer.LONGEST_PAUSE_S", 0.2)
+
+    async def came_in(one: Peer) -> None:
+        async with asyncio.timeout(60):
+            while one.state != "in":
+                await asyncio.sleep(0.01)
+
+    async def is_lost_and_back() -> None:
+        one = Peer("a", device.address, split.subnets, split.files)
+        one.pause_s = 3600.0
+        keeping = asyncio.create_task(one.keep())
+        try:
+            await came_in(one)
+            await asyncio.sleep(0.5)
+            one.lose("was late")
+            assert one.state == "out"
+            await came_in(one)
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    asyncio.run(is_lost_and_back())
 
 
 def test_a_killed_device_loses_no_request(split: SplitSubNet, reference: Reference) -> None:
