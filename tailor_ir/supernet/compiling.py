@@ -68,4 +68,6 @@ def compile(
 
 def load(path: str | Path, *, batch: int = 1) -> SuperNet:
     """Read a SuperNet that `SuperNet.save` wrote. batch: of the SubNets to export, and of their operators."""
-    return SuperNet(*storage.load(Path(path)), batch)
+    net = SuperNet(*storage.load(Path(path)), batch)
+    net.folder = Path(path).resolve()
+    return net

@@ -59,6 +59,8 @@ class SuperNet:
         """Lines for the user about what `compile` noticed; logged, and not saved."""
         self.refused: tuple[Refused, ...] = ()
         """Alternatives and exits that `compile` did not take, and why; not saved."""
+        self.folder: Path | None = None
+        """The folder that `load` read it from, whose weights may be older than those in memory; None: made here."""
         self._operator_tables: dict[int, OperatorTable] = {}
         self._pre_partition: PrePartition | None = None
         structure = propose(graph, *find_axes_and_regions(graph, tensors), spec)

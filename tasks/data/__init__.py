@@ -1,16 +1,14 @@
 """Images, sounds, motion, texts, and several of these together, with targets: drawn and synthesised ones, and files."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 
-from tasks.data.dataset import Batch, Dataset
+from tasks.data.dataset import Batch, Dataset, Split
 from tasks.data.settings import DataSettings
 from tasks.data.source import Source, check_classes
 
 Opened = tuple[Source, dict[str, np.ndarray]]
-Split = Literal["train", "validation", "test"]
 
 __all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
 
@@ -148,7 +146,7 @@ def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
     if settings.kind not in CHECKED_BOXES:
         check_classes(source, splits, settings)
     names: tuple[Split, ...] = ("train", "validation", "test")
-    return {name: Dataset(settings, source, splits[name]) for name in names}
+    return {name: Dataset(settings, source, splits[name], name) for name in names}
 
 
 def load(settings: DataSettings, split: Split) -> Dataset:

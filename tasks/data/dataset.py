@@ -1,11 +1,14 @@
 """One split of the data, in batches that depend on the seed and the epoch but not on the number of ranks."""
 
+import hashlib
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
 
 from adaptive_runtime.several import NumbersPreparation
+from tasks.artifacts import digest_of
 from tasks.data.batches import Inputs
 from tasks.data.images import DRAWS, resize
 from tasks.data.samples import AnyForm, form_of
@@ -14,17 +17,20 @@ from tasks.data.source import Source
 from tasks.errors import UserError
 from tasks.problems import Batch, LearningProblem, problem_named
 
-__all__ = ["Batch", "Dataset"]
+__all__ = ["Batch", "Dataset", "Split"]
+
+Split = Literal["train", "validation", "test"]
 
 
 class Dataset:
     """One split. `len()` counts samples; `problem` is the learning problem that their targets are for, `form` what they are.
 
-    notes: what the user should know about the data, a line each.
+    notes: what the user should know about the data, a line each. split: its name; None: a selection of samples without one.
     """
 
-    def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray) -> None:
+    def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray, split: Split | None = None) -> None:
         self.settings = settings
+        self.split = split
         self.class_names = source.class_names
         self.scaling = source.scaling
         self.notes = source.notes
@@ -52,6 +58,13 @@ class Dataset:
     def channels(self) -> int:
         """Channels of every image."""
         return self.settings.channels
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of which samples there are, in which order, with which labels; their content does not count."""
+        labels = np.ascontiguousarray(self._source.labels[self._indices], "<i8")
+        parts = (np.ascontiguousarray(self._indices, "<i8"), labels)
+        return digest_of(*(hashlib.sha256(part.tobytes()).hexdigest() for part in parts))
 
     def steps(self, batch_size: int) -> int:
         """Whole global batches in one shuffled epoch (the rest, less than a batch, is left out)."""

@@ -5,9 +5,9 @@ import copy
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict, TypeVar
@@ -25,6 +25,7 @@ from tasks.data import Batch, Dataset
 from tasks.data.batches import Inputs, answers, rows
 from tasks.data.images import resize
 from tasks.data.samples import Size, placed
+from tasks.evaluation.recipe import EvaluationRecipe
 from tasks.evaluation.statistics import KnownStatistics
 from tasks.problems import CLASSIFICATION, LearningProblem, Tallied
 from tasks.progress import Progress
@@ -140,6 +141,27 @@ class OtherPrecision(Protocol):
         ...
 
 
+class FinishedSubNets(NamedTuple):
+    """Accuracies of SubNets by digest, and a few words on the work so far."""
+
+    accuracies: Mapping[str, Accuracy]
+    note: str = ""
+
+
+class EvaluationWorkers(Protocol):
+    """Evaluates SubNets in other processes, which load SuperNet and images themselves."""
+
+    def evaluated(
+        self, net: Any, configs: Mapping[str, Config], data: "EvaluationData"
+    ) -> Generator[FinishedSubNets, None, None]:
+        """SubNets of `configs` (by digest) as they are finished, in any order; of a SuperNet that was loaded from a folder.
+
+        Something comes at least each `UPDATE_SECONDS`. Threads call it side by side. What is not finished when the generator is
+        closed is given up.
+        """
+        ...
+
+
 class EvaluationData:
     """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
 
@@ -148,6 +170,7 @@ class EvaluationData:
     dtype: of the images.
     features_mib: what may be kept of the features that SubNets share while they are evaluated together.
     precision: in which `accuracies` evaluates SubNets; None: torch does.
+    workers: the processes in which `accuracies` evaluates SubNets of a SuperNet with a folder; None: in this one.
     """
 
     def __init__(
@@ -162,7 +185,9 @@ class EvaluationData:
         features_mib: float = 1024,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        workers: EvaluationWorkers | None = None,
     ) -> None:
+        self.workers = workers
         self.device = device or torch.device("cpu")
         self._dtype = dtype
         self.precision: OtherPrecision | None = None
@@ -192,6 +217,24 @@ class EvaluationData:
             "batch_size": self._batch_size,
             "device": self.device.type,
         }
+
+    @property
+    def recipe(self) -> EvaluationRecipe:
+        """The settings by which another process loads these images; of splits as `load_splits` makes them."""
+        split = self._dataset.split
+        assert split is not None
+        assert (self._train.split, self._train.settings) == ("train", self._dataset.settings)
+        assert self._dtype == torch.float32
+        return EvaluationRecipe(
+            data=self._dataset.settings,
+            split=split,
+            fingerprint=(self._dataset.fingerprint, self._train.fingerprint),
+            limit=self._limit,
+            recalibration_images=self._recalibration_images,
+            batch_size=self._batch_size,
+            features_mib=self.features_mib,
+            device=self.device.type,
+        )
 
     def of(self, dataset: Dataset, *, limited: bool = True) -> "EvaluationData":
         """Other images to evaluate on, with the same training images and statistics. limited: as many images as here."""
@@ -312,45 +355,62 @@ def accuracies(
 
     SubNets that have their first steps in common are evaluated together (`tailor_ir.subnets.prefixes`), a group at a time
     and all of it on each batch. On a CPU groups are evaluated side by side, one thread each: small networks gain nothing from
-    several threads.
+    several threads. With `data.workers` other processes evaluate the groups.
     """
     lines = file if isinstance(file, SubNetLines) else SubNetLines(file, "digest")
     digests = [net.space.digest(config) for config in configs]
     known = {line["digest"]: Accuracy.of(line) for line in lines.read(digests)} if known is None else known
     missing = {digest: config for digest, config in zip(digests, configs, strict=True) if digest not in known}
+    evaluated = _evaluated_here if data.workers is None or net.folder is None else data.workers.evaluated
     with (
         progress.bar(name, len(set(digests)), len(set(digests)) - len(missing)) as bar,
-        _pool(data.device, len(missing)) as (pool, workers),
+        closing(evaluated(net, missing, data)) as finished,
     ):
-        work = _Work(net, data, data.features_mib / workers)
-        pieces = [[one] for one in missing] if data.precision is not None else _pieces(net, missing, workers)
-        waiting = {pool.submit(work.evaluate, [missing[digest] for digest in piece]): piece for piece in pieces}
+        for found, note in finished:
+            for digest, one in found.items():
+                known[digest] = one
+                lines.append(one.line(digest, missing[digest]))
+                bar.advance()
+            bar.advance(0)  # ends the work where the run was interrupted
+            bar.note(note)
+    return [known[digest] for digest in digests]
+
+
+def _evaluated_here(
+    net: Any, configs: Mapping[str, Config], data: EvaluationData
+) -> Generator[FinishedSubNets, None, None]:
+    """As `EvaluationWorkers.evaluated`, in threads of this process."""
+    with _pool(data.device, len(configs)) as (pool, threads):
+        work = _Work(net, data, data.features_mib / threads)
+        pieces = pieces_of(net, configs, data, threads)
+        waiting = {pool.submit(work.evaluate, [configs[digest] for digest in piece]): piece for piece in pieces}
         try:
             while waiting:
                 for future in wait(waiting, UPDATE_SECONDS, FIRST_COMPLETED).done:
-                    for digest, found in zip(waiting.pop(future), future.result(), strict=True):
-                        known[digest] = found
-                        lines.append(found.line(digest, missing[digest]))
-                        bar.advance()
-                bar.advance(0)  # ends the work where the run was interrupted
-                bar.note(f"{work.batches} batches")
+                    found = dict(zip(waiting.pop(future), future.result(), strict=True))
+                    yield FinishedSubNets(found, f"{work.batches} batches")
+                yield FinishedSubNets({}, f"{work.batches} batches")
         except BaseException:
             work.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    return [known[digest] for digest in digests]
 
 
 def evaluate_together(
-    net: Any, configs: Sequence[Config], data: EvaluationData, each_batch: Callable[[], None]
+    net: Any, configs: Sequence[Config], data: EvaluationData, each_batch: Callable[[], None] | None = None
 ) -> list[Accuracy]:
-    """Accuracy of each SubNet of one resolution, in order, as `accuracies` gives it; here and now, in this thread."""
+    """Accuracy of each SubNet of one resolution, in order, as `accuracies` gives it; here and now, in this thread.
+
+    each_batch: called before each batch of images.
+    """
     return _Work(net, data, data.features_mib, each_batch=each_batch).evaluate(configs)
 
 
-def _pieces(net: Any, configs: dict[str, Config], workers: int) -> list[list[str]]:
-    """Digests of SubNets to evaluate together, those with most work first."""
+def pieces_of(net: Any, configs: Mapping[str, Config], data: EvaluationData, workers: int) -> list[list[str]]:
+    """Digests of SubNets to evaluate together, for so many workers, those with most work first; in another precision alone."""
     digests = list(configs)
+    if data.precision is not None:
+        return [[digest] for digest in digests]
     most = min(MOST_TOGETHER, math.ceil(len(digests) / workers))
     pieces = [[digests[position] for position in group] for group in groups(net.elastic, list(configs.values()), most)]
     return sorted(pieces, key=lambda piece: -len(piece) * math.prod(net.input_size(configs[piece[0]])))

@@ -1,0 +1,118 @@
+"""Evaluation in a process that has nothing yet: a batch names a SuperNet's folder, images and SubNets, and is data alone.
+
+What a process has loaded serves later batches, too. Batches of one process are evaluated one after the other.
+"""
+
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import tailor_ir
+from tailor_ir import Config, SuperNet
+from tasks.artifacts import digest_of
+from tasks.data import Dataset, DataSettings, Split, load_splits
+from tasks.errors import UserError
+from tasks.evaluation.recipe import EvaluationRecipe
+from tasks.evaluation.subnets import Accuracy, EvaluationData, OtherPrecision, evaluate_together
+from tasks.schemas.stored import Record
+
+KEPT = 2
+"""SuperNets that a process keeps, and images."""
+_ONE_BATCH = threading.Lock()
+
+
+class EvaluationBatch(Record):
+    """SubNets of one resolution that are evaluated together: codes by digest.
+
+    supernet: a folder that this process can read; `supernet_digest` is that of its content. threads: of torch.
+    """
+
+    supernet: Path
+    supernet_digest: str
+    images: EvaluationRecipe
+    subnets: dict[str, tuple[int, ...]]
+    threads: int
+
+
+def evaluate_batch(batch: EvaluationBatch, precision: OtherPrecision | None = None) -> dict[str, Accuracy]:
+    """Accuracy of each SubNet by digest. precision: None is torch's.
+
+    UserError: the SuperNet or the images are not there, or others than those that are meant.
+    """
+    with _ONE_BATCH:
+        torch.set_num_threads(batch.threads)
+        net, images = _supernet(batch.supernet, batch.supernet_digest, batch.images.device), _images(batch.images)
+        configs: list[Config] = [net.space.decode(np.array(code)) for code in batch.subnets.values()]
+        assert [net.space.digest(config) for config in configs] == list(batch.subnets), "codes are of these SubNets"
+        found = evaluate_together(net, configs, images.in_precision(precision))
+        return dict(zip(batch.subnets, found, strict=True))
+
+
+@lru_cache(KEPT)
+def _supernet(folder: Path, digest: str, device: str) -> SuperNet:
+    where = f"SuperNet '{folder}'"
+    if not folder.is_dir():
+        raise UserError(where, "is not there", next_step="workers need the output folder under the same path")
+    if (found := digest_of(folder)) != digest:
+        raise UserError(where, f"has another content: digest {found}", allowed=digest)
+    net = tailor_ir.load(folder)
+    net.elastic.to(_device(device))
+    return net
+
+
+def _images(recipe: EvaluationRecipe) -> EvaluationData:
+    """The images; their splits share what is kept of BatchNorm statistics."""
+    splits = _splits(recipe.data)
+    found = tuple(splits[name].fingerprint for name in (recipe.split, "train"))
+    if found != recipe.fingerprint:
+        raise UserError(
+            f"data '{recipe.data.path or recipe.data.title}'",
+            "other samples or labels than those of the run",
+            next_step="workers need the same files under the same path",
+        )
+    shared = _evaluation(
+        recipe.data,
+        recipe.limit,
+        recipe.recalibration_images,
+        recipe.batch_size,
+        recipe.features_mib,
+        recipe.device,
+    )
+    return shared.of(splits[recipe.split])
+
+
+@lru_cache(KEPT)
+def _splits(settings: DataSettings) -> dict[Split, Dataset]:
+    return load_splits(settings)
+
+
+@lru_cache(KEPT)
+def _evaluation(
+    settings: DataSettings,
+    limit: int | None,
+    recalibration_images: int,
+    batch_size: int,
+    features_mib: float,
+    device: str,
+) -> EvaluationData:
+    splits = _splits(settings)
+    return EvaluationData(
+        splits["validation"],
+        splits["train"],
+        limit=limit,
+        recalibration_images=recalibration_images,
+        batch_size=batch_size,
+        features_mib=features_mib,
+        device=_device(device),
+    )
+
+
+def _device(kind: str) -> torch.device:
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "evaluation on a GPU", "this process has none", next_step="evaluate.workers where the run has none, too"
+        )
+    return torch.device(kind)
