@@ -18,6 +18,7 @@ from flows.tracking.metrics import numbers
 from flows.versions import code_version
 from tasks.artifacts import MadeFrom, StageFolder, Store, digest_of
 from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationWorkers
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
 from tasks.shortage import shortage
@@ -100,18 +101,30 @@ class StageRun:
 
 
 class Surroundings:
-    """The store of finished stages, and the devices: enough to look at stages. A plain class, as `Run` is."""
+    """The store of finished stages, and the devices: enough to look at stages. A plain class, as `Run` is.
 
-    def __init__(self, store: Store, devices: Devices) -> None:
+    workers: where stages evaluate SubNets; None: in this process.
+    """
+
+    def __init__(self, store: Store, devices: Devices, workers: EvaluationWorkers | None = None) -> None:
         self.store = store
         self.devices = devices
+        self.workers = workers
 
 
 class Run(Surroundings):
     """One pipeline run. A plain class: Prefect looks into dataclasses that are passed to tasks, and not into this."""
 
-    def __init__(self, store: Store, tracker: Tracker, bars: Bars, devices: Devices, folder: Path) -> None:
-        super().__init__(store, devices)
+    def __init__(
+        self,
+        store: Store,
+        tracker: Tracker,
+        bars: Bars,
+        devices: Devices,
+        workers: EvaluationWorkers | None,
+        folder: Path,
+    ) -> None:
+        super().__init__(store, devices, workers)
         self.tracker = tracker
         self.bars = bars
         self.folder = folder

@@ -15,6 +15,7 @@ from flows.progress import is_interruption, terminal_bars
 from flows.run import Run
 from flows.tracking import Tracker, start_tracking
 from flows.tracking.addresses import address_of
+from flows.workers.opened import evaluation_workers
 from tasks.artifacts import Store, digest_of, write_bytes
 
 STORE_FOLDER = "stages"
@@ -22,6 +23,8 @@ RUNS_FOLDER = "runs"
 CONFIG_FILE = "config.yaml"
 WITHOUT_DEVICES = ("compile", "finetune", "enumerate")
 STREAM = "stream"
+WITHOUT_EVALUATION = (*WITHOUT_DEVICES, "plan", "profile", STREAM)
+"""Commands up to stages before those that evaluate SubNets; a stream that searches evaluates some."""
 
 
 @contextmanager
@@ -36,6 +39,7 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         if _asks_devices(config, until):
             for name in config.device:
                 devices.fingerprint(name)
+        workers = stack.enter_context(evaluation_workers(config.evaluate, needed=until not in WITHOUT_EVALUATION))
         folder = config.output_dir / RUNS_FOLDER / key
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
@@ -43,7 +47,7 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         tracker.log_params(tracker.run_id, plain)
         tracker.log_artifact(tracker.run_id, folder, CONFIG_FILE)
         bars = stack.enter_context(terminal_bars(Console(stderr=True)))
-        run = Run(Store(config.output_dir / STORE_FOLDER), tracker, bars, devices, folder)
+        run = Run(Store(config.output_dir / STORE_FOLDER), tracker, bars, devices, workers, folder)
         yield from _ended(run, tracker)
 
 

@@ -2,6 +2,7 @@
 
 from flows.config.deploy import DeployConfig
 from flows.config.device import DeviceProfile, SshSettings
+from flows.config.evaluate import EvaluateSettings
 from flows.config.placed import leveled
 from flows.config.run import EXPORTS_FOLDER, AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
 from flows.config.together import sharing
@@ -14,6 +15,7 @@ __all__ = [
     "CommonConfig",
     "DeployConfig",
     "DeviceProfile",
+    "EvaluateSettings",
     "FlowConfig",
     "RunConfig",
     "RunStage",

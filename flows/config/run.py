@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from flows.config.abilities import check_abilities
 from flows.config.device import DeviceName, DeviceProfile
+from flows.config.evaluate import EvaluateSettings
 from flows.config.placed import check_placed
 from flows.config.pretraining import PretrainingConfig, check_pretraining
 from flows.config.space import SpaceSelectors
@@ -72,6 +73,7 @@ class CommonConfig(BaseModel):
     engine: EngineSettings = EngineSettings()
     profile: ProfileSettings = ProfileSettings()
     predict: PredictSettings = PredictSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
     resources: ResourceSettings = ResourceSettings()
     search: SearchSettings = SearchSettings()
     refine: RefineSettings = RefineSettings()

@@ -128,7 +128,7 @@ def _baselines(at: Context, out: Path, progress: Progress) -> StageResult:
     predictor = AccuracyPredictor.load(at.sensitivities(device))
     return tasks.baselines.choose(
         config.baselines, config.search, config.predict, at.trained, predictor, config.data, _networks(at),
-        _fronts(at), out, progress, at.store, config.precision_of(device),
+        _fronts(at), out, progress, at.store, config.precision_of(device), at.workers,
     )  # fmt: skip
 
 

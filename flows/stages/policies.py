@@ -50,7 +50,7 @@ def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
     )
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
         given = (config.policy, config.predict, config.predict, config.data, at.trained, device, client)
-        return tasks.exits.stage.run(*given, out, progress, at.store)
+        return tasks.exits.stage.run(*given, out, progress, at.store, at.workers)
 
 
 def _settings(at: Context) -> dict[str, Any]:

@@ -44,13 +44,14 @@ def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
-    return tasks.predict.sensitivity.run(at.config.predict, at.config.data, at.trained, out, progress, at.store)
+    given = (at.config.predict, at.config.data, at.trained)
+    return tasks.predict.sensitivity.run(*given, out, progress, at.store, at.workers)
 
 
 def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
     config, exact = at.config, at.output("sensitivities").folder
     given = (config.predict, Int8(config.export.quantise), config.data, at.trained, exact)
-    return tasks.predict.int8.run(*given, out, progress, at.store)
+    return tasks.predict.int8.run(*given, out, progress, at.store, at.workers)
 
 
 def _latency(at: Context, out: Path, progress: Progress) -> StageResult:

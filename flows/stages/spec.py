@@ -18,6 +18,7 @@ from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import SubNetStore, digest_of
 from tasks.data import DataSettings
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
+from tasks.evaluation.subnets import EvaluationWorkers
 from tasks.progress import Progress
 from tasks.schemas.accuracy import SENSITIVITIES_FILE
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE
@@ -123,6 +124,11 @@ class Context:
     def store(self) -> SubNetStore:
         """SubNets that stages have measured, in all runs with this output folder."""
         return SubNetStore(self.config.output_dir / MEASURED, code_version(*MEASURES), digest_of(self.data))
+
+    @property
+    def workers(self) -> EvaluationWorkers | None:
+        """The processes that evaluate SubNets; None: this one does."""
+        return self.run.workers
 
     @property
     def supernet(self) -> Path:

@@ -95,7 +95,7 @@ def _accuracy(at: Context) -> Path:
 def _images_of(at: Context) -> EvaluationData:
     """The images for accuracies in the precision of the devices."""
     precision = at.config.precision_of(_searched(at)[0])
-    return images_of(at.config.predict, at.config.data).in_precision(precision)
+    return images_of(at.config.predict, at.config.data, at.workers).in_precision(precision)
 
 
 def _evaluation(at: Context) -> dict[str, Any]:
@@ -340,7 +340,7 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
         settings = settings.model_copy(update={"bundle": False, "blocks": False, "adaptable": False})
     placed = placements(at)
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
-        data, provenance = _images(at.config), _provenance(at)
+        data, provenance = _images(at), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
         implementations = ChosenImplementations.read(at.implementations())
         known = (
@@ -381,13 +381,14 @@ def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
     )
 
 
-def _images(config: FlowConfig) -> dict[str, EvaluationData]:
-    splits = load_splits(config.data)
+def _images(at: Context) -> dict[str, EvaluationData]:
+    config, splits = at.config, load_splits(at.config.data)
     validation = EvaluationData(
         splits["validation"],
         splits["train"],
         recalibration_images=config.predict.recalibration_images,
         features_mib=config.predict.features_mib,
+        workers=at.workers,
     )
     return {"validation": validation, "test": validation.of(splits["test"])}
 

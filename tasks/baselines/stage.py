@@ -22,7 +22,7 @@ from tasks.baselines.subnets import by_macs, random, uniform
 from tasks.data import Dataset, DataSettings, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData, OtherPrecision, accuracies, accuracy_lines
+from tasks.evaluation.subnets import EvaluationData, EvaluationWorkers, OtherPrecision, accuracies, accuracy_lines
 from tasks.insitu import measure as insitu
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import Subject, SubNetMeter
@@ -69,6 +69,7 @@ def choose(
     progress: Progress,
     store: SubNetStore = NO_STORE,
     precision: OtherPrecision | None = None,
+    workers: EvaluationWorkers | None = None,
 ) -> StageResult:
     """Find the baselines and evaluate them, and the winners of all devices; writes and returns `baselines.json`.
 
@@ -79,7 +80,7 @@ def choose(
     """
     net = tailor_ir.load(supernet)
     splits = load_splits(data)
-    validation = images_of(evaluation, data).in_precision(precision)
+    validation = images_of(evaluation, data, workers).in_precision(precision)
     images = {KNOWN: validation, TRUE: validation.of(splits["test"], limited=False)}
     winners = {device: read_front(front).winners for device, front in fronts.items()}
     count = max(map(len, winners.values()))

@@ -13,7 +13,7 @@ from tasks.artifacts import NO_STORE, SubNetStore, write_bytes
 from tasks.data import DataSettings, load_splits
 from tasks.data.description import check_same
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData, accuracy_lines
+from tasks.evaluation.subnets import EvaluationData, EvaluationWorkers, accuracy_lines
 from tasks.exits.bench import HELD_OUT, TEST, PolicyBench, PolicyDevice
 from tasks.exits.passing import passing_subnets
 from tasks.exits.policies import (
@@ -45,6 +45,7 @@ def run(
     out: Path,
     progress: Progress,
     store: SubNetStore = NO_STORE,
+    workers: EvaluationWorkers | None = None,
 ) -> StageResult:
     """Write thresholds and the table of exits; writes and returns `policies.json`.
 
@@ -60,6 +61,7 @@ def run(
         limit=settings.images,
         recalibration_images=evaluation.recalibration_images,
         features_mib=evaluation.features_mib,
+        workers=workers,
     )
     net.elastic.to(images.device)
     bench = PolicyBench(

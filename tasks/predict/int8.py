@@ -12,7 +12,7 @@ import tailor_ir
 from tasks.artifacts import NO_STORE, SubNetStore
 from tasks.data import DataSettings
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import accuracies, accuracy_lines
+from tasks.evaluation.subnets import EvaluationWorkers, accuracies, accuracy_lines
 from tasks.predict.accuracy import AccuracyPredictor, validate
 from tasks.predict.sensitivity import EVALUATED_FILE, images_of
 from tasks.progress import Progress
@@ -38,13 +38,14 @@ def run(
     out: Path,
     progress: Progress,
     store: SubNetStore = NO_STORE,
+    workers: EvaluationWorkers | None = None,
 ) -> StageResult:
     """Write `sensitivities.json` of int8 and its validation. sensitivities: the folder of those of fp32.
 
     A second call in the same folder goes on; what the store has is not evaluated again.
     """
     net = tailor_ir.load(supernet)
-    images = images_of(settings, data).in_precision(precision)
+    images = images_of(settings, data, workers).in_precision(precision)
     net.elastic.to(images.device)
     table = Sensitivities.read(sensitivities / SENSITIVITIES_FILE)
     exact = AccuracyValidation.read(sensitivities / VALIDATION_FILE).rows

@@ -7,7 +7,7 @@ from tasks.artifacts import NO_STORE, SubNetStore
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.pictures import ANSWERS_FILE, write_answers
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines
+from tasks.evaluation.subnets import EvaluationData, EvaluationWorkers, accuracies, accuracy_lines
 from tasks.finetune.device import pick_device
 from tasks.measuring.subnets import validation_configs
 from tasks.predict.accuracy import AccuracyPredictor, measure_sensitivities, validate
@@ -20,7 +20,9 @@ from tasks.schemas.stored import StageResult
 EVALUATED_FILE = "evaluated_subnets.jsonl"
 
 
-def images_of(settings: EvaluationSettings, data: DataSettings) -> EvaluationData:
+def images_of(
+    settings: EvaluationSettings, data: DataSettings, workers: EvaluationWorkers | None = None
+) -> EvaluationData:
     """The images that SubNets are evaluated on for predictors and winners, on the fastest device of this machine."""
     splits = load_splits(data)
     return EvaluationData(
@@ -30,6 +32,7 @@ def images_of(settings: EvaluationSettings, data: DataSettings) -> EvaluationDat
         limit=settings.validation_images,
         recalibration_images=settings.recalibration_images,
         features_mib=settings.features_mib,
+        workers=workers,
     )
 
 
@@ -40,6 +43,7 @@ def run(
     out: Path,
     progress: Progress,
     store: SubNetStore = NO_STORE,
+    workers: EvaluationWorkers | None = None,
 ) -> StageResult:
     """Write `sensitivities.json` (the predictor) and its validation on the SubNets whose latency is checked too.
 
@@ -50,7 +54,7 @@ def run(
     them than without.
     """
     net = tailor_ir.load(supernet)
-    images = images_of(settings, data)
+    images = images_of(settings, data, workers)
     net.elastic.to(images.device)
     file = accuracy_lines(store, supernet, "validation", images, out / EVALUATED_FILE, progress)
     predictor = AccuracyPredictor(measure_sensitivities(net, images, file, progress))

@@ -1,0 +1,1 @@
+"""Worker processes that evaluate SubNets, by Dask. They import `process` alone, and load what its tasks name."""

@@ -1,0 +1,222 @@
+"""The driver's side: batches of SubNets along the tree of their common first steps, handed to Dask workers.
+
+Dask places batches, and does them again where a worker dies. What it is given are strings (`flows.workers.process`). Its own
+protocol pickles and unpickles, so every peer of it is trusted: docs/security.md.
+"""
+
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import dask
+from distributed import Client, Future, KilledWorker, LocalCluster, Security
+from distributed.client import FutureCancelledError
+
+from flows.config.evaluate import EvaluateSettings
+from flows.workers.process import WorkerAnswer, WorkerTask, evaluate, versions
+from tailor_ir import Config, SuperNet
+from tasks.artifacts import digest_of
+from tasks.data import DataSettings
+from tasks.errors import UserError, shortened
+from tasks.evaluation.batches import EvaluationBatch
+from tasks.evaluation.subnets import UPDATE_SECONDS, Accuracy, EvaluationData, FinishedSubNets, pieces_of
+from tasks.quantise import Int8
+
+CONNECT_S = 20.0
+WITHOUT_WORKERS_S = 60.0
+"""How long a scheduler may have no worker."""
+LOOPBACK = "127.0.0.1"
+NO_PAGES: dict[str, list[str]] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+"""Dask's config for processes of this machine: they show nothing to browsers."""
+TLS_SETTINGS = "distributed.comm.tls.ca-file and distributed.comm.tls.client.cert and .key"
+SECURITY_PAGE = "docs/security.md says how"
+HERE = "evaluate.workers=null evaluates in this process"
+
+
+class DaskWorkers:
+    """Worker processes of this machine, or those of a scheduler elsewhere. Use as a context.
+
+    They are started, or reached, when they are first needed.
+    """
+
+    def __init__(self, settings: EvaluateSettings) -> None:
+        self._settings = settings
+        self._where = f"evaluate.workers={settings.workers}"
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
+        self._client: Client | None = None
+        self._digests: dict[Path, str] = {}
+
+    def __enter__(self) -> "DaskWorkers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._client = None
+            self._stack.close()
+
+    def connect(self) -> Client:
+        """The client of the scheduler. UserError: none answers, or it has no workers."""
+        with self._lock:
+            if self._client is None:
+                logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what is lost is told in one line
+                self._client = self._started() if self._settings.processes else self._reached()
+            return self._client
+
+    def evaluated(
+        self, net: SuperNet, configs: Mapping[str, Config], data: EvaluationData
+    ) -> Generator[FinishedSubNets, None, None]:
+        """As `tasks.evaluation.subnets.EvaluationWorkers` says.
+
+        UserError: there are no workers, or none any more, or they cannot evaluate these SubNets.
+        """
+        if not configs:
+            return
+        client = self.connect()
+        done: queue.SimpleQueue[Future[str]] = queue.SimpleQueue()
+        waiting: dict[object, Future[str]] = {}
+        left = len(configs)
+        try:
+            workers = _Workers(client, self._where)
+            for task in self.tasks(net, configs, data, workers.count):
+                future = client.submit(evaluate, task, pure=False)
+                waiting[future.key] = future
+                future.add_done_callback(done.put)
+            while waiting:
+                ready, found = _next(done), dict[str, Accuracy]()
+                if ready is None:
+                    workers.look()
+                elif (answer := workers.answer(ready)) is None:
+                    done.put(ready)
+                else:
+                    found = answer
+                    del waiting[ready.key]
+                left -= len(found)
+                yield FinishedSubNets(found, f"{workers.count} workers")
+        except _Lost as error:
+            kept = f"{len(configs) - left} of {len(configs)} SubNets of this step are evaluated and kept"
+            raise UserError(self._where, f"{error}; {kept}", next_step="the same command goes on") from error
+        finally:
+            if waiting and client.status == "running":
+                client.cancel(list(waiting.values()))
+
+    def tasks(self, net: SuperNet, configs: Mapping[str, Config], data: EvaluationData, workers: int) -> Iterator[str]:
+        """Batches for workers as JSON, those with most work first."""
+        assert net.folder is not None
+        assert data.precision is None or isinstance(data.precision, Int8)
+        recipe = data.recipe
+        if self._settings.processes:  # they share this machine's memory
+            recipe = recipe.model_copy(update={"features_mib": recipe.features_mib / self._settings.processes})
+        if recipe.data.path is not None:
+            recipe = recipe.model_copy(update={"data": _absolute(recipe.data)})
+        if net.folder not in self._digests:
+            self._digests[net.folder] = digest_of(net.folder)
+        for piece in pieces_of(net, configs, data, workers):
+            codes = net.space.encode([configs[digest] for digest in piece]).tolist()
+            batch = EvaluationBatch(
+                supernet=net.folder,
+                supernet_digest=self._digests[net.folder],
+                images=recipe,
+                subnets=dict(zip(piece, map(tuple, codes), strict=True)),
+                threads=self._settings.threads,
+            )
+            int8 = None if data.precision is None else data.precision.settings
+            yield WorkerTask(versions=versions(), batch=batch, int8=int8).model_dump_json()
+
+    def _started(self) -> Client:
+        """Of processes of this machine. They listen on loopback alone, and take whoever has the key that they get: TLS."""
+        with dask.config.set(NO_PAGES):
+            cluster = LocalCluster(
+                n_workers=self._settings.processes,
+                threads_per_worker=1,
+                host=LOOPBACK,
+                dashboard_address=f"{LOOPBACK}:0",
+                security=True,
+                memory_limit=0,
+                silence_logs=logging.ERROR,
+            )
+            self._stack.enter_context(cluster)
+        return self._stack.enter_context(Client(cluster, set_as_default=False))
+
+    def _reached(self) -> Client:
+        """Of a scheduler that somebody else has started."""
+        address = self._settings.scheduler
+        assert address is not None
+        try:
+            socket.create_connection((address.host, address.port), CONNECT_S).close()
+            security = Security(require_encryption=address.protocol == "tls")
+            if address.protocol == "tls" and security.get_connection_args("client")["ssl_context"] is None:
+                raise UserError(
+                    self._where, "Dask's config names no certificates", allowed=TLS_SETTINGS, next_step=SECURITY_PAGE
+                )
+            client = Client(str(address), security=security, timeout=CONNECT_S, set_as_default=False)
+        except OSError as error:
+            hint = f"start one with: dask scheduler --host {address.host} --port {address.port}; or {HERE}"
+            raise UserError(self._where, f"no scheduler answers ({shortened(error)})", next_step=hint) from error
+        self._stack.enter_context(client)
+        try:
+            client.wait_for_workers(1, timeout=CONNECT_S)
+        except TimeoutError as error:
+            hint = f"start one with: dask worker {address} --nthreads 1; or {HERE}"
+            raise UserError(self._where, "the scheduler has no workers", next_step=hint) from error
+        return client
+
+
+class _Lost(Exception):
+    """Scheduler or workers are gone, in a few words."""
+
+
+class _Workers:
+    """What the scheduler says of its workers."""
+
+    def __init__(self, client: Client, where: str) -> None:
+        self._client, self._where = client, where
+        self._seen_s = time.monotonic()
+        if client.status != "running":
+            raise _Lost("the scheduler is gone")
+        self.count = max(1, len(client.nthreads()))
+
+    def look(self) -> None:
+        """Count them. _Lost: there have been none for a while."""
+        with suppress(OSError):  # where the scheduler is gone, the batches come back as cancelled
+            self.count = len(self._client.nthreads())
+        if self.count:
+            self._seen_s = time.monotonic()
+        elif time.monotonic() - self._seen_s > WITHOUT_WORKERS_S:
+            raise _Lost(f"the scheduler has had no worker for {WITHOUT_WORKERS_S:.0f} s")
+
+    def answer(self, future: Future[str]) -> dict[str, Accuracy] | None:
+        """Accuracies of a batch by digest; None: its worker died before it could be asked for them, and it is done again."""
+        try:
+            answer = WorkerAnswer.model_validate_json(future.result(timeout=UPDATE_SECONDS))
+        except TimeoutError:
+            return None
+        except FutureCancelledError as error:
+            raise _Lost("the scheduler is gone") from error
+        except KilledWorker as error:
+            hint = "memory is the usual reason: predict.features_mib=256, or fewer workers"
+            raise _Lost(f"workers died, one after the other, of the same batch ({hint})") from error
+        except ImportError as error:
+            hint = "scheduler and workers need the run's version of autotailor"
+            raise UserError(self._where, f"a worker cannot load the batch ({error})", next_step=hint) from error
+        if answer.error:
+            raise UserError(self._where, answer.error)
+        return {digest: Accuracy(*fields) for digest, fields in answer.accuracies.items()}
+
+
+def _next(done: queue.SimpleQueue[Future[str]]) -> Future[str] | None:
+    """The next batch that is done, if one is soon."""
+    with suppress(queue.Empty):
+        return done.get(timeout=UPDATE_SECONDS)
+    return None
+
+
+def _absolute(data: DataSettings) -> DataSettings:
+    """With the path as processes with another working folder find it."""
+    assert data.path is not None
+    return data.model_copy(update={"path": data.path.resolve()})

@@ -1,0 +1,29 @@
+"""The workers of a run; Dask is imported only where there are some."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flows.config.evaluate import EvaluateSettings
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationWorkers
+
+
+@contextmanager
+def evaluation_workers(settings: EvaluateSettings, *, needed: bool) -> Iterator[EvaluationWorkers | None]:
+    """The workers of a run; None: SubNets are evaluated in this process. Processes that are started here end with the block.
+
+    needed: a scheduler elsewhere is reached now, and not first when a stage evaluates. UserError: there is none, or no Dask.
+    """
+    if settings.workers is None:
+        yield None
+        return
+    try:
+        from flows.workers.cluster import DaskWorkers
+    except ImportError as error:
+        raise UserError(
+            f"evaluate.workers={settings.workers}", str(error), next_step="pip install 'autotailor[dask]'"
+        ) from error
+    with DaskWorkers(settings) as workers:
+        if needed and settings.scheduler:
+            workers.connect()
+        yield workers

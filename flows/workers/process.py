@@ -1,0 +1,59 @@
+"""The worker's side: JSON in, JSON out, so that nothing of the house is pickled but the name of one function."""
+
+import json
+from functools import cache
+from importlib.metadata import version
+
+from pydantic import Field
+
+from flows.versions import code_version
+from tasks.errors import UserError
+from tasks.evaluation.batches import EvaluationBatch, evaluate_batch
+from tasks.quantise import Int8
+from tasks.quantise.settings import Settings as QuantiseSettings
+from tasks.schemas.stored import Record
+
+MODULES = ("tasks.evaluation.batches", "tasks.quantise")
+"""The modules that evaluate, with all that they import."""
+LIBRARIES = ("torch", "onnxruntime")
+"""The libraries that compute."""
+AccuracyFields = tuple[int | float, int, float, str, str]
+
+
+class WorkerTask(Record):
+    """A batch for a worker. versions: of the driver's code and libraries. int8: where SubNets are evaluated in int8."""
+
+    versions: dict[str, str]
+    batch: EvaluationBatch
+    int8: QuantiseSettings | None
+
+
+class WorkerAnswer(Record):
+    """For each SubNet by digest the fields of its `tasks.evaluation.subnets.Accuracy`, or why there are none."""
+
+    accuracies: dict[str, AccuracyFields] = Field(default_factory=dict)
+    error: str = ""
+
+
+@cache
+def versions() -> dict[str, str]:
+    """The versions that accuracies depend on, of this process."""
+    return {"autotailor's code": code_version(*MODULES), **{name: version(name) for name in LIBRARIES}}
+
+
+def evaluate(task: str) -> str:
+    """A `WorkerAnswer` to a `WorkerTask`, of which only the versions are read where they differ from those here."""
+    try:
+        _check(json.loads(task)["versions"])
+        asked = WorkerTask.model_validate_json(task)
+        found = evaluate_batch(asked.batch, None if asked.int8 is None else Int8(asked.int8))
+    except UserError as error:
+        return WorkerAnswer(error=str(error)).model_dump_json()
+    return WorkerAnswer(accuracies={digest: tuple(one) for digest, one in found.items()}).model_dump_json()
+
+
+def _check(wanted: dict[str, str]) -> None:
+    for name, own in versions().items():
+        if own != wanted.get(name):
+            of_run = f"{wanted.get(name, 'none')}, that of the run"
+            raise UserError(name, f"version {own}", allowed=of_run, next_step="install the same on both sides")
