@@ -1,0 +1,65 @@
+"""The two questions of a stage, for each measure: is the bundle worse than tolerated, and is it surely not harmful?
+
+Legend: R roll-outs, N devices, M measures.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.fleet.rollout.draw import StagePlan
+from tasks.fleet.rollout.measures import shift_of
+from tasks.fleet.rollout.randomisation import RandomisationTest, drawn_divisions, rank_scores
+from tasks.fleet.rollout.settings import MeasureName, RolloutSettings
+
+
+class StageOutcome(NamedTuple):
+    """After a look (R, M): measures that are worse than tolerated, and those that are not harmful; both stay what they were."""
+
+    worse_RM: NDArray[np.bool_]
+    safe_RM: NDArray[np.bool_]
+
+
+class StageTest:
+    """Looks at a stage's losses after each window. Both questions are tests of sums of ranks, with the loss that is supposed
+    taken off the devices that have the bundle: `tolerated` for the first question, which is asked of each kind, too; `harmful`
+    for the second, which is asked of all devices together.
+
+    Where all devices lose `tolerated`, a measure is found worse with the probability `RolloutSettings.measure_level` at most;
+    where all lose `harmful`, it is found safe with the stage's probability in `missed` at most. Sums of ranks grow with losses.
+    """
+
+    def __init__(self, settings: RolloutSettings, plan: StagePlan, rng: np.random.Generator, rollouts: int = 1) -> None:
+        """rollouts: tested side by side, which have drawn devices at the same places."""
+        self._settings = settings
+        self._plan = plan
+        divisions_BN = drawn_divisions(plan.kind_N, plan.treated_N, settings.draws, rng)
+
+        def tests(level: float, by_kind: bool) -> dict[MeasureName, RandomisationTest]:
+            looks = settings.most_windows
+            return {
+                name: RandomisationTest(
+                    divisions_BN, plan.kind_N, level, looks=looks, rollouts=rollouts, by_kind=by_kind
+                )
+                for name in settings.measures
+            }
+
+        self._worse = tests(settings.measure_level, by_kind=True)
+        self._safe = tests(settings.missed[plan.stage], by_kind=False)
+        nothing = np.zeros((rollouts, len(settings.measures)), dtype=bool)
+        self._outcome = StageOutcome(nothing, nothing.copy())
+
+    def look(self, losses: Mapping[MeasureName, NDArray[np.float64]]) -> StageOutcome:
+        """After one more window. losses: of the compared devices since the stage began (R, N)."""
+        for place, name in enumerate(self._settings.measures):
+            limits = self._settings.limits[name]
+            worse_RN = self._scores(losses[name], shift_of(name, limits.tolerated))
+            safe_RN = -self._scores(losses[name], shift_of(name, limits.harmful))
+            self._outcome.worse_RM[:, place] |= self._worse[name].look(worse_RN)
+            self._outcome.safe_RM[:, place] |= self._safe[name].look(safe_RN)
+        return self._outcome
+
+    def _scores(self, losses_RN: NDArray[np.float64], supposed: float) -> NDArray[np.float64]:
+        return rank_scores(losses_RN - supposed * self._plan.treated_N, self._plan.kind_N)
