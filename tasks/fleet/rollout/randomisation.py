@@ -100,6 +100,10 @@ class RandomisationTest:
         self._left_RB &= ~removed_RB
         return removed_RB[:, 0]
 
+    def keep(self, kept_R: NDArray[np.bool_]) -> None:
+        """Go on with these roll-outs alone."""
+        self._left_RB = self._left_RB[kept_R]
+
     def _statistics(self, scores_RN: NDArray[np.float32]) -> NDArray[np.float32]:
         """Of each division (R, B)."""
         sums = [scores_RN[:, at] @ divided_NB for at, divided_NB in self._kinds]

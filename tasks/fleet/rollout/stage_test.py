@@ -61,5 +61,11 @@ class StageTest:
             self._outcome.safe_RM[:, place] |= self._safe[name].look(safe_RN)
         return self._outcome
 
+    def keep(self, kept_R: NDArray[np.bool_]) -> None:
+        """Go on with these roll-outs alone."""
+        self._outcome = StageOutcome(*(one_RM[kept_R] for one_RM in self._outcome))
+        for test in (*self._worse.values(), *self._safe.values()):
+            test.keep(kept_R)
+
     def _scores(self, losses_RN: NDArray[np.float64], supposed: float) -> NDArray[np.float64]:
         return rank_scores(losses_RN - supposed * self._plan.treated_N, self._plan.kind_N)

@@ -1,0 +1,8 @@
+"""A device of a fleet: enrols, tells sums over its requests, and runs the bundle that its registry assigns.
+
+[Roll-outs](docs/fleet.md) shows how it is used.
+"""
+
+from adaptive_runtime.fleet.messages import AssignedBundle, EnrolAsked, Enrolled, RequestSums, Telemetry
+
+__all__ = ["AssignedBundle", "EnrolAsked", "Enrolled", "RequestSums", "Telemetry"]

@@ -1,0 +1,34 @@
+"""What is known of devices, bundles and roll-outs, in a database: SQLite by default, PostgreSQL by its address."""
+
+from tasks.fleet.registry.bundles import BundleStore
+from tasks.fleet.registry.database import Registry
+from tasks.fleet.registry.devices import (
+    DeviceRow,
+    EnrolmentToken,
+    enrol,
+    find_device,
+    list_devices,
+    new_enrolment,
+    remove_device,
+)
+from tasks.fleet.registry.rollouts import RolloutRow, advance, begin, go_on, list_rollouts, stop
+from tasks.fleet.registry.telemetry import record
+
+__all__ = [
+    "BundleStore",
+    "DeviceRow",
+    "EnrolmentToken",
+    "Registry",
+    "RolloutRow",
+    "advance",
+    "begin",
+    "enrol",
+    "find_device",
+    "go_on",
+    "list_devices",
+    "list_rollouts",
+    "new_enrolment",
+    "record",
+    "remove_device",
+    "stop",
+]

@@ -1,0 +1,71 @@
+"""Bundles that devices fetch: files by their sha256, so that no name from the wire touches a path."""
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+from sqlalchemy import Connection, insert, select
+
+from adaptive_runtime.bundles import BUNDLE_FILE, SIGNATURE_FILE, OpenBundle
+from tasks.errors import UserError
+from tasks.fleet.registry.tables import bundles
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class BundleStore:
+    """The folder with the files of all bundles."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, connection: Connection, bundle: Path, name: str, key_file: Path | None = None) -> str:
+        """Take a bundle in; its digest. AdaptiveError: it is damaged. UserError: it has no signature of the key, or no room.
+
+        A bundle without a signature is taken, too; devices that have a key refuse it.
+        """
+        opened = OpenBundle.open(bundle, key_file)
+        opened.verify_all()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for file, facts in opened.manifest.files.items():
+                self._put(bundle / file, facts.sha256)
+            self._put(bundle / BUNDLE_FILE, opened.digest)
+        except OSError as error:
+            raise UserError(f"folder '{self.folder}'", f"cannot be written ({error.strerror})") from error
+        if connection.execute(select(bundles.c.digest).where(bundles.c.digest == opened.digest)).first() is None:
+            signed = bundle / SIGNATURE_FILE
+            stated = signed.read_text(encoding="utf-8").strip() if signed.exists() else None
+            row = {"digest": opened.digest, "name": name, "signature": stated, "added_s": time.time()}
+            connection.execute(insert(bundles).values(row))
+        return opened.digest
+
+    def path(self, digest: str) -> Path | None:
+        """A file by its sha256; None: there is none, or it is no digest."""
+        if not DIGEST.fullmatch(digest):
+            return None
+        file = self.folder / digest
+        return file if file.is_file() else None
+
+    def _put(self, source: Path, digest: str) -> None:
+        """Copy a file, checked on its way."""
+        target = self.folder / digest
+        if target.exists():
+            return
+        partial = target.with_name(f".{digest}.{os.getpid()}.partial")
+        try:
+            shutil.copyfile(source, partial)
+            with partial.open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
+                    raise UserError(str(source), "changed while it was read", next_step="add the bundle again")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def signature_of(connection: Connection, digest: str) -> str | None:
+    """Of a bundle's manifest, where it has one."""
+    return connection.execute(select(bundles.c.signature).where(bundles.c.digest == digest)).scalar_one_or_none()

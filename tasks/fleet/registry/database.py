@@ -1,0 +1,108 @@
+"""The database of a registry: opened, made where it is new, refused where its schema is another one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from tasks.errors import UserError, shortened
+from tasks.fleet.registry.tables import SCHEMA_VERSION, metadata, schema
+
+WINDOW_S = 3600.0
+READS = "fleet_reads"
+BUSY_S = 30
+"""A SQLite database that another process writes to is waited for so long."""
+
+
+class Registry:
+    """An open database. Each block `with registry.writing() as connection` is one transaction, as is one of `reading`."""
+
+    def __init__(self, engine: Engine, window_s: float) -> None:
+        """window_s: length of the windows of telemetry."""
+        self._engine, self.window_s = engine, window_s
+        self._reader = engine.execution_options(**{READS: True})
+
+    @classmethod
+    def open(cls, url: str, window_s: float = WINDOW_S) -> Self:
+        """url: as SQLAlchemy takes it: sqlite:///FILE, postgresql+DRIVER://…. UserError: unusable, or of another version.
+
+        window_s: of a new registry.
+        """
+        where = _without_password(url)
+        try:
+            engine = create_engine(url, pool_pre_ping=True)
+            if engine.dialect.name == "sqlite":
+                _make_folder(engine)
+                event.listen(engine, "connect", _open_sqlite)
+                event.listen(engine, "begin", _begin_sqlite)
+            with engine.begin() as connection:
+                found_s = _windows_of(connection, where, window_s)
+        except ModuleNotFoundError as error:
+            raise UserError(
+                where, f"its driver '{error.name}' is missing", next_step=f"pip install {error.name}"
+            ) from error
+        except NoSuchModuleError as error:
+            raise UserError(where, shortened(error), allowed="sqlite:///FILE or postgresql+psycopg://…") from error
+        except (SQLAlchemyError, OSError) as error:
+            raise UserError(where, f"cannot be used ({shortened(error)})") from error
+        return cls(engine, found_s)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction; undone where its block raises."""
+        with self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that writes nothing, and waits for no writer."""
+        with self._reader.begin() as connection:
+            yield connection
+
+
+def _make_folder(engine: Engine) -> None:
+    file = engine.url.database
+    if file and file != ":memory:":
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """One writer waits for the other from its first statement on: what it has read does not change before it writes."""
+    reads = connection.get_execution_options().get(READS, False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _open_sqlite(connection: Any, record: Any) -> None:
+    """Readers do not wait for a writer; foreign keys count."""
+    connection.isolation_level = None  # transactions begin as `_begin_sqlite` says
+    for setting in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={1000 * BUSY_S}", "synchronous=NORMAL"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _windows_of(connection: Connection, where: str, window_s: float) -> float:
+    """Length of the windows of a registry of this schema, which is made where there is none."""
+    if not inspect(connection).has_table(schema.name):
+        metadata.create_all(connection)
+        connection.execute(insert(schema).values(version=SCHEMA_VERSION, window_s=window_s))
+    found = connection.execute(select(schema.c.version)).scalar_one_or_none()
+    if found != SCHEMA_VERSION:
+        late = found is not None and found > SCHEMA_VERSION
+        next_step = "update autotailor here" if late else "use the autotailor that made it, or another database"
+        raise UserError(where, f"its schema has version {found}", allowed=str(SCHEMA_VERSION), next_step=next_step)
+    return float(connection.execute(select(schema.c.window_s)).scalar_one())
+
+
+def _without_password(url: str) -> str:
+    """The address for people."""
+    try:
+        return f"database '{make_url(url).render_as_string(hide_password=True)}'"
+    except ArgumentError as error:
+        raise UserError("database", "is no address", allowed="sqlite:///FILE or postgresql+psycopg://…") from error

@@ -1,0 +1,85 @@
+"""Telemetry of devices: filed under the window in which it came, since clocks of devices may be wrong.
+
+Legend: N devices, W windows.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from adaptive_runtime.fleet import RequestSums, Telemetry
+from tasks.fleet.registry.tables import devices, telemetry
+from tasks.fleet.rollout import TelemetrySums
+
+FIELDS = tuple(RequestSums.model_fields)
+AT_ONCE = 500
+"""Devices that one query names."""
+
+
+class WindowedSums(NamedTuple):
+    """sums_NWF: by device, window and field of `FIELDS`. heard_NW: whether the device told anything. bundle_N: requests that
+    were answered by the bundle of a roll-out.
+    """
+
+    sums_NWF: NDArray[np.float64]
+    heard_NW: NDArray[np.bool_]
+    bundle_N: NDArray[np.float64]
+
+    def over(self, first: int, last: int) -> TelemetrySums:
+        """Sums over windows from `first` on, below `last`, (1, N) each."""
+        sums_NF = self.sums_NWF[:, first:last].sum(1)
+        fields = {name: sums_NF[None, :, place] for place, name in enumerate(FIELDS)}
+        return TelemetrySums(**fields, heard=self.heard_NW[:, first:last].sum(1)[None].astype(float))
+
+
+def record(connection: Connection, device: str, told: Telemetry, now_s: float, window_s: float) -> None:
+    """Add sums to the window that `now_s` is in. What comes twice, by its sequence, is added once."""
+    values = {"seen_s": now_s, "active": told.bundle, "sequence": told.sequence}
+    new = connection.execute(
+        update(devices).where(devices.c.id == device, devices.c.sequence < told.sequence).values(values)
+    )
+    if new.rowcount == 0:
+        return
+    key: dict[str, str | int] = {"device": device, "window": int(now_s // window_s), "bundle": told.bundle or ""}
+    sums = told.sums.model_dump()
+    added = connection.execute(
+        update(telemetry).where(*_is(key)).values({name: telemetry.c[name] + value for name, value in sums.items()})
+    )
+    if added.rowcount == 0:
+        connection.execute(insert(telemetry).values(key | sums))
+
+
+def windows_of(
+    connection: Connection, names: Sequence[str], first: int, count: int, *, bundle: str, since: int
+) -> WindowedSums:
+    """Of devices, from window `first` on. bundle_N: of its requests from window `since` on."""
+    places = {name: place for place, name in enumerate(names)}
+    sums_NWF = np.zeros((len(names), count, len(FIELDS)))
+    heard_NW = np.zeros((len(names), count), dtype=bool)
+    bundle_N = np.zeros(len(names))
+    columns = [telemetry.c[name] for name in ("device", "window", "bundle", *FIELDS)]
+    for start in range(0, len(names), AT_ONCE):
+        asked = select(*columns).where(
+            telemetry.c.device.in_(names[start : start + AT_ONCE]),
+            telemetry.c.window >= first,
+            telemetry.c.window < first + count,
+        )
+        for device, window, by, *values in connection.execute(asked):
+            place = places[device]
+            sums_NWF[place, window - first] += values
+            heard_NW[place, window - first] = True
+            bundle_N[place] += values[0] * (by == bundle and window >= since)
+    return WindowedSums(sums_NWF, heard_NW, bundle_N)
+
+
+def heard_since(connection: Connection, window: int) -> set[str]:
+    """Devices that have told something in this window or later."""
+    return set(connection.execute(select(telemetry.c.device).where(telemetry.c.window >= window).distinct()).scalars())
+
+
+def _is(key: dict[str, str | int]) -> list[ColumnElement[bool]]:
+    return [telemetry.c[name] == value for name, value in key.items()]

@@ -1,0 +1,221 @@
+"""The registry: tokens that count once, telemetry in windows, roll-outs that telemetry advances."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_runtime.fleet import EnrolAsked, RequestSums, Telemetry
+from tasks.errors import UserError
+from tasks.fleet.registry import (
+    BundleStore,
+    Registry,
+    advance,
+    begin,
+    enrol,
+    find_device,
+    go_on,
+    list_devices,
+    list_rollouts,
+    new_enrolment,
+    record,
+    remove_device,
+    stop,
+)
+from tasks.fleet.registry.devices import EnrolmentRefused
+from tasks.fleet.rollout import LossLimits, RolloutSettings
+
+WINDOW_S = 100.0
+SETTINGS = RolloutSettings(
+    stages=(0.2,), missed=(0.05,), least_devices=12, windows_before=4, least_windows=2, most_windows=6, draws=999
+)
+ASKED = EnrolAsked(name="kitchen", kind="camera", fingerprint="ab" * 32)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    found = Registry.open(f"sqlite:///{tmp_path}/fleet.db", WINDOW_S)
+    yield found
+    found.close()
+
+
+class ToldFleet:
+    """Sixty enrolled devices that tell the sums of each window."""
+
+    def __init__(self, registry: Registry, bundle: str) -> None:
+        self.registry, self.bundle, self.window, self.sequence = registry, bundle, 0, 0
+        self.rng = np.random.default_rng(0)
+        with registry.writing() as connection:
+            self.devices = [
+                enrol(connection, one.token, ASKED).device
+                for one in new_enrolment(connection, "me", valid_s=60, count=60)
+            ]
+
+    @property
+    def now_s(self) -> float:
+        """In the window that is told next."""
+        return (self.window + 0.5) * WINDOW_S
+
+    def assigned(self) -> set[str]:
+        """Devices that should run the bundle."""
+        with self.registry.reading() as connection:
+            return {one.id for one in list_devices(connection) if one.assigned == self.bundle}
+
+    def tell(self, windows: int, slower: float = 0.0) -> list[str]:
+        """So many windows; after each one what was decided. slower: ln of the factor by the bundle."""
+        decided: list[str] = []
+        for _ in range(windows):
+            by_bundle = self.assigned()
+            self.sequence += 1
+            with self.registry.writing() as connection:
+                for device in self.devices:
+                    new = device in by_bundle
+                    mean = 2 + slower * new + self.rng.normal(0, 0.02)
+                    sums = RequestSums(requests=100, log_latency=100 * mean, in_time=100, confidence=80)
+                    told = Telemetry(sequence=self.sequence, bundle=self.bundle if new else None, sums=sums)
+                    record(connection, device, told, self.now_s, WINDOW_S)
+                self.window += 1
+                decided += [one.action for one in advance(connection, self.now_s, WINDOW_S).values()]
+        return decided
+
+    def begin(self, settings: RolloutSettings = SETTINGS) -> int:
+        """A roll-out, after the windows that devices are compared with themselves in."""
+        self.tell(SETTINGS.windows_before)
+        with self.registry.writing() as connection:
+            return begin(connection, self.bundle, settings, (), self.now_s, WINDOW_S)
+
+
+@pytest.fixture
+def fleet(registry: Registry, plain_bundle: Path, tmp_path: Path) -> ToldFleet:
+    with registry.writing() as connection:
+        bundle = BundleStore(tmp_path / "files").add(connection, plain_bundle, "new")
+    return ToldFleet(registry, bundle)
+
+
+def test_a_token_enrols_one_device_and_is_kept_as_a_hash(registry: Registry, tmp_path: Path) -> None:
+    with registry.writing() as connection:
+        (made,) = new_enrolment(connection, "me", valid_s=60)
+        found = enrol(connection, made.token, ASKED)
+        with pytest.raises(EnrolmentRefused):
+            enrol(connection, made.token, ASKED)
+        assert find_device(connection, found.token) == found.device
+        assert find_device(connection, made.token) is None
+    content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert found.device.encode() in content
+    assert made.token.encode() not in content
+    assert found.token.encode() not in content
+
+
+def test_a_token_that_is_late_or_of_a_removed_device_counts_nothing(registry: Registry) -> None:
+    with registry.writing() as connection:
+        (late, good) = (new_enrolment(connection, "me", valid_s=valid_s)[0] for valid_s in (-1, 60))
+        with pytest.raises(EnrolmentRefused):
+            enrol(connection, late.token, ASKED)
+        device = enrol(connection, good.token, ASKED)
+        remove_device(connection, device.device)
+        assert find_device(connection, device.token) is None
+        with pytest.raises(UserError, match="is no device"):
+            remove_device(connection, device.device)
+
+
+def test_telemetry_that_comes_twice_counts_once(registry: Registry) -> None:
+    sums = RequestSums(requests=10, log_latency=20, in_time=9, confidence=8)
+    with registry.writing() as connection:
+        device = enrol(connection, new_enrolment(connection, "me", valid_s=60)[0].token, ASKED).device
+        for sequence in (1, 1, 2):
+            record(connection, device, Telemetry(sequence=sequence, bundle=None, sums=sums), 150.0, WINDOW_S)
+        found = connection.exec_driver_sql("SELECT window, requests, log_latency FROM telemetry").all()
+    assert found == [(1, 20.0, 40.0)]
+
+
+def test_a_bundle_that_changes_nothing_reaches_all_devices(fleet: ToldFleet) -> None:
+    fleet.begin()
+    assert len(fleet.assigned()) == 12
+    decided = fleet.tell(4)
+    assert decided[-1] == "go on"
+    assert set(decided[:-1]) <= {"wait"}
+    assert len(fleet.assigned()) == 60
+    with fleet.registry.writing() as connection:
+        (row,) = list_rollouts(connection)
+    assert (row.state, row.reached, row.reason) == ("complete", 60, "all devices get the bundle")
+
+
+def test_a_slower_bundle_is_halted_and_its_devices_go_back(fleet: ToldFleet) -> None:
+    rollout = fleet.begin()
+    assert fleet.tell(5, slower=0.3)[-1] == "halt"
+    assert not fleet.assigned()
+    with fleet.registry.writing() as connection:
+        (row,) = list_rollouts(connection)
+        assert (row.state, row.reached) == ("halted", 12)
+        assert row.reason.startswith("latency is worse than tolerated (0.05), seen in window ")
+        with pytest.raises(UserError, match="is halted already"):
+            stop(connection, rollout)
+
+
+def test_where_nothing_is_sure_a_person_goes_on(fleet: ToldFleet) -> None:
+    narrow = SETTINGS.model_copy(update={"limits": {"latency": LossLimits(tolerated=0.1999, harmful=0.2)}})
+    rollout = fleet.begin(narrow)
+    with (
+        fleet.registry.writing() as connection,
+        pytest.raises(UserError, match="is running; allowed: one that asks"),
+    ):
+        go_on(connection, rollout, fleet.now_s, WINDOW_S)
+    assert fleet.tell(8, slower=float(np.log(1.19995)))[-1] == "ask"
+    assert len(fleet.assigned()) == 12
+    with fleet.registry.writing() as connection:
+        go_on(connection, rollout, fleet.now_s, WINDOW_S)
+    assert len(fleet.assigned()) == 60
+
+
+def test_a_person_halts_and_two_roll_outs_at_once_are_refused(fleet: ToldFleet) -> None:
+    rollout = fleet.begin()
+    line = f"roll-out {rollout} is not over; autotailor fleet halt {rollout} ends it"
+    with fleet.registry.writing() as connection:
+        with pytest.raises(UserError, match=line):
+            begin(connection, fleet.bundle, SETTINGS, (), fleet.now_s, WINDOW_S)
+        stop(connection, rollout)
+    assert not fleet.assigned()
+
+
+def test_a_roll_out_needs_devices_that_tell_and_a_bundle(fleet: ToldFleet) -> None:
+    with fleet.registry.writing() as connection:
+        with pytest.raises(
+            UserError, match="0 devices have told of requests in the last 4 windows; allowed: 24 or more"
+        ):
+            begin(connection, fleet.bundle, SETTINGS, (), fleet.now_s, WINDOW_S)
+        with pytest.raises(UserError, match="is no bundle here"):
+            begin(connection, "0" * 64, SETTINGS, (), fleet.now_s, WINDOW_S)
+
+
+def test_a_damaged_bundle_is_not_taken_and_no_name_touches_a_path(
+    registry: Registry, copy: Path, tmp_path: Path
+) -> None:
+    store = BundleStore(tmp_path / "files")
+    with registry.writing() as connection:
+        digest = store.add(connection, copy, "new")
+        assert store.path(digest) == tmp_path / "files" / digest
+        (tmp_path / "secret").write_text("x")
+        assert store.path("../secret") is None
+        assert store.path("..%2fsecret") is None
+        file = next(path for path in copy.glob("*.onnx"))
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+        with pytest.raises(Exception, match=r"is not the file that bundle\.json names"):
+            store.add(connection, copy, "damaged")
+
+
+def test_a_registry_of_another_schema_or_address_is_one_line(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/fleet.db"
+    Registry.open(url).close()
+    with sqlite3.connect(tmp_path / "fleet.db") as connection:
+        connection.execute("UPDATE fleet_schema SET version = 2")
+    with pytest.raises(UserError, match="its schema has version 2; allowed: 1; update autotailor here"):
+        Registry.open(url)
+    with pytest.raises(UserError, match="is no address"):
+        Registry.open("fleet.db")
+    with pytest.raises(UserError, match="its driver 'psycopg2' is missing"):
+        Registry.open("postgresql://me:hidden@localhost/fleet")
+    with pytest.raises(UserError, match=r"cannot be used .*") as told:
+        Registry.open("sqlite:////proc/none/fleet.db")
+    assert "hidden" not in str(told.value)
