@@ -18,12 +18,13 @@ COMPARING = "compare"
 CONFIG = "job"
 """The config that `--cfg` shows, by Hydra's name for it."""
 EXPORTING = "export"
+FLEET = "fleet"
 CONVERTING = "convert"
 DEPLOYING = "deploy"
 PARTITIONING = "partition"
 STRESSING = "stress"
 MODEL_END = ".onnx"
-WITH_WORDS = ("lut", COMPARING, DEPLOYING, STRESSING)
+WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Arguments:
     dry_run: bool
     words: tuple[
         str, ...
-    ] = ()  # of `lut`: the action and its names; of `convert`: the files; of `deploy` and `stress`: the device
+    ] = ()  # of `lut` and `fleet`: the action and its names; of `convert`: the files; of `deploy` and `stress`: the device
     device: str | None = None
     question: Question | None = None
     shows_config: bool = False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, STRESSING, Arguments
+from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, PARTITIONING, STRESSING, Arguments
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups, nearest
 from flows.validate import validate
@@ -81,6 +81,11 @@ def shown(arguments: Arguments) -> str:
         from flows.cli import deploy
 
         documents = [deploy.config_of(arguments).model_dump(mode="json")]
+    elif arguments.command == FLEET:
+        from flows.cli import fleet
+
+        fleet.check(arguments)
+        documents = [fleet.config_of(arguments).model_dump(mode="json")]
     elif arguments.command == STRESSING:
         from flows.cli import stress
 

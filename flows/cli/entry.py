@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, STRESSING, Arguments, help_of, parse
+from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, PARTITIONING, STRESSING, Arguments, help_of, parse
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.imports import quick_imports
 from flows.machine.signals import Terminated, interruptible, is_interrupted
@@ -63,7 +63,7 @@ def _execute(arguments: Arguments) -> int:
     if arguments.command in ("lut", CONVERTING, PARTITIONING):
         return _execute_alone(arguments)
 
-    if arguments.command in (DEPLOYING, STRESSING):
+    if arguments.command in (DEPLOYING, FLEET, STRESSING):
         return _execute_bundle(arguments)
 
     from flows.machine.environment import prepare
@@ -116,13 +116,14 @@ def _execute_alone(arguments: Arguments) -> int:
 
 
 def _execute_bundle(arguments: Arguments) -> int:
-    """A command that takes the bundle of a finished run."""
+    """A command that takes bundles of finished runs."""
     from adaptive_runtime.errors import AdaptiveError
-    from flows.cli import deploy, stress
+    from flows.cli import deploy, fleet, stress
     from profiling_agents.messages import AgentError
 
+    modules: dict[str, Any] = {DEPLOYING: deploy, FLEET: fleet, STRESSING: stress}
     try:
-        result: Any = (deploy if arguments.command == DEPLOYING else stress).execute(arguments)
+        result: Any = modules[arguments.command].execute(arguments)
     except (AdaptiveError, AgentError) as error:
         return _refuse(error)
     if arguments.json:

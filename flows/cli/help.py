@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from flows.cli.words import COMMANDS, FLAGS, LUT_ACTIONS
+from flows.cli.words import COMMANDS, FLAGS, FLEET_ACTIONS, LUT_ACTIONS
 from flows.groups import config_groups
 from tasks.choose.pick import FORMS
 
@@ -45,8 +45,8 @@ def command_help(name: str, config_folder: Path | None = None) -> str:
     options = config_groups(config_folder)
     groups = {group: options[group] for group in options if group in command.groups}
     parts = [f"usage: {usage}", textwrap.fill(command.about, WIDTH)]
-    if name == "lut":
-        parts.append(f"actions:\n{_table(LUT_ACTIONS.items())}")
+    if actions := {"fleet": FLEET_ACTIONS, "lut": LUT_ACTIONS}.get(name):
+        parts.append(f"actions:\n{_table(actions.items())}")
     parts.append(f"flags:\n{flags}")
     if groups:
         parts.append(_groups(groups, config_folder))

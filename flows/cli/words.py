@@ -79,6 +79,18 @@ LUT_ACTIONS = {
     "compact": "one file in the place of many; safe while others read and write",
 }
 
+FLEET_ACTIONS = {
+    "serve": "the registry that devices enrol at, tell, and fetch bundles from",
+    "enrol": "tokens with which count=N devices may enrol, into to=FILE",
+    "devices": "all of them: kind, owner, last seen, bundle",
+    "remove DEVICE": "its token counts no more",
+    "add FOLDER": "a bundle, for roll-outs",
+    "rollout DIGEST": "give a bundle to 1 % of the devices, then 10 %, then all, or halt",
+    "rollouts": "all of them: state, stage, devices reached, the last reason",
+    "halt N": "roll-out N ends; its devices go back to the bundle before",
+    "go-on N": "the next stage of a roll-out that asks",
+}
+
 COMMANDS = {
     "run": Command(
         summary="the whole pipeline: your image classifier, any device, the best SubNet for every budget",
@@ -276,6 +288,21 @@ COMMANDS = {
         forms=("IN.onnx OUT.onnx [OPTION…] [FLAG…]",),
         flags=EVERYWHERE,
         examples=("autotailor convert network.onnx smaller.onnx --json conversion.json",),
+    ),
+    "fleet": Command(
+        summary="many devices: enrol them, and roll out bundles: "
+        "fleet serve|enrol|devices|remove|add|rollout|rollouts|halt|go-on",
+        about="Keeps a registry of devices (database=URL, files=FOLDER) and serves it to them (fleet serve). A bundle reaches "
+        "1 % of the devices first, then 10 %, then all; it is halted, and devices go back, when sums over their requests say "
+        "that latency, attainment, confidence or agreement got worse.",
+        forms=tuple(f"{form} [OPTION…]" for form in FLEET_ACTIONS),
+        flags=EVERYWHERE,
+        examples=(
+            "autotailor fleet serve host=10.0.0.5 tls_cert=cert.pem tls_key=key.pem",
+            "autotailor fleet enrol count=100 to=tokens.txt",
+            "autotailor fleet add outputs/exports/ncnn/bundle name=spring",
+            "autotailor fleet rollout 3f2a kinds=[camera] rollout.false_alarms=0.01",
+        ),
     ),
     "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),
     "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),

@@ -28,13 +28,16 @@ class Endpoint:
     silence_limit_s: int
 
 
-def check_bind(network: Endpoint) -> None:
-    """Refuse to leave this machine without a token of the user's and TLS, unless told to."""
+def check_bind(network: Endpoint, *, own_tokens: bool = False) -> None:
+    """Refuse to leave this machine without a token of the user's and TLS, unless told to.
+
+    own_tokens: each client has its own.
+    """
     if (network.tls_cert is None) != (network.tls_key is None):
         raise AgentError("--tls-cert and --tls-key: one without the other; give both")
     if is_loopback(network.host) or network.insecure_bind:
         return
-    if network.tls_cert is None or network.token is None:
+    if network.tls_cert is None or (network.token is None and not own_tokens):
         raise AgentError(
             f"--host {network.host}: not a loopback address; it takes --tls-cert, --tls-key and a token "
             "(--token-file), or --insecure-bind (see --help for what that means)"

@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import ipaddress
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -28,6 +28,8 @@ MAX_BODY_BYTES = 1 << 20
 BODY_STALL_S = 30.0
 
 R = TypeVar("R", bound=Response)
+TokenCheck = Callable[[str], bool]
+"""Whether a token is one of those that may pass, for services with a token for each client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +70,13 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        token: str,
+        token: str | TokenCheck,
         hosts: frozenset[str],
         any_address: bool,
         rules: GuardRules,
     ) -> None:
         self._app = app
-        self._authorization = f"Bearer {token}".encode()
+        self._token = token
         self._hosts = hosts
         self._any_address = any_address
         self._rules = rules
@@ -111,7 +113,7 @@ class Guard:
             return refusal(403, "Origin header: requests from web pages are refused")
         is_open = scope["method"] == "GET" and scope["path"] in self._rules.open_paths
         given = headers.getlist("authorization")
-        if not is_open and (len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._authorization)):
+        if not is_open and (len(given) != 1 or not self._admits(given[0])):
             return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
         if self._requests >= self._rules.requests:
             return refusal(429, f"more than {self._rules.requests} requests at once; try again")
@@ -120,6 +122,12 @@ class Guard:
         if not length.isdigit() or int(length) > cap_bytes:
             return refusal(413, _too_large(cap_bytes))
         return None
+
+    def _admits(self, authorization: str) -> bool:
+        if isinstance(self._token, str):
+            return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
+        token = bearer(authorization)
+        return token is not None and self._token(token)
 
     def _known(self, host: str) -> bool:
         try:
@@ -130,6 +138,12 @@ class Guard:
             return True
         # A page that rebinds DNS sends its own name, never an address.
         return self._any_address and _is_address(name)
+
+
+def bearer(authorization: str) -> str | None:
+    """The token of an `Authorization` header; None: it has none."""
+    scheme, _, token = authorization.partition(" ")
+    return token if scheme == "Bearer" and token else None
 
 
 def _is_address(name: str) -> bool:

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from profiling_agents.messages import AgentError
 from profiling_agents.network.endpoint import Endpoint, is_loopback
-from profiling_agents.network.guard import Guard, GuardRules
+from profiling_agents.network.guard import Guard, GuardRules, TokenCheck
 
 MAX_HEADER_BYTES = 32 << 10
 HEAD_LIMIT_S = 5.0
@@ -57,7 +57,7 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
 
-def http_server(network: Endpoint, app: ASGIApp, token: str, rules: GuardRules) -> uvicorn.Server:
+def http_server(network: Endpoint, app: ASGIApp, token: str | TokenCheck, rules: GuardRules) -> uvicorn.Server:
     """The server of `app` behind the guard. AgentError for bad certificates."""
     any_address = network.host in ("", "0.0.0.0", "::")
     own = ("127.0.0.1", "localhost", "::1") if any_address or is_loopback(network.host) else ()

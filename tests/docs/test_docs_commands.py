@@ -10,6 +10,7 @@ import pytest
 
 import flows.cli.convert
 import flows.cli.deploy
+import flows.cli.fleet
 import flows.cli.lut
 import flows.cli.partition
 import flows.cli.stress
@@ -86,6 +87,9 @@ def test_a_shown_command_is_accepted(
         assert flows.cli.convert.config_of(arguments)
     elif command.words[0] == "deploy":
         assert flows.cli.deploy.config_of(parse(command.words))
+    elif command.words[0] == "fleet":
+        flows.cli.fleet.check(parse(command.words))
+        assert flows.cli.fleet.config_of(parse(command.words))
     elif command.words[0] == "partition":
         assert flows.cli.partition.config_of(parse(command.words))
     elif command.words[0] == "stress":

@@ -140,6 +140,9 @@ def test_a_bundle_that_changes_nothing_reaches_all_devices(fleet: ToldFleet) -> 
     with fleet.registry.writing() as connection:
         (row,) = list_rollouts(connection)
     assert (row.state, row.reached, row.reason) == ("complete", 60, "all devices get the bundle")
+    with fleet.registry.writing() as connection:
+        stop(connection, row.id)
+    assert not fleet.assigned(), "a person may halt it later, too"
 
 
 def test_a_slower_bundle_is_halted_and_its_devices_go_back(fleet: ToldFleet) -> None:

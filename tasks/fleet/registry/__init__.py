@@ -1,6 +1,6 @@
 """What is known of devices, bundles and roll-outs, in a database: SQLite by default, PostgreSQL by its address."""
 
-from tasks.fleet.registry.bundles import BundleStore
+from tasks.fleet.registry.bundles import BundleStore, bundle_named
 from tasks.fleet.registry.database import Registry
 from tasks.fleet.registry.devices import (
     DeviceRow,
@@ -22,6 +22,7 @@ __all__ = [
     "RolloutRow",
     "advance",
     "begin",
+    "bundle_named",
     "enrol",
     "find_device",
     "go_on",

@@ -69,3 +69,14 @@ class BundleStore:
 def signature_of(connection: Connection, digest: str) -> str | None:
     """Of a bundle's manifest, where it has one."""
     return connection.execute(select(bundles.c.signature).where(bundles.c.digest == digest)).scalar_one_or_none()
+
+
+def bundle_named(connection: Connection, word: str) -> str:
+    """The digest that begins with a word. UserError: none, or several."""
+    known = connection.execute(select(bundles.c.digest)).scalars().all()
+    found = [digest for digest in known if word and digest.startswith(word)]
+    if len(found) != 1:
+        got = f"'{word}' is {'no bundle here' if not found else 'the begin of several bundles'}"
+        next_step = "add it: autotailor fleet add FOLDER" if not found else "write more of its digest"
+        raise UserError("fleet rollout", got, next_step=next_step)
+    return found[0]

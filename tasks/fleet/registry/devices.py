@@ -94,6 +94,11 @@ def find_device(connection: Connection, token: str) -> str | None:
     return connection.execute(select(devices.c.id).where(devices.c.token_hash == hashed(token))).scalar_one_or_none()
 
 
+def assigned_to(connection: Connection, device: str) -> str | None:
+    """The digest of the bundle that a device should run; None: whatever it has."""
+    return connection.execute(select(devices.c.assigned).where(devices.c.id == device)).scalar_one_or_none()
+
+
 def list_devices(connection: Connection) -> list[DeviceRow]:
     """All of them, by kind and name."""
     columns = [devices.c[name] for name in DeviceRow._fields]

@@ -1,0 +1,51 @@
+"""A running registry: serves devices, and decides on roll-outs when a window is over."""
+
+import asyncio
+import time
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind
+from profiling_agents.network.folder import ended_by_signal
+from profiling_agents.network.guard import GuardRules
+from profiling_agents.network.server import http_server, serve_with
+from tasks.fleet.registry import BundleStore, Registry, advance
+from tasks.fleet.service.routes import RegistryRoutes, create_app
+
+READY = "registry ready: "
+CONNECTIONS = 4096
+REQUESTS = 512
+"""Of devices, at once; more are told to come again."""
+LONGEST_PAUSE_S = 60.0
+LOOKS_PER_WINDOW = 20
+
+
+def serve_registry(registry: Registry, store: BundleStore, network: Endpoint) -> None:
+    """Run until stopped. AgentError: it cannot start."""
+    check_bind(network, own_tokens=True)
+    with ended_by_signal(), bound(network.host, network.port) as listener:
+        routes = RegistryRoutes(registry, store)
+        rules = GuardRules(connections=CONNECTIONS, requests=REQUESTS)
+        server = http_server(network, create_app(routes), routes.admits, rules)
+        listener.listen(CONNECTIONS)
+        ready = f"{READY}{address(network, listener)}"
+        asyncio.run(serve_with(server, listener, network, ready, _decide(registry)))
+
+
+async def _decide(registry: Registry) -> None:
+    """Look again and again whether a window is over, and tell what was decided."""
+    while True:
+        await asyncio.to_thread(look, registry)
+        await asyncio.sleep(min(LONGEST_PAUSE_S, registry.window_s / LOOKS_PER_WINDOW))
+
+
+def look(registry: Registry) -> None:
+    """Decide on windows that are over. A database that is away now is asked again later."""
+    try:
+        with registry.writing() as connection:
+            decided = advance(connection, time.time(), registry.window_s)
+    except SQLAlchemyError as error:
+        print(f"roll-outs wait: the database failed ({type(error).__name__})", flush=True)
+        return
+    for rollout, decision in decided.items():
+        print(f"roll-out {rollout}: {decision.action}: {decision.reason}", flush=True)

@@ -1,0 +1,214 @@
+"""What the registry's service takes and refuses, asked with bare HTTP against the real command."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from adaptive_runtime.bundles import BUNDLE_FILE
+from adaptive_runtime.fleet import EnrolAsked, Enrolled, RequestSums, Telemetry
+from flows.cli import main
+from tasks.fleet.registry import BundleStore, Registry, new_enrolment
+
+ASKED = EnrolAsked(name="kitchen", kind="camera", fingerprint="ab" * 32)
+TOLD = Telemetry(sequence=1, bundle=None, sums=RequestSums(requests=10, log_latency=20, in_time=9, confidence=8))
+ROUTES = {"/v1/enrolments": {"POST"}, "/v1/telemetry": {"POST"}, f"/v1/files/{'0' * 64}": {"GET", "HEAD"}}
+ABSENT = (
+    "/",
+    "/v1",
+    "/docs",
+    "/openapi.json",
+    "/v1/devices",
+    "/v1/telemetry/",
+    "//v1/telemetry",
+    "/v1/files/..%2ffleet.db",
+)
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+class ServedRegistry(NamedTuple):
+    """A running registry, its database, and the digest of a bundle that it has."""
+
+    url: str
+    registry: Registry
+    bundle: str
+    log: Path
+
+    def token(self) -> str:
+        """To enrol with, once."""
+        with self.registry.writing() as connection:
+            return new_enrolment(connection, "me", valid_s=600)[0].token
+
+    def post(self, path: str, token: str, content: str | bytes) -> httpx.Response:
+        """With a token."""
+        return httpx.post(f"{self.url}{path}", content=content, headers=bearer(token), timeout=120)
+
+    def enrolled(self) -> Enrolled:
+        """A new device."""
+        answer = self.post("/v1/enrolments", self.token(), ASKED.model_dump_json())
+        return Enrolled.model_validate_json(answer.raise_for_status().content)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def line_of(answer: httpx.Response) -> str:
+    line = answer.json()["error"]
+    assert "\n" not in line
+    return str(line)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, plain_bundle: Path) -> Iterator[ServedRegistry]:
+    folder = tmp_path_factory.mktemp("registry")
+    registry = Registry.open(f"sqlite:///{folder}/fleet.db")
+    with registry.writing() as connection:
+        bundle = BundleStore(folder / "files").add(connection, plain_bundle, "plain")
+    options = [f"database=sqlite:///{folder}/fleet.db", f"files={folder}/files", "port=0"]
+    command = [sys.executable, "-m", "flows.cli", "fleet", "serve", *options]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder, env=environment)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("registry ready: "), (folder / "log").read_text()
+    yield ServedRegistry(line.removeprefix("registry ready: ").strip(), registry, bundle, folder / "log")
+    process.terminate()
+    assert process.wait(120) == 0
+    process.stdout.close()
+    registry.close()
+
+
+@pytest.fixture(scope="module")
+def device(service: ServedRegistry) -> Enrolled:
+    return service.enrolled()
+
+
+@pytest.mark.parametrize("path", [*ROUTES, *ABSENT])
+def test_no_route_and_no_method_of_a_registry_answers_without_a_token(service: ServedRegistry, path: str) -> None:
+    with httpx.Client(timeout=120) as client:
+        for method in METHODS:
+            for headers in ({}, bearer("wrong" * 8), {"Authorization": "Basic x"}):
+                answer = client.request(method, f"{service.url}{path}", headers=headers)
+                assert answer.status_code == 401, (method, path)
+
+
+@pytest.mark.parametrize("path", [*ROUTES, *ABSENT])
+def test_a_registry_has_no_other_routes_and_verbs(service: ServedRegistry, device: Enrolled, path: str) -> None:
+    with httpx.Client(timeout=120, headers=bearer(device.token)) as client:
+        for method in set(METHODS) - ROUTES.get(path, set()):
+            assert client.request(method, f"{service.url}{path}").status_code in (404, 405), (method, path)
+
+
+def test_foreign_hosts_and_pages_reach_no_registry(service: ServedRegistry, device: Enrolled) -> None:
+    for headers in ({"Host": "rebound.example"}, {"Origin": "http://page.example"}):
+        answer = httpx.post(f"{service.url}/v1/telemetry", headers=bearer(device.token) | headers, timeout=120)
+        assert answer.status_code == 403
+
+
+def test_a_token_counts_once_and_for_its_own_route(service: ServedRegistry, device: Enrolled) -> None:
+    token = service.token()
+    assert service.post("/v1/telemetry", token, TOLD.model_dump_json()).status_code == 401
+    assert service.post("/v1/enrolments", token, ASKED.model_dump_json()).status_code == 200
+    assert service.post("/v1/enrolments", token, ASKED.model_dump_json()).status_code == 401
+    assert service.post("/v1/enrolments", device.token, ASKED.model_dump_json()).status_code == 401
+    assert token not in service.log.read_text()
+
+
+def test_a_device_tells_and_hears_what_it_should_run(service: ServedRegistry, device: Enrolled) -> None:
+    answer = service.post("/v1/telemetry", device.token, TOLD.model_dump_json())
+    assert answer.json() == {"bundle": None, "signature": None, "tell_every_s": 3600.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"\x80\x04N.", "Invalid JSON"),
+        (TOLD.model_dump_json().replace('"in_time":9.0', '"in_time":11.0'), "more than requests"),
+        (TOLD.model_dump_json().replace("20.0", "1e9"), "no latencies are so far from a millisecond"),
+        (TOLD.model_dump_json().replace("20.0", "NaN"), "Invalid JSON|finite"),
+        (TOLD.model_dump_json().replace('"requests":10.0', '"requests":-1'), "greater than or equal to 0"),
+        (TOLD.model_dump_json().replace("{", '{"_target_":"os.system",', 1), "Extra inputs"),
+    ],
+)
+def test_telemetry_that_cannot_be_is_one_line(
+    service: ServedRegistry, device: Enrolled, content: str | bytes, line: str
+) -> None:
+    answer = service.post("/v1/telemetry", device.token, content)
+    assert answer.status_code == 422
+    assert re.search(line, line_of(answer))
+
+
+def test_a_body_past_the_cap_is_refused_by_a_registry(service: ServedRegistry, device: Enrolled) -> None:
+    assert service.post("/v1/telemetry", device.token, b" " * (1 << 21)).status_code == 413
+
+
+def test_devices_alone_fetch_files_and_by_digests_alone(
+    service: ServedRegistry, device: Enrolled, plain_bundle: Path
+) -> None:
+    def fetched(digest: str, token: str) -> httpx.Response:
+        return httpx.get(f"{service.url}/v1/files/{digest}", headers=bearer(token), timeout=120)
+
+    assert fetched(service.bundle, device.token).content == (plain_bundle / BUNDLE_FILE).read_bytes()
+    assert fetched(service.bundle, service.token()).status_code == 401
+    assert fetched("f" * 64, device.token).status_code == 404
+    assert fetched("..%2f..%2ffleet.db", device.token).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["serve", "host=0.0.0.0"], "not a loopback address; it takes --tls-cert, --tls-key"),
+        (["enrol"], "tokens go into a file; write to=FILE"),
+        (["enrol", "to=."], "cannot be written"),
+        (["halt", "first"], "'first' is no number of a roll-out"),
+        (["halt", "7"], "there is no roll-out 7"),
+        (["rollout", "abc"], "'abc' is no bundle here"),
+        (["rollouts", "count=2"], "is not one of 'fleet rollouts'"),
+        (["devises"], "'devises' is unknown; allowed: serve"),
+        (["remove"], "got 0 names; write autotailor fleet remove DEVICE"),
+        (["devices", "database=fleet.db"], "is no address"),
+    ],
+)
+def test_a_command_that_cannot_be_done_is_one_line(
+    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", *words]) == 2
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+
+
+def test_the_commands_of_a_fleet_keep_tokens_in_a_private_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plain_bundle: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", "enrol", "count=2", "to=tokens.txt"]) == 0
+    tokens = (tmp_path / "tokens.txt").read_text().split()
+    assert (tmp_path / "tokens.txt").stat().st_mode & 0o777 == 0o600
+    assert len(set(tokens)) == 2
+    assert main(["fleet", "add", str(plain_bundle), "--json", "added.json"]) == 0
+    assert main(["fleet", "devices"]) == 0
+    told = "".join(capsys.readouterr())
+    assert not any(token in told for token in tokens)
+
+
+def test_the_defaults_in_conf_are_those_of_the_registry() -> None:
+    from flows.compose import compose_config
+    from flows.config.fleet import FleetConfig
+    from flows.validate import validate
+
+    composed = compose_config("fleet", [])
+    assert validate(FleetConfig, composed) == FleetConfig()
+    assert set(composed) == set(FleetConfig.model_fields)
+    assert set(composed["rollout"]) == set(type(FleetConfig().rollout).model_fields)
+    without = validate(FleetConfig, compose_config("fleet", ["rollout.limits.confidence=null"]))
+    assert "confidence" not in without.rollout.limits
