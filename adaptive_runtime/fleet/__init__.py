@@ -1,6 +1,6 @@
 """A device of a fleet: enrols, tells sums over its requests, and runs the bundle that its registry assigns.
 
-[Roll-outs](docs/fleet.md) shows how it is used.
+[Roll-outs](docs/rollouts.md) shows how it is used.
 """
 
 from adaptive_runtime.fleet.messages import AssignedBundle, EnrolAsked, Enrolled, RequestSums, Telemetry
