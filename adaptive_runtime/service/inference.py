@@ -98,36 +98,39 @@ class ReadRequest(NamedTuple):
 def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadRequest:
     """A request, checked. RequestRefused (400)."""
     message, binary = unpack(body, length)
-    inputs = wanted.inputs
-    if sorted(one.name for one in message.inputs) != sorted(inputs):
-        got = ", ".join(one.name for one in message.inputs) or "none"
-        allowed = f"one, of the name '{INPUT}'" if list(inputs) == [INPUT] else f"{', '.join(inputs)}, each once"
-        raise RequestRefused(400, f"inputs: {shown(got)}; allowed: {allowed}")
+    names = [one.name for one in message.inputs]
+    if sorted(names) != sorted(wanted.inputs):
+        one_alone = list(wanted.inputs) == [INPUT]
+        allowed = f"one, of the name '{INPUT}'" if one_alone else f"{', '.join(wanted.inputs)}, each once"
+        raise RequestRefused(400, f"inputs: {shown(', '.join(names) or 'none')}; allowed: {allowed}")
     for tensor in message.inputs:
-        _check(tensor, wanted)
-    if len(counts := {one.name: one.shape[0] for one in message.inputs}) > 1 and len(set(counts.values())) > 1:
-        got = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
+        _check_input(tensor, wanted)
+    if len({tensor.shape[0] for tensor in message.inputs}) > 1:
+        got = ", ".join(f"{tensor.shape[0]} of '{tensor.name}'" for tensor in message.inputs)
         raise RequestRefused(400, f"inputs: samples: {shown(got)}; allowed: as many of each")
-    names = [one.name for one in message.outputs]
-    if unknown := [name for name in names if name not in wanted.outputs]:
-        raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(wanted.outputs)}")
-    if len(set(names)) < len(names):
-        raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
-    found = dict(zip((one.name for one in message.inputs), split(message.inputs, binary), strict=True))
-    values = packed(
-        {name: values_of(one, found[name]) for name in inputs for one in message.inputs if one.name == name}
-    )
+    _check_outputs([one.name for one in message.outputs], wanted)
+    blobs = split(message.inputs, binary)
+    found = {one.name: values_of(one, blob) for one, blob in zip(message.inputs, blobs, strict=True)}
+    values = packed({name: found[name] for name in wanted.inputs})
     wanted.require_words(values)
     return ReadRequest(message, values)
 
 
-def _check(tensor: SentTensor, wanted: InferenceFormat) -> None:
+def _check_input(tensor: SentTensor, wanted: InferenceFormat) -> None:
     """Refuse an input of another type or shape. RequestRefused (400)."""
     datatype = NAMES[wanted.inputs[tensor.name].dtype]
     if tensor.datatype != datatype:
         got = f"input '{tensor.name}': datatype {shown(tensor.datatype)}"
         raise RequestRefused(400, f"{got}; allowed: {datatype}")
     wanted.require(tensor.shape, tensor.name)
+
+
+def _check_outputs(names: list[str], wanted: InferenceFormat) -> None:
+    """Refuse outputs that there are not, or one that is asked for twice. RequestRefused (400)."""
+    if unknown := [name for name in names if name not in wanted.outputs]:
+        raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(wanted.outputs)}")
+    if len(set(names)) < len(names):
+        raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
 
 
 def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:

@@ -20,6 +20,12 @@ class NumbersPreparation(Message):
     mean: tuple[float, ...]
     deviation: tuple[Annotated[float, Field(gt=0)], ...]
 
+    @property
+    def line(self) -> str:
+        """Names and scales, for messages."""
+        rows = zip(self.names, self.mean, self.deviation, strict=True)
+        return ", ".join(f"{name} {mean:.6g} ± {deviation:.6g}" for name, mean, deviation in rows)
+
     @model_validator(mode="after")
     def _is_of_one_axis(self) -> Self:
         sizes = {len(self.names), len(self.mean), len(self.deviation), self.shape[0]}

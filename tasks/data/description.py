@@ -1,5 +1,6 @@
 """The data that a SuperNet was made for, beside it: whether other data are of the same classes, size and scale."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,7 +58,7 @@ class DataDescription(Stored):
             "deviation": f"deviation {list(self.deviation)}",
             "signals": "no signals" if self.spectrogram is None else self.spectrogram.line,
             "words": "no texts" if self.vocabulary is None else f"{self.vocabulary.size} words",
-            "inputs": "one input" if self.inputs is None else f"inputs {', '.join(self.inputs)}",
+            "inputs": "one input" if self.inputs is None else f"inputs {_told_inputs(self.inputs)}",
         }
 
     def differing(self, other: "DataDescription") -> list[str]:
@@ -74,6 +75,10 @@ class DataDescription(Stored):
             "inputs": (list((self.inputs or {}).items()), list((other.inputs or {}).items())),
         }
         return [name for name, (own, others) in pairs.items() if own != others]
+
+
+def _told_inputs(inputs: Mapping[str, NumbersPreparation | None]) -> str:
+    return " and ".join(name if one is None else f"{name} ({one.line})" for name, one in inputs.items())
 
 
 def describe(dataset: Dataset) -> DataDescription:

@@ -193,7 +193,8 @@ def test_the_description_tells_inputs_and_their_scale(tmp_path: Path) -> None:
     written(tmp_path / "one")
     written(tmp_path / "other", 28)
     one, other = (describe(load(table(tmp_path / name), "train")) for name in ("one", "other"))
-    assert one.told()["inputs"] == "inputs photo, weather"
+    assert one.told()["inputs"].startswith("inputs photo and weather (celsius 1")
+    assert one.told()["inputs"] != other.told()["inputs"]
     assert one.differing(other) == ["inputs"]  # the other training split has another mean
     one.write(tmp_path / "data.json")
     again = DataDescription.read(tmp_path / "data.json")
