@@ -144,7 +144,7 @@ class DaskWorkers:
                 security=True,
                 memory_limit=0,
                 preload=["flows.workers.preload"],
-                silence_logs=logging.ERROR,
+                silence_logs=logging.CRITICAL,
             )
             self._stack.enter_context(cluster)
         return self._stack.enter_context(Client(cluster, set_as_default=False))
