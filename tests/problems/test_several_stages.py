@@ -28,10 +28,12 @@ from conf.networks.two_branches import network
 from tasks import compile as compile_stage
 from tasks import export, report, search
 from tasks.artifacts import RESULT_FILE, read_json
+from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.batches import tensors
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracy, statistics_of
+from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.settings import Settings
@@ -293,6 +295,16 @@ def test_a_subnet_in_int8_is_calibrated_by_all_inputs(supernet: Path) -> None:
     found = Int8(QuantiseSettings()).accuracy(net, net.max_config, statistics, data)
     assert found.total == exact.total == 64
     assert found.share > exact.share - 0.2
+
+
+def test_a_file_of_several_inputs_takes_any_number_of_samples(supernet: Path) -> None:
+    net = tailor_ir.load(supernet)
+    model = dynamic_batch([onnx_of(net, net.min_config, batch=batch) for batch in BATCHES])
+    x = net.sample_inputs(net.min_config, np.random.default_rng(0), 5)
+    (found_BK,) = onnxruntime.InferenceSession(model).run(None, dict(zip(SHAPES, x, strict=True)))
+    with torch.no_grad():
+        expected_BK = net.build(net.min_config)(*map(torch.from_numpy, x)).numpy()
+    np.testing.assert_allclose(found_BK, expected_BK, atol=1e-4)
 
 
 def test_networks_of_other_inputs_are_refused_before_they_are_trained(tmp_path: Path) -> None:
