@@ -3,9 +3,17 @@
 [The choice at run time](docs/runtime_choice.md#rows-over-levels) says how they are chosen.
 """
 
-from adaptive_runtime.placed.expected import ExpectedPlacement
+from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio
 from adaptive_runtime.placed.rows import PlacedRowsNow, PlacementRows
 from adaptive_runtime.placed.runtime import NetworkRuntime
 from adaptive_runtime.placed.subnets import PlacedSubNet, PlacedSubNets
 
-__all__ = ["ExpectedPlacement", "NetworkRuntime", "PlacedRowsNow", "PlacedSubNet", "PlacedSubNets", "PlacementRows"]
+__all__ = [
+    "ExpectedPlacement",
+    "NetworkRuntime",
+    "PlacedRowsNow",
+    "PlacedSubNet",
+    "PlacedSubNets",
+    "PlacementRows",
+    "RunRatio",
+]

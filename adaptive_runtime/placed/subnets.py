@@ -3,6 +3,7 @@
 Legend: N samples, C channels, H height, W width.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -35,7 +36,8 @@ LEAST_DEADLINE_MS = 1e-3
 class PlacedSubNet:
     """One SubNet. It runs by the fastest plan that sends, as links and home's load are now; home stands in where one fails.
 
-    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. Close it.
+    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. ratio: of
+    the runs so far, which SubNets over the same devices share; None: its own. Close it.
     """
 
     def __init__(
@@ -45,13 +47,14 @@ class PlacedSubNet:
         devices: Mapping[str, DeviceAddress],
         options: SplitOptions,
         home: HomeSegments | None = None,
+        ratio: RunRatio | None = None,
     ) -> None:
         self.choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
         self._home, self._options = HomeSegments(split) if home is None else home, options
         self.network = SplitNetwork(split, devices, self.choice, options, self._home)
         self._last = len(split.subnet.segments) - 1
         self._batch = split.subnet.shapes[split.subnet.input][0]
-        self._ratio = RunRatio()
+        self._ratio = RunRatio() if ratio is None else ratio
         self._expected: ExpectedPlacement | None = None
 
     def expected(self, slow_down: float, deviation: float) -> ExpectedPlacement | None:
@@ -113,12 +116,14 @@ class PlacedSubNets:
         """
         given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
         _check(bundle, given, devices)
+        ratios = defaultdict[frozenset[str], RunRatio](RunRatio)
         with ExitStack() as stack:
             found = {}
             for digest, placement in given.items():
                 own = {name: one for name, one in devices.items() if name in placement.devices}
                 if own:
-                    found[digest] = _opened(bundle, placement, own, options or SplitOptions())
+                    ratio = ratios[frozenset(own)]
+                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), ratio)
                     stack.callback(found[digest].close)
             stack.pop_all()
         return cls(found)
@@ -142,11 +147,15 @@ def _check(bundle: OpenBundle, given: Mapping[str, BundledPlacement], devices: M
 
 
 def _opened(
-    bundle: OpenBundle, placement: BundledPlacement, devices: Mapping[str, DeviceAddress], options: SplitOptions
+    bundle: OpenBundle,
+    placement: BundledPlacement,
+    devices: Mapping[str, DeviceAddress],
+    options: SplitOptions,
+    ratio: RunRatio,
 ) -> PlacedSubNet:
     files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
     bundle.verified(*files)
     home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
     split = SplitSubNet.open(bundle.folder, placement.segments, home)
     plans = PlacementPlans.read(bundle.folder / placement.plans, split)
-    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}))
+    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), ratio=ratio)

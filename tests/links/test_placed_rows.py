@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -250,6 +251,25 @@ def test_samples_of_one_request_share_what_is_left_of_its_budget() -> None:
     assert given == pytest.approx([40.0, 30.0, 0.0])
     NetworkRuntime(1, infer, None, samples=2).run(np.zeros((1, 4), np.float32))
     assert given[3] is None
+
+
+def test_what_a_run_shows_of_a_device_counts_for_all_subnets_over_it(tmp_path: Path) -> None:
+    """Else each SubNet would have to find out by itself that the device, or the way to it, is slower than planned."""
+    bundle = write_placed_bundle(tmp_path / "bundle", both=True)
+    with serving() as device, relayed(device.url) as relay:
+        devices = {SERVER: DeviceAddress(url=address_of(relay), token=TOKEN)}
+        with closing(PlacedSubNets.open(OpenBundle.open(bundle.folder), devices)) as placed:
+            large, small = placed.subnets[bundle.large], placed.subnets[bundle.small]
+            assert large.network.wait_for(SERVER)
+            assert small.network.wait_for(SERVER)
+            before, _ = small.expected(1.0, 0.0), large.expected(1.0, 0.0)
+            assert before is not None
+            assert before.mean_ms == before.planned_ms
+            relay.delay_ms = 1000.0
+            large.runs(BUDGET_MS).run(bundle.x)
+            after = small.expected(1.0, 0.0)
+            assert after is not None
+            assert after.mean_ms > 1.5 * after.planned_ms
 
 
 def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> None:

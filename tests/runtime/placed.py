@@ -82,18 +82,28 @@ def placements(errors: Mapping[str, float], coding: ActivationCoding | None = No
     return BundlePlacements((TimesByMacs("phone", 1e4), TimesByMacs(SERVER, 1e9)), settings, errors)
 
 
-def write_placed_bundle(folder: Path, coding: ActivationCoding | None = None) -> PlacedBundle:
-    """The largest SubNet, at home and over the server, and the smallest one at home. coding: of values that cross."""
+def write_placed_bundle(folder: Path, coding: ActivationCoding | None = None, *, both: bool = False) -> PlacedBundle:
+    """The largest SubNet, at home and over the server, and the smallest one at home. coding: of values that cross.
+
+    both: the smallest one is over the server, too.
+    """
     net = made_net()
     plain = write_plain_bundle(net, [net.max_config, net.min_config], folder)
     large, small = plain.subnets
-    made = placements({large.digest: 0.1}, coding)
+    made = placements({large.digest: 0.1, **({small.digest: 0.1} if both else {})}, coding)
     placement = made.write(net, net.max_config, None, folder, sample_images())
     assert placement is not None
+    of_small = made.write(net, net.min_config, None, folder, sample_images())
     latency = SubNetLatency(p50_ms=20.0, p90_ms=20.0, spread=0.0, n=10, noisy=False)
     rows = (
         large.model_copy(update={"latency": latency, "energy_mj": LARGE_MJ, "placement": placement}),
-        small.model_copy(update={"latency": latency.model_copy(update={"p50_ms": 10.0}), "energy_mj": SMALL_MJ}),
+        small.model_copy(
+            update={
+                "latency": latency.model_copy(update={"p50_ms": 10.0}),
+                "energy_mj": SMALL_MJ,
+                "placement": of_small,
+            }
+        ),
     )
     files = sorted(file for file in folder.iterdir() if file.name != BUNDLE_FILE)
     facts = {file.name: FileFacts(sha256=sha256_of(file), bytes=file.stat().st_size) for file in files}
