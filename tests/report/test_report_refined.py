@@ -59,9 +59,10 @@ def data(sources: report.Sources, folders: report.DeviceSources, tmp_path_factor
 
 
 def test_refinement_is_told_with_its_candidates_and_the_predictors_errors(
-    data: Report, folders: report.DeviceSources
+    data: Report, folders: report.DeviceSources, sources: report.Sources
 ) -> None:
     (device,) = data["devices"]
+    asked = {row["budget_ms"] for row in read_json(sources.devices[0].search / "front.json")["winners"]}
     front = read_json(folders.search / "front.json")
     found = device["refinement"]
     assert found["measured"] == len(found["candidates"]) >= len({row["digest"] for row in front["winners"]})
@@ -72,6 +73,9 @@ def test_refinement_is_told_with_its_candidates_and_the_predictors_errors(
         assert row["digest"] in measured
     words = Page(render(data)).words
     assert f"{found['measured']} SubNets were measured to choose the winners" in words
+    assert found["moved"] == sum(row["budget_ms"] not in asked for row in device["winners"])
+    assert (f"and {found['moved']} budgets were moved to where" in words) == bool(found["moved"])
+    assert not found["missed_ms"]
     assert f"latency, median error {percent(found['latency']['median_relative_error'])}" in words
     assert f"accuracy, mean error {found['accuracy']['mean_error_points']:.2f} points" in words
     learned = found["learned"]
