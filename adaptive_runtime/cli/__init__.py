@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adaptive_runtime.cli import checking, client_source, searching, serving, splitting
+from adaptive_runtime.cli import checking, client_source, fleet, searching, serving, splitting
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import AgentError
 
@@ -13,6 +13,7 @@ PROGRAM = "autotailor-runtime"
 COMMANDS = {
     "check": checking,
     "client-source": client_source,
+    "fleet": fleet,
     "search": searching,
     "serve": serving,
     "split": splitting,

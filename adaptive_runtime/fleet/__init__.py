@@ -3,6 +3,8 @@
 [Roll-outs](docs/rollouts.md) shows how it is used.
 """
 
+from adaptive_runtime.fleet.counting import RequestCounter
+from adaptive_runtime.fleet.member import FleetMember
 from adaptive_runtime.fleet.messages import AssignedBundle, EnrolAsked, Enrolled, RequestSums, Telemetry
 
-__all__ = ["AssignedBundle", "EnrolAsked", "Enrolled", "RequestSums", "Telemetry"]
+__all__ = ["AssignedBundle", "EnrolAsked", "Enrolled", "FleetMember", "RequestCounter", "RequestSums", "Telemetry"]

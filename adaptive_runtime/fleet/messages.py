@@ -1,9 +1,10 @@
 """What devices and their registry tell each other. Nothing in it is of a single request."""
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest, Message, Name
 
 MOST_LOG_LATENCY = 25.0
@@ -29,12 +30,18 @@ class Enrolled(Message):
     token: DeviceToken
 
 
-class RequestSums(Message):
+class RequestSums(FileMessage):
     """Sums over requests since the last ones that were told.
 
     log_latency: of ln(latency in ms). in_time: answered by their deadline. confidence: of the mean confidence of each.
     labelled: requests whose right answer, or that of the largest SubNet, is known; agreed: of these, answered alike.
     """
+
+    WHERE: ClassVar[str] = "sums"
+    NEXT_STEP: ClassVar[str] = (
+        "write requests, log_latency, in_time and confidence; labelled and agreed where they are known"
+    )
+    CONTENT: ClassVar[str] = "sums over requests"
 
     requests: Count = 0.0
     log_latency: float = 0.0

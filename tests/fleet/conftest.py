@@ -1,5 +1,18 @@
-"""Bundles of the tests of the run time."""
+"""Bundles of the tests of the run time, and a registry that runs."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.served_registry import ServedRegistry, served_registry
 from tests.runtime.conftest import copy, plain_bundle
 
 __all__ = ["copy", "plain_bundle"]
+
+
+@pytest.fixture(scope="package")
+def service(tmp_path_factory: pytest.TempPathFactory, plain_bundle: Path) -> Iterator[ServedRegistry]:
+    """Shared: no test may depend on what devices of another one have told."""
+    with served_registry(tmp_path_factory.mktemp("registry"), plain_bundle) as found:
+        yield found

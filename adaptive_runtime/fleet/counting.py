@@ -1,0 +1,36 @@
+"""Sums over the requests of a device, since they were last told."""
+
+import math
+import threading
+
+from adaptive_runtime.fleet.messages import MOST_LOG_LATENCY, RequestSums
+
+LEAST_LATENCY_MS = math.exp(-MOST_LOG_LATENCY)
+
+
+class RequestCounter:
+    """Counts requests; any thread may. Nothing of a single request is kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums = RequestSums()
+
+    def answered(self, latency_ms: float, confidence: float, *, in_time: bool, agreed: bool | None = None) -> None:
+        """One request more. confidence: 0 to 1. agreed: with the right answer, or that of the largest SubNet; None: unknown."""
+        log_latency = math.log(max(latency_ms, LEAST_LATENCY_MS))
+        with self._lock:
+            before = self._sums
+            self._sums = RequestSums(
+                requests=before.requests + 1,
+                log_latency=before.log_latency + log_latency,
+                in_time=before.in_time + in_time,
+                confidence=before.confidence + min(max(confidence, 0.0), 1.0),
+                labelled=before.labelled + (agreed is not None),
+                agreed=before.agreed + bool(agreed),
+            )
+
+    def take(self) -> RequestSums:
+        """The sums so far; it begins anew."""
+        with self._lock:
+            taken, self._sums = self._sums, RequestSums()
+        return taken
