@@ -266,7 +266,7 @@ def test_what_a_run_shows_of_a_device_counts_for_all_subnets_over_it(tmp_path: P
             assert before is not None
             assert before.mean_ms == before.planned_ms
             relay.delay_ms = 1000.0
-            large.runs(BUDGET_MS).run(bundle.x)
+            large.runs(BUDGET_MS, 1).run(bundle.x)
             after = small.expected(1.0, 0.0)
             assert after is not None
             assert after.mean_ms > 1.5 * after.planned_ms
