@@ -7,7 +7,10 @@ from adaptive_runtime.least_squares import RecursiveLeastSquares
 MEMORY = 300.0
 """Changes of the load."""
 RIDGE = 0.05
-FEWEST = 20
+FIRST = 2
+"""Lessons from which level and slope begin: their errors are the response itself, not the noise around it."""
+FEWEST = 4
+"""Lessons after which the slope may be used: so a load that comes and goes is known when it comes for the third time."""
 INFLATION = 4.0
 """Errors in a row are alike, so there is less to learn from them than from as many independent ones."""
 SIGNIFICANT = 2.0
@@ -49,8 +52,9 @@ class LoadResponse:
     def _learn(self, value: float, load: float) -> None:
         (error,) = self._model.learn(np.array([[1.0, load]]), np.array([value]))
         self._count += 1
-        keeps = min(ERROR_KEEPS, 1 - 1 / self._count)
-        self._error = keeps * self._error + (1 - keeps) * float(error) ** 2
+        if self._count > FIRST:
+            keeps = min(ERROR_KEEPS, 1 - 1 / (self._count - FIRST))
+            self._error = keeps * self._error + (1 - keeps) * float(error) ** 2
         slope = float(self._model.coefficients_TP[0, 1])
         variance = INFLATION * self._error * float(self._model.inverse_TPP[0, 1, 1])
         used = self._count >= FEWEST and slope > SIGNIFICANT * np.sqrt(variance)

@@ -140,6 +140,18 @@ def test_a_foreseen_rise_of_the_load_raises_factors_before_requests_show_it() ->
     assert run.log_mean(0, load=0.1) == run.log_mean(0)
 
 
+@given(seed=SEEDS, factor=st.sampled_from([1.5, 3.0, 6.0]))
+@settings(max_examples=20, deadline=None)
+def test_a_load_that_comes_and_goes_is_foreseen_when_it_comes_for_the_third_time(seed: int, factor: float) -> None:
+    run = Served([10.0, 30.0], seed)
+    run.serve(0, 1.0, 6, load=0.1)
+    for _ in range(2):
+        assert run.log_mean(1, load=0.9) == run.log_mean(1)
+        run.serve(0, factor, 6, load=0.9)
+        run.serve(0, 1.0, 6, load=0.1)
+    assert run.log_mean(1, load=0.9) == pytest.approx(np.log(factor), abs=0.35)
+
+
 @given(seed=SEEDS)
 @settings(max_examples=10, deadline=None)
 def test_a_load_that_has_no_effect_changes_factors_little(seed: int) -> None:
