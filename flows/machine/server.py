@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import httpx
 
@@ -29,15 +30,20 @@ START_SECONDS = 300
 STOP_SECONDS = 5
 POLL_SECONDS = 0.1
 DATABASE = "Prefect's database"
+_STARTED: dict[str, subprocess.Popen[bytes]] = {}
+"""The servers that this process has started, by address."""
 
 
 def start_server() -> Callable[[], None]:
     """Start a temporary server, unless the environment names one or a Prefect home with settings of its own.
 
     Call it before the first import of Prefect, which then finds it in the environment and, at exit, sends its last
-    logs before the server is stopped. Returns what waits until it is ready; that raises UserError when it fails.
+    logs before the server is stopped. Returns what waits until it is ready; that raises UserError when it fails. A second
+    call in this process starts none, and waits for the same.
     """
     if url := os.environ.get("PREFECT_API_URL"):
+        if url in _STARTED:
+            return partial(wait_until_ready, _STARTED[url], url)
         refuse_dead("PREFECT_API_URL", url, "start that server, or unset it: then one is started for the command")
     if "PREFECT_API_URL" in os.environ or os.environ.get("PREFECT_HOME") != str(prefect_home()):
         return lambda: None
@@ -54,7 +60,8 @@ def start_server() -> Callable[[], None]:
     assert process.stdout is not None
     url = f"http://127.0.0.1:{int(process.stdout.readline() or 0)}/api"
     os.environ |= {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": password}
-    return lambda: wait_until_ready(process, url)
+    _STARTED[url] = process
+    return partial(wait_until_ready, process, url)
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:

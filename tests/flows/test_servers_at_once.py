@@ -6,21 +6,39 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from flows.machine.locks import in_turn
-from flows.machine.server import DATABASE, wait_until_ready
+from flows.machine.server import DATABASE, start_server, wait_until_ready
 
 pytestmark = pytest.mark.slow
 HELD_S = 8.0
 
 
-def test_a_server_waits_while_another_makes_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "autotailor" / "prefect"
-    home.mkdir(parents=True)
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prefect's home for a server that the test starts; an empty folder."""
+    folder = tmp_path / "autotailor" / "prefect"
+    folder.mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PREFECT_HOME", str(home))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(folder))
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.setenv(name, "")  # so that it is as it was when the test has ended
+        monkeypatch.delenv(name)
+    return folder
+
+
+def test_a_second_command_of_a_process_waits_for_the_server_of_the_first(home: Path) -> None:
+    """The first one may have ended before its server was ready."""
+    start_server()
+    url = os.environ["PREFECT_API_URL"]
+    start_server()()
+    assert os.environ["PREFECT_API_URL"] == url
+    assert httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success
+
+
+def test_a_server_waits_while_another_makes_the_database(home: Path) -> None:
     command = [sys.executable, "-P", "-m", "flows.machine.server"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)) as server:
         assert server.stdout is not None
