@@ -215,8 +215,15 @@ def _show(rows: Sequence[Row], markdown: bool) -> None:
     show(heads, lines, markdown=markdown)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def command(
+    description: str | None,
+    measured: Callable[[argparse.Namespace], list[Row]],
+    shown: Callable[[Sequence[Row], bool], None],
+    parser: argparse.ArgumentParser | None = None,
+) -> None:
+    """The command line of a measurement with rows. parser: with further options."""
+    parser = argparse.ArgumentParser() if parser is None else parser
+    parser.description, parser.formatter_class = description, argparse.RawDescriptionHelpFormatter
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument("--work", type=Path, metavar="DIR", required=True)
     parser.add_argument("--rounds", type=int, default=15)
@@ -224,11 +231,11 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table of the README")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(options)
-    _show(rows, options.markdown)
+    rows = measured(options)
+    shown(rows, options.markdown)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, _show)

@@ -13,15 +13,12 @@ memory of a process and offloads, too.
 """
 
 import argparse
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 import tailor_ir
 from benchmarks.bars import Terminal
-from benchmarks.engine_levels import COMMON, Variant, input_of, latencies_ms, memory_mib, running, written
+from benchmarks.engine_levels import COMMON, Variant, command, input_of, latencies_ms, memory_mib, running, written
 from benchmarks.tables import show
 from benchmarks.trained import Trained, train, worked
 from tailor_ir import Config
@@ -81,7 +78,7 @@ def _test_images(trained: Trained) -> EvaluationData:
     return EvaluationData(splits["test"], splits["train"], recalibration_images=trained.predict.recalibration_images)
 
 
-def _show(rows: list[Row], markdown: bool) -> None:
+def _show(rows: Sequence[Row], markdown: bool) -> None:
     heads = (
         "budget",
         "limit, MiB",
@@ -106,21 +103,7 @@ def _show(rows: list[Row], markdown: bool) -> None:
     show(heads, lines, markdown=markdown)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    parser.add_argument("--work", type=Path, metavar="DIR", required=True)
-    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the largest SubNet's memory")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the README")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = measure(options)
-    _show(rows, options.markdown)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    further = argparse.ArgumentParser()
+    further.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the largest SubNet's memory")
+    command(__doc__, measure, _show, further)
