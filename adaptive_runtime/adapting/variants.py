@@ -146,7 +146,7 @@ def _over_devices(subnet: BundledSubNet, form: BundleFormat) -> _Row:
         energy_mj = energy_mj * placement.home_share + placement.sent_mj
     return at_home._replace(
         variant=Variant(subnet.digest, placed=True),
-        accuracy=at_home.accuracy if placement.accuracy is None else placement.accuracy,
+        accuracy=at_home.accuracy if placement.accuracy is None else min(at_home.accuracy, placement.accuracy),
         latency_ms=placement.latency_ms,
         latency_error=placement.latency_error,
         energy_mj=energy_mj,

@@ -16,15 +16,18 @@ class RequestCounter:
         self._sums = RequestSums()
 
     def answered(self, latency_ms: float, confidence: float, *, in_time: bool, agreed: bool | None = None) -> None:
-        """One request more. confidence: 0 to 1. agreed: with the right answer, or that of the largest SubNet; None: unknown."""
-        log_latency = math.log(max(latency_ms, LEAST_LATENCY_MS))
+        """One request more. confidence: 0 to 1; NaN is none.
+
+        agreed: with the right answer, or that of the largest SubNet; None: unknown.
+        """
+        log_latency = min(math.log(max(LEAST_LATENCY_MS, latency_ms)), MOST_LOG_LATENCY)
         with self._lock:
             before = self._sums
             self._sums = RequestSums(
                 requests=before.requests + 1,
                 log_latency=before.log_latency + log_latency,
                 in_time=before.in_time + in_time,
-                confidence=before.confidence + min(max(confidence, 0.0), 1.0),
+                confidence=before.confidence + min(max(0.0, confidence), 1.0),
                 labelled=before.labelled + (agreed is not None),
                 agreed=before.agreed + bool(agreed),
             )

@@ -25,7 +25,9 @@ VERSION = 1
 
 
 class MemberState(FileMessage):
-    """What a device knows of its fleet. untold: telemetry that may not have arrived; it is told again first."""
+    """What a device knows of its fleet. untold: telemetry that may not have arrived; it is told again first. waiting: sums of
+    times at which even that could not be told.
+    """
 
     WHERE: ClassVar[str] = MEMBER_FILE
     NEXT_STEP: ClassVar[str] = "enrol: autotailor-runtime fleet enrol"
@@ -40,6 +42,7 @@ class MemberState(FileMessage):
     sequence: int = 0
     active: Digest | None = None
     untold: Telemetry | None = None
+    waiting: RequestSums = RequestSums()
 
 
 class FleetMember:
@@ -82,10 +85,13 @@ class FleetMember:
         AdaptiveError: the registry is not reached, or the bundle is damaged or not signed: the device stays with what it has.
         Sums that may not have arrived are told again next time, and count once.
         """
+        waiting = self.state.waiting.plus(sums)
+        self._keep(self.state.model_copy(update={"waiting": waiting}))
         if self.state.untold is not None:
             self._tell(self.state.untold)
-        told = Telemetry(sequence=self.state.sequence + 1, bundle=self.state.active, sums=sums)
-        self._keep(self.state.model_copy(update={"sequence": told.sequence, "untold": told}))
+        told = Telemetry(sequence=self.state.sequence + 1, bundle=self.state.active, sums=waiting)
+        kept = {"sequence": told.sequence, "untold": told, "waiting": RequestSums()}
+        self._keep(self.state.model_copy(update=kept))
         assigned = self._tell(told)
         if assigned.bundle != self.state.active:
             self._go_over(assigned, key_file)
@@ -115,8 +121,7 @@ class FleetMember:
     def _fetch(self, digest: str, signature: str | None, key_file: Path | None) -> None:
         """The bundle's folder, whole and checked, or not at all."""
         target = self.folder / "bundles" / digest
-        if target.exists():
-            OpenBundle.open(target, key_file).verify_all()
+        if target.exists() and _is_whole(target, key_file):
             return
         partial = target.with_name(f"{digest}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -133,6 +138,7 @@ class FleetMember:
             opened.verify_all()
             if opened.digest != digest:
                 raise AdaptiveError(f"bundle {digest}", f"it names a file '{BUNDLE_FILE}' of its own")
+            shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -146,6 +152,15 @@ class FleetMember:
         replace_file(self.folder / MEMBER_FILE, state.to_json())
         os.chmod(self.folder / MEMBER_FILE, 0o600)
         self.state = state
+
+
+def _is_whole(folder: Path, key_file: Path | None) -> bool:
+    """Whether a bundle that was fetched before can serve; else it is fetched again."""
+    try:
+        OpenBundle.open(folder, key_file).verify_all()
+    except AdaptiveError:
+        return False
+    return True
 
 
 def _check_signature(folder: Path, key_file: Path) -> None:

@@ -50,6 +50,10 @@ class RequestSums(FileMessage):
     labelled: Count = 0.0
     agreed: Count = 0.0
 
+    def plus(self, other: "RequestSums") -> "RequestSums":
+        """The sums over the requests of both."""
+        return RequestSums(**{name: getattr(self, name) + getattr(other, name) for name in RequestSums.model_fields})
+
     @model_validator(mode="after")
     def _can_be(self) -> Self:
         if max(self.in_time, self.confidence, self.labelled) > self.requests * (1 + 1e-9):

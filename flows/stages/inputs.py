@@ -1,15 +1,14 @@
 """The user's data and models as parts of a stage's key: contents, or listings of files that take long to hash."""
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
 from flows.config import RunConfig
 from flows.versions import user_code_version
-from tasks.artifacts import digest_of, key_settings
+from tasks.artifacts import key_settings
 from tasks.data.settings import DataSettings
-from tasks.data.source import unreadable
+from tasks.data.source import listing_of
 from tasks.models import ModelSettings
 from tasks.models.own_code import source_of
 
@@ -17,22 +16,9 @@ from tasks.models.own_code import source_of
 def data_key(settings: DataSettings) -> dict[str, Any]:
     """The data settings that decide the images; files count by relative name, size and time of change."""
     key = key_settings(settings)
-    return {**key, "files": _listing(settings.path)} if settings.path else key
-
-
-def _listing(root: Path) -> str:
-    """Of all files of a folder. UserError: one cannot be looked at, as a link to nothing."""
-    rows = []
-    for folder, folders, names in os.walk(root, followlinks=True):
-        folders.sort()
-        for name in sorted(names):
-            file = Path(folder) / name
-            try:
-                status = file.stat()
-            except OSError as error:
-                raise unreadable(file, error) from error
-            rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
-    return digest_of(rows)
+    if settings.inputs is not None:
+        key["inputs"] = [list(one) for one in settings.inputs.items()]  # their order counts; digests sort mappings
+    return {**key, "files": listing_of(settings.path)} if settings.path else key
 
 
 def backbone_key(config: RunConfig) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from flows.workers.process import WorkerAnswer, WorkerTask, evaluate, versions
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import digest_of
 from tasks.data import DataSettings
+from tasks.data.source import listing_of
 from tasks.errors import UserError, shortened
 from tasks.evaluation.batches import EvaluationBatch
 from tasks.evaluation.subnets import UPDATE_SECONDS, Accuracy, EvaluationData, FinishedSubNets, pieces_of
@@ -92,6 +93,7 @@ class DaskWorkers:
                 if ready is None:
                     workers.look()
                 elif (answer := workers.answer(ready)) is None:
+                    workers.look()
                     done.put(ready)
                 else:
                     found = answer
@@ -113,7 +115,8 @@ class DaskWorkers:
         if self._settings.processes:  # they share this machine's memory
             recipe = recipe.model_copy(update={"features_mib": recipe.features_mib / self._settings.processes})
         if recipe.data.path is not None:
-            recipe = recipe.model_copy(update={"data": _absolute(recipe.data)})
+            files = listing_of(recipe.data.path)
+            recipe = recipe.model_copy(update={"data": _absolute(recipe.data), "files": files})
         if net.folder not in self._digests:
             self._digests[net.folder] = digest_of(net.folder)
         for piece in pieces_of(net, configs, data, workers):
@@ -200,7 +203,9 @@ class _Workers:
         """Accuracies of a batch by digest; None: its worker died before it could be asked for them, and it is done again."""
         try:
             answer = WorkerAnswer.model_validate_json(future.result(timeout=UPDATE_SECONDS))
-        except TimeoutError:
+        except TimeoutError as error:
+            if future.status == "error":
+                raise UserError(self._where, "files did not answer a worker in time") from error
             return None
         except FutureCancelledError as error:
             raise _Lost("the scheduler is gone") from error
@@ -212,6 +217,7 @@ class _Workers:
             raise UserError(self._where, f"a worker cannot load the batch ({error})", next_step=hint) from error
         if answer.error:
             raise UserError(self._where, answer.error)
+        self._seen_s = time.monotonic()
         return {digest: Accuracy(*fields) for digest, fields in answer.accuracies.items()}
 
 

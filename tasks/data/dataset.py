@@ -113,10 +113,11 @@ class Dataset:
         """Images on the scale of the settings, numbers on that of the source; texts as they are."""
         if isinstance(x, torch.Tensor):
             return x if self.form.words is not None else (x - self._mean) / self._deviation
-        return tuple((one - mean) / deviation for one, (mean, deviation) in zip(x, self._scales, strict=True))
+        return tuple(((one - mean) / deviation).float() for one, (mean, deviation) in zip(x, self._scales, strict=True))
 
 
 def _scale_of(numbers: NumbersPreparation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of numbers by their first axis."""
+    """Mean and deviation of numbers by their first axis, in float64: large numbers may differ little."""
     shape = (-1, *(1,) * (len(numbers.shape) - 1))
-    return torch.tensor(numbers.mean).reshape(shape), torch.tensor(numbers.deviation).reshape(shape)
+    mean, deviation = (torch.tensor(one, dtype=torch.float64) for one in (numbers.mean, numbers.deviation))
+    return mean.reshape(shape), deviation.reshape(shape)

@@ -1,5 +1,6 @@
 """The protocol of all kinds of data: labels at once, images on demand."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -9,6 +10,7 @@ import numpy as np
 from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import Vocabulary
+from tasks.artifacts import digest_of
 from tasks.data.batches import Inputs
 from tasks.data.settings import DataSettings
 from tasks.data.stratified import TooFewError, stratified
@@ -131,3 +133,21 @@ def complete_splits(splits: dict[str, np.ndarray], source: Source, settings: Dat
             left = share * total / len(splits["train"])
             splits["train"], splits[name] = split_by_shares(splits["train"], source, left, settings, name)
     return splits
+
+
+def listing_of(root: Path) -> str:
+    """A digest of all files of a folder, by relative name, size and time of change.
+
+    UserError: one cannot be looked at, as a link to nothing.
+    """
+    rows = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(folder) / name
+            try:
+                status = file.stat()
+            except OSError as error:
+                raise unreadable(file, error) from error
+            rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
+    return digest_of(rows)

@@ -65,7 +65,8 @@ def _supernet(folder: Path, digest: str, device: str) -> SuperNet:
 
 def _images(recipe: EvaluationRecipe) -> EvaluationData:
     """The images; their splits share what is kept of BatchNorm statistics."""
-    splits = _splits(recipe.data)
+    given = recipe.data.model_dump_json(), recipe.files
+    splits = _splits(*given)
     found = tuple(splits[name].fingerprint for name in (recipe.split, "train"))
     if found != recipe.fingerprint:
         raise UserError(
@@ -74,7 +75,7 @@ def _images(recipe: EvaluationRecipe) -> EvaluationData:
             next_step="workers need the same files under the same path",
         )
     shared = _evaluation(
-        recipe.data,
+        *given,
         recipe.limit,
         recipe.recalibration_images,
         recipe.batch_size,
@@ -85,20 +86,22 @@ def _images(recipe: EvaluationRecipe) -> EvaluationData:
 
 
 @lru_cache(KEPT)
-def _splits(settings: DataSettings) -> dict[Split, Dataset]:
-    return load_splits(settings)
+def _splits(settings: str, files: str) -> dict[Split, Dataset]:
+    """files: a digest of their listing; other ones are loaded anew."""
+    return load_splits(DataSettings.model_validate_json(settings))
 
 
 @lru_cache(KEPT)
 def _evaluation(
-    settings: DataSettings,
+    settings: str,
+    files: str,
     limit: int | None,
     recalibration_images: int,
     batch_size: int,
     features_mib: float,
     device: str,
 ) -> EvaluationData:
-    splits = _splits(settings)
+    splits = _splits(settings, files)
     return EvaluationData(
         splits["validation"],
         splits["train"],

@@ -8,7 +8,8 @@ class EvaluationRecipe(Record):
     """What `tasks.evaluation.subnets.EvaluationData` is made of, without a tensor.
 
     fingerprint: of the split and of the training split, by which a process notices that it has loaded other images. limit:
-    images to evaluate on, at most; None: the whole split. device: kind of torch's device. The rest is as there.
+    images to evaluate on, at most; None: the whole split. device: kind of torch's device. files: a digest
+    of the listing of the data's folder; where it differs, data are loaded anew. The rest is as there.
     """
 
     data: DataSettings
@@ -19,3 +20,4 @@ class EvaluationRecipe(Record):
     batch_size: int
     features_mib: float
     device: str
+    files: str = ""

@@ -34,12 +34,15 @@ def settled(
 def moved(known: Collection[Known], budgets_ms: Sequence[float], margin: float) -> list[float]:
     """The budgets [ms] of one device, ascending, each with a winner of its own where the front has as many SubNets.
 
-    Further budgets stay where they were; those that no SubNet keeps are left out. All stay where nothing is known.
+    Further budgets stay where they were; those that no SubNet keeps are left out. All stay where nothing is known, or
+    where no SubNet keeps any.
     """
     front = _front(known)
     if not front:
         return list(budgets_ms)
     kept = [budget_ms for budget_ms in sorted(budgets_ms) if _sure_ms(front[0]) <= (1 - margin) * budget_ms]
+    if not kept and _sure_ms(front[0]) > max(budgets_ms):
+        return sorted(budgets_ms)  # the fastest SubNet wins, and misses them
     held = {best(known, (budget_ms,), margin).accuracy.share: budget_ms for budget_ms in reversed(kept)}
     while len(held) < len(budgets_ms):
         gains = _gains(front, held.keys(), max(budgets_ms))

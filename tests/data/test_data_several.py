@@ -132,6 +132,33 @@ def test_splits_of_their_own_and_whole_numbers_as_classes(tmp_path: Path) -> Non
     assert splits["test"].class_names == ("2", "10")
 
 
+def test_labels_are_names_as_they_are_written_and_large_numbers_keep_their_differences(tmp_path: Path) -> None:
+    for name, labels in (("one", ("01", "02")), ("other", ("01", "x"))):
+        lines = written(tmp_path / name)
+        own = [
+            ",".join([one.split(",")[0], str(1_700_000_000 + row), "1", labels[row % 2]])
+            for row, one in enumerate(lines)
+        ]
+        (tmp_path / name / "samples.csv").write_text("\n".join([HEAD, *own]))
+        (tmp_path / name / "pictures").rename(tmp_path / f"{name}_pictures")
+        text = (tmp_path / name / "samples.csv").read_text().replace("pictures/", f"{name}_pictures/")
+        (tmp_path / f"{name}.csv").write_text(text)
+    train = load(table(tmp_path), "train")
+    assert train.class_names == ("01", "02", "x")
+    (_, weather), _ = next(iter(train.batches(len(train), augment=False)))
+    assert len(set(weather[:, 0].tolist())) > 20
+    assert weather.dtype == torch.float32
+
+
+def test_a_column_that_is_there_twice_is_one_line(tmp_path: Path) -> None:
+    written(tmp_path)
+    file = tmp_path / "samples.csv"
+    head, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([f"{head},label", *(f"{line},x" for line in lines)]))
+    with pytest.raises(UserError, match="2 columns 'label'; allowed: photo, celsius, wind, label, label"):
+        load(table(tmp_path), "train")
+
+
 def changed(row: int, column: int, value: str) -> Callable[[Path], None]:
     def change(file: Path) -> None:
         lines = file.read_text().splitlines()
@@ -152,6 +179,14 @@ def changed(row: int, column: int, value: str) -> Callable[[Path], None]:
         (changed(7, 1, "inf"), r"samples.csv': row 7: 'inf' in column 'celsius'; allowed: finite numbers"),
         (changed(2, 3, ""), r"samples.csv': row 2: nothing in column 'label'"),
         (changed(0, 1, "heat"), r"samples.csv': no column 'celsius'; allowed: photo, heat, wind, label"),
+        (changed(0, 1, "wind"), r"samples.csv': no column 'celsius'; allowed: photo, wind, wind, label"),
+        (changed(0, 1, "label"), r"samples.csv': no column 'celsius'"),
+        (changed(3, 0, "../outside.png"), r"row 3: column 'photo' names '../outside.png'; allowed: files below"),
+        (changed(3, 0, "a" * 300), r"row 3: column 'photo' names 'a+', which is no file in"),
+        (
+            lambda file: file.write_bytes(file.read_bytes().replace(b",ac", b",K\xe4fer")),
+            r"samples.csv': cannot be read",
+        ),
         (lambda file: file.write_text(HEAD + "\n"), r"samples.csv': has no rows"),
         (lambda file: file.write_text("a,b\n1\n"), r"samples.csv': cannot be read"),
         (lambda file: file.unlink(), r"no tables of samples; allowed: \*{.csv,.parquet}"),

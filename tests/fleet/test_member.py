@@ -118,6 +118,43 @@ def test_sums_that_did_not_arrive_are_told_again_and_count_once(
     assert told(service, member) == 2
 
 
+def test_sums_of_several_times_without_a_registry_all_count(
+    service: ServedRegistry, member: FleetMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, sums = member._registry, RequestSums(requests=3, in_time=2, confidence=1.5)
+
+    class Away:
+        def tell(self, telemetry: object) -> None:
+            raise AdaptiveError("registry", "is not reached")
+
+    monkeypatch.setattr(member, "_registry", Away())
+    for _ in range(3):
+        with pytest.raises(AdaptiveError, match="is not reached"):
+            member.pull(sums)
+    monkeypatch.setattr(member, "_registry", registry)
+    member.pull(sums)
+    assert told(service, member) == 12
+
+
+def test_a_kept_bundle_that_is_damaged_is_fetched_again(service: ServedRegistry, member: FleetMember) -> None:
+    assign(service, member, service.bundle)
+    member.pull(RequestSums())
+    file = next((member.folder / "bundles" / service.bundle).glob("*.onnx"))
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + b"x")
+    member._keep(member.state.model_copy(update={"active": None}))
+    member.pull(RequestSums())
+    assert file.read_bytes() == content
+
+
+def test_confidences_that_are_no_numbers_count_as_none() -> None:
+    counter = RequestCounter()
+    counter.answered(1.0, float("nan"), in_time=True)
+    counter.answered(float("inf"), 0.5, in_time=False)
+    assert (taken := counter.take()).requests == 2
+    assert taken.confidence == 0.5
+
+
 def test_the_commands_of_a_device_enrol_and_pull(
     service: ServedRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

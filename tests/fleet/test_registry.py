@@ -1,5 +1,6 @@
 """The registry: tokens that count once, telemetry in windows, roll-outs that telemetry advances."""
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptive_runtime.bundles import SIGNATURE_FILE
 from adaptive_runtime.fleet import EnrolAsked, RequestSums, Telemetry
 from tasks.errors import UserError
 from tasks.fleet.registry import (
@@ -24,8 +26,9 @@ from tasks.fleet.registry import (
     remove_device,
     stop,
 )
+from tasks.fleet.registry.bundles import signature_of
 from tasks.fleet.registry.devices import EnrolmentRefused
-from tasks.fleet.rollout import LossLimits, RolloutSettings
+from tasks.fleet.rollout import LossLimits, RolloutSettings, draw_stage
 
 WINDOW_S = 100.0
 SETTINGS = RolloutSettings(
@@ -170,6 +173,31 @@ def test_where_nothing_is_sure_a_person_goes_on(fleet: ToldFleet) -> None:
     with fleet.registry.writing() as connection:
         go_on(connection, rollout, fleet.now_s, WINDOW_S)
     assert len(fleet.assigned()) == 60
+
+
+def test_each_stage_of_a_small_fleet_has_devices_to_compare() -> None:
+    settings, rng = RolloutSettings(), np.random.default_rng(0)
+    for count in (30, 110, 150):
+        taken_F = np.zeros(count, bool)
+        for stage in range(len(settings.stages)):
+            plan = draw_stage(["camera"] * count, taken_F, stage, settings, rng)
+            assert len(plan.added) >= settings.least_devices
+            taken_F[plan.added] = True
+        assert (~taken_F).sum() >= settings.least_devices
+
+
+def test_a_signature_that_comes_later_is_taken(registry: Registry, plain_bundle: Path, tmp_path: Path) -> None:
+    bundle, store = shutil.copytree(plain_bundle, tmp_path / "bundle"), BundleStore(tmp_path / "files")
+    (bundle / SIGNATURE_FILE).unlink(missing_ok=True)
+    with registry.writing() as connection:
+        digest = store.add(connection, bundle, "spring")
+        assert signature_of(connection, digest) is None
+        (bundle / SIGNATURE_FILE).write_text("ab" * 32)
+        store.add(connection, bundle, "spring")
+        assert signature_of(connection, digest) == "ab" * 32
+        (bundle / SIGNATURE_FILE).write_text("no digest")
+        with pytest.raises(UserError, match="is no signature; sign the bundle again"):
+            store.add(connection, bundle, "spring")
 
 
 def test_a_person_halts_and_two_roll_outs_at_once_are_refused(fleet: ToldFleet) -> None:

@@ -10,6 +10,7 @@ from flows.run import Output, Run
 from flows.stages.inputs import data_key
 from flows.stages.spec import Context
 from flows.stages.table import PIPELINE
+from tasks.artifacts import digest_of
 from tasks.data.settings import DataSettings
 from tasks.errors import UserError
 
@@ -111,3 +112,11 @@ def test_a_link_to_nothing_among_data_is_one_line_with_its_file(tmp_path: Path) 
         data_key(settings)
     (tmp_path / "gone.png").write_bytes(b"an image")
     assert data_key(settings) != key
+
+
+def test_the_order_of_inputs_counts(tmp_path: Path) -> None:
+    one, other = (
+        DataSettings.model_validate({"kind": "table", "path": tmp_path, "inputs": dict.fromkeys(names, "image")})
+        for names in (("left", "right"), ("right", "left"))
+    )
+    assert digest_of(data_key(one)) != digest_of(data_key(other))

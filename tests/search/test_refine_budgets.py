@@ -89,6 +89,9 @@ def test_every_budget_is_kept_and_no_winner_is_lost(rows: list[tuple[float, int]
     found = moved(every, budgets_ms, MARGIN)
     assert found == sorted(found)
     assert len(found) <= len(budgets_ms)
+    if min(one.ms[0] for one in every) > max(budgets_ms):
+        assert found == sorted(budgets_ms), "the fastest SubNet wins, though it keeps none"
+        return
     winners = [best(every, (budget_ms,), MARGIN) for budget_ms in found]
     assert all(one.ms[0] <= budget_ms for one, budget_ms in zip(winners, found, strict=True))
     assert all(a.accuracy.share <= b.accuracy.share for a, b in itertools.pairwise(winners))

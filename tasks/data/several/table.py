@@ -4,6 +4,8 @@ A row is a sample: columns name files of images, below the table's folder, or ha
 Legend: B batch, R rows of all tables, V numbers of an input.
 """
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,17 +27,18 @@ from tasks.data.source import check_classes, complete_splits, split_folders
 from tasks.errors import UserError, shortened
 
 LABEL = "label"
+WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 SUFFIXES = (".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A file. images: names of files by input; numbers: (R, V) float32 by input; labels: texts, or whole numbers."""
+    """A file. images: names of files by input; numbers: (R, V) by input; labels: (R,), as texts."""
 
     file: Path
     images: dict[str, NDArray[np.str_]]
-    numbers: dict[str, NDArray[np.float32]]
-    labels: NDArray[np.str_] | NDArray[np.int64]
+    numbers: dict[str, NDArray[np.float64]]
+    labels: NDArray[np.str_]
 
 
 class TableSamples:
@@ -50,7 +53,9 @@ class TableSamples:
         self._places = [(table.file, row) for table in tables for row in range(len(table.labels))]
         self._images = {name: np.concatenate([table.images[name] for table in tables]) for name in tables[0].images}
         self._numbers = {name: np.concatenate([table.numbers[name] for table in tables]) for name in tables[0].numbers}
-        labels_R = np.concatenate([table.labels for table in tables])  # texts where one table has texts
+        names_R = np.concatenate([table.labels for table in tables])
+        are_numbers = all(WHOLE.fullmatch(name) for name in np.unique(names_R))
+        labels_R = names_R.astype(np.int64) if are_numbers else names_R
         classes, self.labels = np.unique(labels_R, return_inverse=True)
         self.class_names = tuple(map(str, classes.tolist()))
         self.scaling = SCALING
@@ -62,7 +67,7 @@ class TableSamples:
             if wanted == "image":
                 found[name] = None
                 continue
-            values_RV = self._numbers[name][train].astype(np.float64)
+            values_RV = self._numbers[name][train]
             deviation_V = values_RV.std(0)
             found[name] = NumbersPreparation(
                 names=wanted,
@@ -121,29 +126,34 @@ def _read(file: Path, settings: DataSettings) -> _Table:
     assert settings.inputs is not None
     where = f"table '{file}'"
     try:
-        table = pyarrow.csv.read_csv(file) if file.suffix == ".csv" else pyarrow.parquet.read_table(file)
+        table = _csv(file, settings) if file.suffix == ".csv" else pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(where, f"cannot be read ({shortened(error, 80)})", next_step="remove or replace it") from error
     if not table.num_rows:
         raise UserError(where, "has no rows", next_step="remove it")
     images: dict[str, NDArray[np.str_]] = {}
-    numbers: dict[str, NDArray[np.float32]] = {}
+    numbers: dict[str, NDArray[np.float64]] = {}
     for name, wanted in settings.inputs.items():
         if wanted == "image":
             images[name] = _texts(where, name, _column(where, name, table))
-            _check_files(where, name, file.parent, images[name])
+            _check_files(where, name, file.parent, images[name], settings.path or file.parent)
         else:
             numbers[name] = np.stack([_numbers(where, one, _column(where, one, table)) for one in wanted], 1)
-    labels = _column(where, LABEL, table)
-    texts = _texts(where, LABEL, labels)
-    return _Table(file, images, numbers, texts.astype(np.int64) if pyarrow.types.is_integer(labels.type) else texts)
+    return _Table(file, images, numbers, _texts(where, LABEL, _column(where, LABEL, table)))
+
+
+def _csv(file: Path, settings: DataSettings) -> pyarrow.Table:
+    """Labels and names of files are texts, whatever they look like: 01 is not 1."""
+    texts = [LABEL, *(name for name, wanted in (settings.inputs or {}).items() if wanted == "image")]
+    options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pyarrow.string()))
+    return pyarrow.csv.read_csv(file, convert_options=options)
 
 
 def _column(where: str, name: str, table: pyarrow.Table) -> pyarrow.ChunkedArray:
-    if name not in table.column_names:
-        raise UserError(
-            where, f"no column '{name}'", allowed=", ".join(table.column_names), next_step="see data.inputs"
-        )
+    count = table.column_names.count(name)
+    if count != 1:
+        got = f"{count} columns '{name}'" if count else f"no column '{name}'"
+        raise UserError(where, got, allowed=", ".join(table.column_names), next_step="see data.inputs")
     return table.column(name)
 
 
@@ -154,8 +164,8 @@ def _texts(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.st
     return found
 
 
-def _numbers(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.float32]:
-    found = np.empty(len(column), np.float32)
+def _numbers(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.float64]:
+    found = np.empty(len(column), np.float64)
     for row, value in enumerate(column.to_pylist()):
         try:
             found[row] = np.nan if value is None or isinstance(value, bool) else value
@@ -167,8 +177,12 @@ def _numbers(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.
     return found
 
 
-def _check_files(where: str, name: str, folder: Path, files: NDArray[np.str_]) -> None:
+def _check_files(where: str, name: str, folder: Path, files: NDArray[np.str_], root: Path) -> None:
+    """root: files elsewhere would change unseen."""
     for row, file in enumerate(files):
-        if not (folder / file).is_file():
+        if not Path(os.path.normpath(folder / file)).is_relative_to(os.path.normpath(root)):
+            got = f"row {row + 1}: column '{name}' names '{file}'"
+            raise UserError(where, got, allowed=f"files below '{root}'", next_step="mend or remove it")
+        if not os.path.isfile(folder / file):  # no error for a name that cannot be
             got = f"row {row + 1}: column '{name}' names '{file}', which is no file in '{folder}'"
             raise UserError(where, got, next_step="mend or remove it")

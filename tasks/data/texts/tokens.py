@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from adaptive_runtime.texts import LONGEST_WORD, PADDING, UNKNOWN, Vocabulary, words_of
+from adaptive_runtime.texts import LONGEST_WORD, MOST_BYTES, PADDING, UNKNOWN, Vocabulary, words_of
 from tasks.data.drawn.numbers import uniforms
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling
@@ -69,4 +69,9 @@ def vocabulary_of(texts: Sequence[str], settings: DataSettings) -> Vocabulary:
             f"no word is in the texts of train {wanted.least_count} times",
             next_step="lower data.vocabulary.least_count, or add texts",
         )
-    return Vocabulary(words=tuple(word for _, word in known[: wanted.most_words]))
+    found = Vocabulary(words=tuple(word for _, word in known[: wanted.most_words]))
+    if (size := len(found.to_json().encode())) > MOST_BYTES:
+        where = f"data '{settings.path or settings.kind}'"
+        got, next_step = f"a vocabulary of {size} bytes", "lower data.vocabulary.most_words"
+        raise UserError(where, got, allowed=f"at most {MOST_BYTES}, which devices read", next_step=next_step)
+    return found

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert, select, update
 
 from adaptive_runtime.bundles import BUNDLE_FILE, SIGNATURE_FILE, OpenBundle
 from tasks.errors import UserError
@@ -36,9 +36,14 @@ class BundleStore:
             self._put(bundle / BUNDLE_FILE, opened.digest)
         except OSError as error:
             raise UserError(f"folder '{self.folder}'", f"cannot be written ({error.strerror})") from error
-        if connection.execute(select(bundles.c.digest).where(bundles.c.digest == opened.digest)).first() is None:
-            signed = bundle / SIGNATURE_FILE
-            stated = signed.read_text(encoding="utf-8").strip() if signed.exists() else None
+        signed, of_bundle = bundle / SIGNATURE_FILE, bundles.c.digest == opened.digest
+        stated = signed.read_text(encoding="utf-8").strip() if signed.exists() else None
+        if stated is not None and not DIGEST.fullmatch(stated):
+            raise UserError(str(signed), "is no signature", next_step="sign the bundle again, or remove the file")
+        if connection.execute(select(bundles.c.digest).where(of_bundle)).first() is not None:
+            if stated is not None:
+                connection.execute(update(bundles).where(of_bundle).values(signature=stated))
+        else:
             row = {"digest": opened.digest, "name": name, "signature": stated, "added_s": time.time()}
             connection.execute(insert(bundles).values(row))
         return opened.digest

@@ -52,7 +52,7 @@ def begin(
         )
     window = int(now_s // window_s)
     rows = _taking_part(connection, kinds, heard_since(connection, window - settings.windows_before))
-    least = 2 * settings.least_devices
+    least = (len(settings.stages) + 1) * settings.least_devices
     if len(rows) < least:
         got = f"{len(rows)} devices have told of requests in the last {settings.windows_before} windows"
         raise UserError("fleet rollout", got, allowed=f"{least} or more", next_step="set rollout.least_devices=N")
@@ -121,6 +121,7 @@ def _record(connection: Connection, row: RowMapping, settings: RolloutSettings, 
     place_N = np.array(places)
     plan = StagePlan(row["stage"], place_N[treated_N], place_N, treated_N, kind_N)
     begun, before = row["stage_window"], settings.windows_before
+    last = min(last, begun + settings.most_windows)
     told = windows_of(
         connection, names, begun - before, before + 1 + last - begun, bundle=row["bundle"], since=begun + 1
     )
@@ -176,12 +177,14 @@ def _go_on(connection: Connection, rollout: int, reason: str, now_s: float, wind
 
 
 def _roll_back(connection: Connection, rollout: int, reason: str, now_s: float) -> None:
-    """All devices of the roll-out go back to what they were assigned before."""
+    """All devices of the roll-out go back to what they were assigned before; what another one has given since then stays."""
+    bundle = connection.execute(select(rollouts.c.bundle).where(rollouts.c.id == rollout)).scalar_one()
     asked = select(rollout_devices.c.device, rollout_devices.c.before).where(
         rollout_devices.c.rollout == rollout, rollout_devices.c.stage.is_not(None)
     )
     for device, before in connection.execute(asked).all():
-        connection.execute(update(devices).where(devices.c.id == device).values(assigned=before))
+        is_of = (devices.c.id == device) & (devices.c.assigned == bundle)
+        connection.execute(update(devices).where(is_of).values(assigned=before))
     _tell(connection, rollout, "halt", reason, now_s, state="halted")
 
 
@@ -200,6 +203,11 @@ def stop(connection: Connection, rollout: int) -> None:
     state = _state(connection, rollout)
     if state == "halted":
         raise UserError("fleet halt", f"roll-out {rollout} is halted already", next_step=LIST)
+    open_ = select(rollouts.c.id).where(rollouts.c.state.in_(OPEN), rollouts.c.id != rollout)
+    if (other := connection.execute(open_).scalars().first()) is not None:
+        raise UserError(
+            "fleet halt", f"roll-out {other} is not over", next_step=f"autotailor fleet halt {other} ends it"
+        )
     _roll_back(connection, rollout, "halted by hand", time.time())
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from adaptive_runtime.fleet import RequestSums, Telemetry
-from tasks.fleet.registry.tables import devices, telemetry
+from tasks.fleet.registry.tables import bundles, devices, telemetry
 from tasks.fleet.rollout import TelemetrySums
 
 FIELDS = tuple(RequestSums.model_fields)
@@ -44,7 +44,9 @@ def record(connection: Connection, device: str, told: Telemetry, now_s: float, w
     )
     if new.rowcount == 0:
         return
-    key: dict[str, str | int] = {"device": device, "window": int(now_s // window_s), "bundle": told.bundle or ""}
+    asked = select(bundles.c.digest).where(bundles.c.digest == told.bundle)
+    known = connection.execute(asked).scalar_one_or_none()  # devices do not make rows by names of their own
+    key: dict[str, str | int] = {"device": device, "window": int(now_s // window_s), "bundle": known or ""}
     sums = told.sums.model_dump()
     added = connection.execute(
         update(telemetry).where(*_is(key)).values({name: telemetry.c[name] + value for name, value in sums.items()})

@@ -65,8 +65,8 @@ def needed(settings: RolloutSettings, plan: StagePlan, before: TelemetrySums) ->
 
 
 def _without_alarm(settings: RolloutSettings, record: StageRecord, outcome: StageOutcome) -> RolloutDecision:
-    running_N = record.bundle_N[record.plan.treated_N] > 0
-    requests, number = int(record.bundle_N.sum()), len(record.windows)
+    by_bundle_N = record.bundle_N[record.plan.treated_N]
+    running_N, requests, number = by_bundle_N > 0, int(by_bundle_N.sum()), len(record.windows)
     unsafe = needed(settings, record.plan, record.before) & ~outcome.safe_RM[0]
     missing = ""
     if number < settings.least_windows:

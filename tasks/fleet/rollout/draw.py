@@ -35,9 +35,10 @@ def draw_stage(
     """
     names, kind_F = np.unique(np.asarray(kinds), return_inverse=True)
     sizes_K = np.bincount(kind_F, minlength=len(names))
-    total = math.ceil(settings.stages[stage] * len(kind_F))
-    if stage == 0:
-        total = min(max(total, settings.least_devices), len(kind_F))
+    least, taken = settings.least_devices, int(taken_F.sum())
+    total = max(math.ceil(settings.stages[stage] * len(kind_F)), taken + least)
+    left = least * (len(settings.stages) - stage)  # for the stages to come, and to compare with
+    total = max(min(total, len(kind_F) - left), taken)
     wanted_K = rounded_shares(sizes_K, total)
     added: list[int] = []
     for kind, wanted in enumerate(wanted_K):

@@ -59,7 +59,7 @@ class RolloutSettings(BaseModel):
     windows_before: int = Field(default=24, ge=1, le=1000, description="that a device is compared with itself in")
     least_windows: int = Field(default=6, ge=1, le=1000, description="of a stage before it is passed")
     most_windows: int = Field(default=72, ge=1, le=1000, description="of a stage; then a person decides")
-    least_devices: int = Field(default=10, ge=1, description="of the first stage, whatever its share")
+    least_devices: int = Field(default=10, ge=1, description="that each stage adds, whatever its share")
     least_requests: int = Field(default=1000, ge=1, description="that a stage's devices answer by the bundle")
     least_running: float = Field(default=0.8, gt=0, le=1, description="share of a stage's devices that run the bundle")
     device_requests: int = Field(default=30, ge=1, description="without which a device's sums are not compared")
