@@ -34,7 +34,7 @@ from adaptive_runtime.choice import (
     parse_rules,
 )
 from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.placed import PlacedSubNet, PlacementRows, RunRatio
+from adaptive_runtime.placed import PlacedSubNet, PlacementRows, RunRatio, RunRatios
 from adaptive_runtime.sensing import SensedState, Sensing, device_sensors, load_index
 from adaptive_runtime.simulation import LevelRows, PlayedScenario, RequestEnds, SimulatedOutcome
 from adaptive_runtime.split import SplitOptions, SplitSubNet
@@ -265,13 +265,13 @@ def serving_rows(
     with ExitStack() as stack:
         model = stack.enter_context(adaptive_runtime.load(bundle))
         addresses = {name: device.address for name, device in peers.items()}
-        placed, ratio = dict[str, PlacedSubNet](), RunRatio()
+        placed, ratios = dict[str, PlacedSubNet](), RunRatios(RunRatio)
         for subnet in model.pool.bundle.manifest.subnets:
             if (placement := subnet.placement) is not None:
                 split, plans = opened_plans(bundle, placement, slower)
                 options = SplitOptions(coding=placement.coding, check_share=0.0)
                 home = SlowerHome(split, slower)
-                placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, home, ratio)
+                placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, home, ratios)
                 stack.callback(placed[subnet.digest].close)
         yield ServingRows(model, played.rows, placed, slower)
 

@@ -19,17 +19,20 @@ HALF_S = 10.0
 class ExpectedPlacement(NamedTuple):
     """Mean and deviation of a request's latency [ms], and the plan with its links, in words.
 
-    planned_ms: what plan and links alone say, without the runs so far.
+    planned_ms: what plan and links alone say, without the runs so far. peers: the devices of the plan besides home.
     """
 
     mean_ms: float
     deviation_ms: float
     planned_ms: float
     told: str
+    peers: frozenset[str]
 
 
 class RunRatio:
-    """Latencies of runs over what was expected of them: what plans and links do not say, such as load of another device.
+    """Latencies of runs over the same devices, by what was expected of them.
+
+    That is what plans and links do not say, such as load of another device.
 
     Several threads may call it.
     """
@@ -62,7 +65,9 @@ def expected(
     variance = mean * mean * _variance(found, links, slow_deviation) + (found.latency_ms * deviation) ** 2
     known = "; ".join(f"{name}: {_link(links[name])}" for name in sorted(found.plan.peers))
     told = f"{found.plan.line}; {known}"
-    return ExpectedPlacement(found.latency_ms * mean, sqrt(variance), found.latency_ms, told)
+    return ExpectedPlacement(
+        found.latency_ms * mean, sqrt(variance), found.latency_ms, told, frozenset(found.plan.peers)
+    )
 
 
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:

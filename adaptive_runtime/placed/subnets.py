@@ -33,11 +33,15 @@ PATIENCE = 2.0
 LEAST_DEADLINE_MS = 1e-3
 
 
+RunRatios = defaultdict[frozenset[str], RunRatio]
+"""By the devices of the plan that ran, besides home."""
+
+
 class PlacedSubNet:
     """One SubNet. It runs by the fastest plan that sends, as links and home's load are now; home stands in where one fails.
 
-    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. ratio: of
-    the runs so far, which SubNets over the same devices share; None: its own. Close it.
+    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. ratios: of
+    the runs so far, which SubNets share that ran over the same devices; None: its own. Close it.
     """
 
     def __init__(
@@ -47,14 +51,14 @@ class PlacedSubNet:
         devices: Mapping[str, DeviceAddress],
         options: SplitOptions,
         home: HomeSegments | None = None,
-        ratio: RunRatio | None = None,
+        ratios: RunRatios | None = None,
     ) -> None:
         self.choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
         self._home, self._options = HomeSegments(split) if home is None else home, options
         self.network = SplitNetwork(split, devices, self.choice, options, self._home)
         self._last = len(split.subnet.segments) - 1
         self._batch = split.subnet.shapes[split.subnet.input][0]
-        self._ratio = RunRatio() if ratio is None else ratio
+        self._ratios = RunRatios(RunRatio) if ratios is None else ratios
         self._expected: ExpectedPlacement | None = None
 
     def expected(self, slow_down: float, deviation: float) -> ExpectedPlacement | None:
@@ -62,7 +66,10 @@ class PlacedSubNet:
         links = self.network.links
         self.choice.known_slow_down = slow_down
         found = self.choice.sending(links, slow_down)
-        self._expected = None if found is None else expected(found, links, deviation, self._ratio.now)
+        if found is None:
+            self._expected = None
+        else:
+            self._expected = expected(found, links, deviation, self._ratios[frozenset(found.plan.peers)].now)
         return self._expected
 
     def runs(self, within_ms: float | None, samples: int) -> NetworkRuntime:
@@ -85,7 +92,7 @@ class PlacedSubNet:
         known = self._expected
         answer = self.network.infer(x_NCHW, self._deadline_ms(within_ms, known))
         if known is not None and answer.at_home is None:
-            self._ratio.add(answer.latency_ms / known.planned_ms)
+            self._ratios[known.peers].add(answer.latency_ms / known.planned_ms)
         return answer
 
     def _deadline_ms(self, within_ms: float | None, known: ExpectedPlacement | None) -> float:
@@ -116,14 +123,13 @@ class PlacedSubNets:
         """
         given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
         _check(bundle, given, devices)
-        ratios = defaultdict[frozenset[str], RunRatio](RunRatio)
+        ratios = RunRatios(RunRatio)
         with ExitStack() as stack:
             found = {}
             for digest, placement in given.items():
                 own = {name: one for name, one in devices.items() if name in placement.devices}
                 if own:
-                    ratio = ratios[frozenset(own)]
-                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), ratio)
+                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), ratios)
                     stack.callback(found[digest].close)
             stack.pop_all()
         return cls(found)
@@ -151,11 +157,11 @@ def _opened(
     placement: BundledPlacement,
     devices: Mapping[str, DeviceAddress],
     options: SplitOptions,
-    ratio: RunRatio,
+    ratios: RunRatios,
 ) -> PlacedSubNet:
     files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
     bundle.verified(*files)
     home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
     split = SplitSubNet.open(bundle.folder, placement.segments, home)
     plans = PlacementPlans.read(bundle.folder / placement.plans, split)
-    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), ratio=ratio)
+    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), ratios=ratios)
