@@ -4,7 +4,7 @@ from tasks.fleet.rollout.decision import RolloutDecision, StageRecord, decide
 from tasks.fleet.rollout.draw import StagePlan, draw_stage
 from tasks.fleet.rollout.measures import TelemetrySums, losses
 from tasks.fleet.rollout.settings import MEASURES, LossLimits, MeasureName, RolloutSettings
-from tasks.fleet.rollout.stage_test import StageOutcome, StageTest
+from tasks.fleet.rollout.stages import StageOutcome, StageTest
 
 __all__ = [
     "MEASURES",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tasks.fleet.rollout.draw import StagePlan
 from tasks.fleet.rollout.measures import TelemetrySums, losses
 from tasks.fleet.rollout.settings import MeasureName, RolloutSettings
-from tasks.fleet.rollout.stage_test import StageOutcome, StageTest
+from tasks.fleet.rollout.stages import StageOutcome, StageTest
 
 
 class StageRecord(NamedTuple):
