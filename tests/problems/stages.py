@@ -1,16 +1,18 @@
 """A small network that learns here, and the stages from its SuperNet to exported winners and the report, on onnxruntime."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from safetensors.torch import save_model
+from safetensors.torch import save_file, save_model
 from torch import nn
 
+import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
+from tasks import compile as compile_stage
 from tasks import enumerate as enumerating
 from tasks import export, profile, refine, report, search
 from tasks.artifacts import Store
@@ -18,6 +20,7 @@ from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
+from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.finetune.settings import TrainSettings
 from tasks.given import evaluate_supernet
 from tasks.models import ModelSettings, create
@@ -65,6 +68,32 @@ def trained(folder: Path, data: DataSettings, model: ModelSettings, *, steps: in
     history = train_here(job)
     checkpoint.load_model(job.checkpoint, module)
     return Trained(module, [step["loss"] for step in history])
+
+
+def finetuned(
+    folder: Path, data: DataSettings, model: ModelSettings, space: Mapping[str, Any], *, steps: int, epochs: int
+) -> Path:
+    """The SuperNet of a network that was trained here, fine-tuned with its largest SubNet as the teacher of the others."""
+    module, losses = trained(folder / "base", data, model, steps=steps, epochs=epochs)
+    assert losses[-1] < losses[0]
+    weights = folder / "weights.safetensors"
+    save_file({name: value.contiguous() for name, value in module.state_dict().items()}, str(weights))
+    compile_stage.run(compile_stage.Settings(), model, data, weights, space, folder, Silent())
+    settings = FinetuneSettings.model_validate({**COMMON, "epochs": 1, "strategy": "sandwich", "learning_rate": 1e-3})
+    job = Job(
+        folder=folder / "tuned",
+        data=data,
+        finetune=settings,
+        supernet=folder / "supernet",
+        steps_per_epoch=steps,
+        total_steps=steps,
+    )
+    assert len(train_here(job)) == steps
+    net = tailor_ir.load(folder / "supernet")
+    checkpoint.load_model(job.checkpoint, net.elastic)
+    net.save(folder / "finetuned")
+    (folder / "finetuned" / "data.json").write_bytes((folder / "supernet" / "data.json").read_bytes())
+    return folder / "finetuned"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import adaptive_runtime
 import tailor_ir
@@ -25,7 +24,6 @@ from adaptive_runtime.service.refusals import RequestRefused
 from adaptive_runtime.service.tensors import NamedTensor, pack
 from adaptive_runtime.several import packed
 from conf.networks.two_branches import network
-from tasks import compile as compile_stage
 from tasks import export, report, search
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.conversion import onnx_of
@@ -34,18 +32,13 @@ from tasks.data.batches import tensors
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracy, statistics_of
 from tasks.export.dynamic import BATCHES, dynamic_batch
-from tasks.finetune import checkpoint
-from tasks.finetune.job import Job
-from tasks.finetune.settings import Settings
 from tasks.models import ModelSettings, create
 from tasks.partition.planning import plan_partition
 from tasks.partition.settings import Settings as PartitionSettings
-from tasks.progress import Silent
 from tasks.quantise import Int8
 from tasks.quantise.settings import Settings as QuantiseSettings
-from tests.finetune.one_rank import train_here
 from tests.ir.invariants import check_network
-from tests.problems.stages import COMMON, QUICK, SmallRun, trained
+from tests.problems.stages import QUICK, SmallRun, finetuned
 from tests.runtime.service_process import INFER, served
 
 SIDE, SMALLER = 32, 16
@@ -75,27 +68,7 @@ def test_the_network_is_equal_in_three_forms_with_images_of_every_size(tmp_path:
 @pytest.fixture(scope="module")
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained network, fine-tuned with its largest SubNet as the teacher of the others."""
-    folder = tmp_path_factory.mktemp("several")
-    module, losses = trained(folder / "base", DATA, MODEL, steps=STEPS, epochs=6)
-    assert losses[-1] < losses[0]
-    weights = folder / "weights.safetensors"
-    save_file({name: value.contiguous() for name, value in module.state_dict().items()}, str(weights))
-    compile_stage.run(compile_stage.Settings(), MODEL, DATA, weights, SPACE, folder, Silent())
-    settings = Settings.model_validate({**COMMON, "epochs": 1, "strategy": "sandwich", "learning_rate": 1e-3})
-    job = Job(
-        folder=folder / "tuned",
-        data=DATA,
-        finetune=settings,
-        supernet=folder / "supernet",
-        steps_per_epoch=STEPS,
-        total_steps=STEPS,
-    )
-    assert len(train_here(job)) == STEPS
-    net = tailor_ir.load(folder / "supernet")
-    checkpoint.load_model(job.checkpoint, net.elastic)
-    net.save(folder / "finetuned")
-    (folder / "finetuned" / "data.json").write_bytes((folder / "supernet" / "data.json").read_bytes())
-    return folder / "finetuned"
+    return finetuned(tmp_path_factory.mktemp("several"), DATA, MODEL, SPACE, steps=STEPS, epochs=6)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 import adaptive_runtime
@@ -21,21 +20,15 @@ from adaptive_runtime.service.inference import InferenceFormat, read
 from adaptive_runtime.service.refusals import RequestRefused
 from adaptive_runtime.texts import LONGEST_WORD, MOST_BYTES, MOST_WORDS, VOCABULARY_FILE, Vocabulary
 from conf.networks.text_encoder import network
-from tasks import compile as compile_stage
 from tasks import export, report, search
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.export.running import archive_run, examples, file_tensor
-from tasks.finetune import checkpoint
-from tasks.finetune.job import Job
-from tasks.finetune.settings import Settings
 from tasks.models import ModelSettings, create
-from tasks.progress import Silent
-from tests.finetune.one_rank import train_here
 from tests.ir.invariants import check_network
-from tests.problems.stages import COMMON, QUICK, SmallRun, trained
+from tests.problems.stages import QUICK, SmallRun, finetuned
 
 LENGTH, SHORTER = 16, 8
 DATA = DataSettings(kind="texts", images=720, resolution=LENGTH, augment=False)
@@ -65,27 +58,7 @@ def test_a_text_encoder_is_equal_in_three_forms_at_every_length(tmp_path: Path) 
 @pytest.fixture(scope="module")
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained network, fine-tuned with its largest SubNet as the teacher of the others."""
-    folder = tmp_path_factory.mktemp("texts")
-    module, losses = trained(folder / "base", DATA, MODEL, steps=STEPS, epochs=4)
-    assert losses[-1] < losses[0]
-    weights = folder / "weights.safetensors"
-    save_file({name: value.contiguous() for name, value in module.state_dict().items()}, str(weights))
-    compile_stage.run(compile_stage.Settings(), MODEL, DATA, weights, SPACE, folder, Silent())
-    settings = Settings.model_validate({**COMMON, "epochs": 1, "strategy": "sandwich", "learning_rate": 1e-3})
-    job = Job(
-        folder=folder / "tuned",
-        data=DATA,
-        finetune=settings,
-        supernet=folder / "supernet",
-        steps_per_epoch=STEPS,
-        total_steps=STEPS,
-    )
-    assert len(train_here(job)) == STEPS
-    net = tailor_ir.load(folder / "supernet")
-    checkpoint.load_model(job.checkpoint, net.elastic)
-    net.save(folder / "finetuned")
-    (folder / "finetuned" / "data.json").write_bytes((folder / "supernet" / "data.json").read_bytes())
-    return folder / "finetuned"
+    return finetuned(tmp_path_factory.mktemp("texts"), DATA, MODEL, SPACE, steps=STEPS, epochs=4)
 
 
 @pytest.fixture(scope="module")
