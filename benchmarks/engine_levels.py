@@ -32,7 +32,7 @@ import tailor_ir
 from benchmarks.alternatives_worth import OF_SIZES
 from benchmarks.bars import Terminal
 from benchmarks.tables import show
-from benchmarks.trained import SMALL_GLYPHS, train
+from benchmarks.trained import SMALL_GLYPHS, Trained, train
 from profiling_agents.messages import MIB
 from tailor_ir import Config, SuperNet
 from tailor_ir.memory.planned_file import plan_file, session_options
@@ -177,10 +177,9 @@ def _status_mib(name: str) -> float:
 def measure(options: argparse.Namespace) -> list[Row]:
     """A row of each variant."""
     trained = train([*COMMON, *options.overrides], options.work)
-    net, splits = tailor_ir.load(trained.supernet), load_splits(trained.data)
-    data = EvaluationData(splits["test"], splits["train"], recalibration_images=trained.predict.recalibration_images)
+    net = tailor_ir.load(trained.supernet)
     configs = [config_of(name, net) for name in SUBNETS]
-    found = accuracies(net, configs, data, options.work / "accuracies.jsonl", Terminal())
+    found = accuracies(net, configs, images_of(trained), options.work / "accuracies.jsonl", Terminal())
     shares = dict(zip(SUBNETS, (one.share for one in found), strict=True))
     files, x = options.work / "files", input_of(net, net.max_config)
     files.mkdir(exist_ok=True)
@@ -198,6 +197,12 @@ def measure(options: argparse.Namespace) -> list[Row]:
         }
         for variant, path, latency_ms in zip(VARIANTS, paths, times_ms, strict=True)
     ]
+
+
+def images_of(trained: Trained) -> EvaluationData:
+    """Test images, and those of training for BatchNorm statistics."""
+    splits = load_splits(trained.data)
+    return EvaluationData(splits["test"], splits["train"], recalibration_images=trained.predict.recalibration_images)
 
 
 def _show(rows: Sequence[Row], markdown: bool) -> None:

@@ -18,12 +18,21 @@ from typing import Any
 
 import tailor_ir
 from benchmarks.bars import Terminal
-from benchmarks.engine_levels import COMMON, Variant, command, input_of, latencies_ms, memory_mib, running, written
+from benchmarks.engine_levels import (
+    COMMON,
+    Variant,
+    command,
+    images_of,
+    input_of,
+    latencies_ms,
+    memory_mib,
+    running,
+    written,
+)
 from benchmarks.tables import show
-from benchmarks.trained import Trained, train, worked
+from benchmarks.trained import train, worked
 from tailor_ir import Config
-from tasks.data import load_splits
-from tasks.evaluation.subnets import EvaluationData, accuracies
+from tasks.evaluation.subnets import accuracies
 from tasks.predict.memory import MemoryPredictor
 
 SHARES = (1.0, 0.75, 0.5, 0.25)
@@ -54,7 +63,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     runs = [running(*each) for each in zip(variants, paths, inputs, strict=True)]
     measured = zip(
         options.shares,
-        accuracies(net, configs, _test_images(trained), options.work / "accuracies.jsonl", Terminal()),
+        accuracies(net, configs, images_of(trained), options.work / "accuracies.jsonl", Terminal()),
         predicted.predict(net.space.encode(configs)),
         (memory_mib(*each) for each in zip(variants, paths, inputs, strict=True)),
         latencies_ms(runs, options.rounds),
@@ -71,11 +80,6 @@ def measure(options: argparse.Namespace) -> list[Row]:
         }
         for share, accuracy, predicted_mib, taken_mib, latency_ms in measured
     ]
-
-
-def _test_images(trained: Trained) -> EvaluationData:
-    splits = load_splits(trained.data)
-    return EvaluationData(splits["test"], splits["train"], recalibration_images=trained.predict.recalibration_images)
 
 
 def _show(rows: Sequence[Row], markdown: bool) -> None:
