@@ -271,6 +271,8 @@ class Adaptation:
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
         # what the next decision looks up is found here, not while a request waits
+        if self._placed is not None:
+            self._placed.renew(self._factors)
         self.policy.decide(self._state, self._inputs(*self._unable))
 
     def _inputs(

@@ -7,6 +7,7 @@ from adaptive_runtime.links.addresses import DeviceAddress
 from adaptive_runtime.links.measures import LinkMeasures, MeasuredLink
 from adaptive_runtime.links.peer import Peer, PeerAnswer, PeerLostError, PeerTimes, RunWay
 from adaptive_runtime.links.probing import ProbeBudget
+from adaptive_runtime.links.shared import SharedLink
 from adaptive_runtime.links.trace import BandwidthTrace, LinkRecorder
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "PeerTimes",
     "ProbeBudget",
     "RunWay",
+    "SharedLink",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from adaptive_runtime.links.addresses import DeviceAddress
-from adaptive_runtime.links.measures import LinkMeasures
+from adaptive_runtime.links.shared import SharedLink
 from profiling_agents.messages import (
     DEVICE_MESSAGES,
     STREAM_PROTOCOL,
@@ -122,21 +122,20 @@ class _Asked:
 class PeerConnection:
     """A connection that is open. Of one event loop."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, measures: LinkMeasures) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: SharedLink) -> None:
         self._stream, self._frames, self._requests = writer, FrameReader(reader, DEVICE_MESSAGES), FrameWriter(writer)
-        self._measures = measures
+        self._link = link
+        link.opened()
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
         self._subnet: ServedSubNet | None = None
         self._shapes: dict[str, Shape] = {}
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the connection has gone, once it has."""
-        self.used_s = time.monotonic()
-        """When the last frame came."""
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, address: DeviceAddress, measures: LinkMeasures) -> tuple["PeerConnection", Welcome]:
+    async def open(cls, address: DeviceAddress, link: SharedLink) -> tuple["PeerConnection", Welcome]:
         """Connect and show the token. PeerRefusedError, PeerLostError, AdaptiveError."""
         host, port, context = address.parts
         try:
@@ -144,7 +143,7 @@ class PeerConnection:
         except (OSError, ValueError) as error:  # of TLS, too, whose certificate errors are both
             raise PeerLostError(f"cannot be reached ({error})") from error
         kept(writer)
-        opened = cls(reader, writer, measures)
+        opened = cls(reader, writer, link)
         try:
             hello = Hello(protocol=STREAM_PROTOCOL, token=address.token)
             welcome = await opened._told(hello, Welcome)
@@ -230,6 +229,7 @@ class PeerConnection:
         if self.lost.done():
             return
         self.lost.set_result(reason)
+        self._link.closed()
         if self._reading is not None:
             self._reading.cancel()
         abandon(self._stream)
@@ -245,6 +245,7 @@ class PeerConnection:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 head = await self._frames.head()
                 await self._frames.payload(head, 0)
+                self._link.heard()
         except TimeoutError as error:
             raise PeerLostError(f"has not answered within {ANSWER_LIMIT_S:g} s") from error
         except (OSError, StreamError, StreamEndError) as error:
@@ -324,15 +325,15 @@ class PeerConnection:
             times = answer.waited_ms, answer.computed_ms
         content = await self._frames.payload(head, expected)
         end_s = time.perf_counter()
-        self.used_s = time.monotonic()
+        self._link.heard()
         total_ms, down_ms = (end_s - asked.start_s) * 1e3, (end_s - start_s) * 1e3
         round_trip_ms = total_ms - down_ms - answer.received_ms - sum(times)
         if asked.counts:
             if not asked.waits:
-                self._measures.up(asked.up_bytes, answer.received_ms)
-            self._measures.down(expected, down_ms)
+                self._link.up(asked.up_bytes, answer.received_ms)
+            self._link.down(expected, down_ms)
             if asked.alone:
-                self._measures.round_trip(round_trip_ms)
+                self._link.round_trip(round_trip_ms)
         del self._asked[answer.request]
         found = PeerTimes(total_ms, answer.received_ms, *times, down_ms, round_trip_ms)
         ran = (

@@ -4,6 +4,7 @@ Of one event loop, in which `keep` runs as long as the device may be used.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -19,8 +20,9 @@ from adaptive_runtime.links.connection import (
     PeerTimes,
     RunWay,
 )
-from adaptive_runtime.links.measures import LEAST_MS, LinkMeasures, MeasuredLink
-from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes, probe_bytes
+from adaptive_runtime.links.measures import LEAST_MS, MeasuredLink
+from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, block_bytes
+from adaptive_runtime.links.shared import SharedLink
 from profiling_agents.messages import ActivationCoding, Format, Receiver, SentActivation, ServedSubNet, Welcome
 from profiling_agents.streams.proofs import proof_of
 
@@ -38,7 +40,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 class Peer:
     """One device. subnets: the same segments by the format of their files, the format that is preferred first.
 
-    files: of all formats, by sha256. told: called with each change of state and the line that says why.
+    files: of all formats, by sha256. told: called with each change of state and the line that says why. link: what all
+    connections to this device know of it; None: this one is the only one.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Peer:
         subnets: Mapping[Format, ServedSubNet],
         files: Mapping[str, bytes],
         told: Callable[["Peer", str], None] | None = None,
+        link: SharedLink | None = None,
     ) -> None:
         address.check()
         self.name, self.address = name, address
@@ -59,14 +63,19 @@ class Peer:
         So it is where it was in for as long as the longest pause.
         """
         self._subnets, self._files, self._told = subnets, files, told
-        self._measures = LinkMeasures()
+        self._link = SharedLink() if link is None else link
         self._connection: PeerConnection | None = None
         self._welcome: Welcome | None = None
 
     @property
     def link(self) -> MeasuredLink:
         """The link as it is measured now."""
-        return self._measures.link
+        return self._link.link
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is in, and has been heard since any of its answers was late."""
+        return self.state == "in" and not self._link.doubted
 
     @property
     def in_flight(self) -> int:
@@ -113,6 +122,7 @@ class Peer:
     def lose(self, reason: str) -> None:
         """Take it out for a while; its requests fail with the reason."""
         if self.state == "in" and self._connection is not None:
+            self._link.doubt()
             self._connection.end(reason)
             self._leave(reason)
 
@@ -141,28 +151,29 @@ class Peer:
                     self._leave(str(error))
                 if self.state == "out":
                     pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, LONGEST_PAUSE_S)
-                    await asyncio.sleep(pause_s)
+                    await self._rest(pause_s * random.uniform(0.5, 1.0))
         finally:
             if self._connection is not None:
                 self._connection.end("home has ended")
 
+    async def _rest(self, pause_s: float) -> None:
+        """For a pause, or until another connection to the device is ready."""
+        arrivals, until_s = self._link.arrivals, time.monotonic() + pause_s
+        while (left_s := until_s - time.monotonic()) > 0 and self._link.arrivals == arrivals:
+            await asyncio.sleep(min(left_s, CHECK_S))
+
     async def _connect(self) -> PeerConnection:
-        """Connected, with the SubNet loaded and the link measured a first time: a new connection may take another way."""
-        self._measures = LinkMeasures()
+        """Connected, with the SubNet loaded, and the link measured where no other connection has."""
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                connection, welcome = await PeerConnection.open(self.address, self._measures)
+                connection, welcome = await PeerConnection.open(self.address, self._link)
         except TimeoutError as error:
             raise PeerLostError(f"has not greeted within {CONNECT_LIMIT_S:g} s") from error
         try:
             await connection.load(self._subnet_of(welcome), self._files)
-            async with asyncio.timeout(PROBE_LIMIT_S):
-                for _ in range(PINGS):
-                    await connection.probe(0, 0)
-                size = LEAST_BLOCK_BYTES
-                first = (await connection.probe(size, size, counts=False)).times
-                up, down = (block_bytes(size * 8e-3 / max(ms, LEAST_MS)) for ms in (first.up_ms, first.down_ms))
-                await connection.probe(up, down)
+            async with self._link.measuring() as is_unknown:
+                if is_unknown:
+                    await _measure(connection)
         except TimeoutError as error:
             connection.end("slow")
             raise PeerLostError(f"its first probes took more than {PROBE_LIMIT_S:g} s") from error
@@ -171,6 +182,7 @@ class Peer:
             raise
         self._connection, self._welcome = connection, welcome
         self._change("in", "connected")
+        self._link.arrived()
         return connection
 
     def _subnet_of(self, welcome: Welcome) -> ServedSubNet:
@@ -184,26 +196,16 @@ class Peer:
         return found
 
     async def _stay(self, connection: PeerConnection) -> None:
-        """Until the connection is lost. An idle link is probed as often as it may be."""
-        budget = ProbeBudget(time.monotonic())
+        """Until the connection is lost. An idle link is probed as often as it may be, and a doubted device at once."""
         while not connection.lost.done():
             await asyncio.wait([connection.lost], timeout=CHECK_S)
-            changed = self._measures.changed
-            idle = not connection.in_flight and (changed or time.monotonic() - connection.used_s > CHECK_S)
-            if not idle or connection.lost.done():
+            if connection.lost.done():
                 continue
-            mbps = min(self.link.up_mbps or 0.0, self.link.down_mbps or 0.0)
-            kind = budget.due(time.monotonic(), mbps, changed=changed)
-            if kind is None:
-                continue
-            size, restarts = probe_bytes(kind, mbps, budget.longer), self._measures.restarts
-            try:
-                async with asyncio.timeout(PROBE_LIMIT_S):
-                    await connection.probe(size, size)
-            except TimeoutError:
-                connection.end("a probe was not answered")
-            if kind == "block" and changed:
-                budget.answered(time.monotonic(), confirmed=self._measures.restarts > restarts)
+            if self._link.doubted:
+                await _probe(connection, 0)
+            elif not connection.in_flight and self._link.idle(CHECK_S) and (due := self._link.due()) is not None:
+                await _probe(connection, due.size)
+                self._link.answered(due)
 
     def _leave(self, reason: str) -> None:
         self._connection = None
@@ -214,5 +216,26 @@ class Peer:
 
     def _change(self, state: PeerState, reason: str) -> None:
         self.state, self.reason = state, reason
+        self._link.turned()
         if self._told is not None:
             self._told(self, reason)
+
+
+async def _measure(connection: PeerConnection) -> None:
+    """The link a first time. TimeoutError: it is too slow."""
+    async with asyncio.timeout(PROBE_LIMIT_S):
+        for _ in range(PINGS):
+            await connection.probe(0, 0)
+        size = LEAST_BLOCK_BYTES
+        first = (await connection.probe(size, size, counts=False)).times
+        up, down = (block_bytes(size * 8e-3 / max(ms, LEAST_MS)) for ms in (first.up_ms, first.down_ms))
+        await connection.probe(up, down)
+
+
+async def _probe(connection: PeerConnection, size: int) -> None:
+    """Bytes up and back; without an answer the connection ends."""
+    try:
+        async with asyncio.timeout(PROBE_LIMIT_S):
+            await connection.probe(size, size)
+    except TimeoutError:
+        connection.end("a probe was not answered")

@@ -6,7 +6,7 @@
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio
 from adaptive_runtime.placed.rows import PlacedRowsNow, PlacementRows
 from adaptive_runtime.placed.runtime import NetworkRuntime
-from adaptive_runtime.placed.subnets import PlacedSubNet, PlacedSubNets, RunRatios
+from adaptive_runtime.placed.subnets import PlacedSubNet, PlacedSubNets, SharedDevices
 
 __all__ = [
     "ExpectedPlacement",
@@ -16,5 +16,5 @@ __all__ = [
     "PlacedSubNets",
     "PlacementRows",
     "RunRatio",
-    "RunRatios",
+    "SharedDevices",
 ]

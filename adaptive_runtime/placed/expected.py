@@ -13,26 +13,33 @@ from adaptive_runtime.split.planned import coded_share
 from adaptive_runtime.split.replanning import ms_per_byte
 
 HALF_S = 10.0
-"""After so long without a run, what runs have shown counts half: a device that was slow is tried again."""
+"""After so long without a run, what runs have shown is as likely as that it is over."""
 
 
 class ExpectedPlacement(NamedTuple):
-    """Mean and deviation of a request's latency [ms], and the plan with its links, in words.
-
-    planned_ms: what plan and links alone say, without the runs so far. peers: the devices of the plan besides home.
-    """
+    """Mean and deviation of a request's latency [ms], the plan by which it would be sent, and that with its links in words."""
 
     mean_ms: float
     deviation_ms: float
-    planned_ms: float
+    sent: SendingPlan
     told: str
-    peers: frozenset[str]
+
+    @property
+    def planned_ms(self) -> float:
+        """What plan and links alone say, without the runs so far."""
+        return self.sent.latency_ms
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The devices of the plan besides home."""
+        return frozenset(self.sent.plan.peers)
 
 
 class RunRatio:
     """Latencies of runs over the same devices, by what was expected of them.
 
-    That is what plans and links do not say, such as load of another device.
+    That is what plans and links do not say, such as load of another device. Runs are as the latest ones were with a probability
+    that halves in `HALF_S`, and as planned else: so a device that was slow is uncertain before it is as planned again.
 
     Several threads may call it.
     """
@@ -40,12 +47,15 @@ class RunRatio:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._ratios, self._latest_s = clock, WeightedMean(), 0.0
         self._lock = threading.Lock()
+        self.runs = 0
+        """So far."""
 
     def add(self, ratio: float) -> None:
         """Of one more run."""
         with self._lock:
             self._ratios.add(ratio)
             self._latest_s = self._clock()
+            self.runs += 1
 
     @property
     def now(self) -> tuple[float, float]:
@@ -54,7 +64,8 @@ class RunRatio:
             if not self._ratios.count:
                 return 1.0, 0.0
             left = 0.5 ** ((self._clock() - self._latest_s) / HALF_S)
-            return 1.0 + left * (self._ratios.mean - 1.0), left * self._ratios.deviation
+            off, spread = self._ratios.mean - 1.0, self._ratios.deviation
+            return 1.0 + left * off, sqrt(left * (spread * spread + (1.0 - left) * off * off))
 
 
 def expected(
@@ -65,9 +76,7 @@ def expected(
     variance = mean * mean * _variance(found, links, slow_deviation) + (found.latency_ms * deviation) ** 2
     known = "; ".join(f"{name}: {_link(links[name])}" for name in sorted(found.plan.peers))
     told = f"{found.plan.line}; {known}"
-    return ExpectedPlacement(
-        found.latency_ms * mean, sqrt(variance), found.latency_ms, told, frozenset(found.plan.peers)
-    )
+    return ExpectedPlacement(found.latency_ms * mean, sqrt(variance), found, told)
 
 
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:

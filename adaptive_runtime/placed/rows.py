@@ -1,10 +1,14 @@
 """Rows of a table that other devices take part in, as they are now."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from adaptive_runtime.choice import LoadFactors, VariantTable
 from adaptive_runtime.placed.subnets import PlacedSubNet
+
+FRESH_S = 2.0
+"""What runs have shown counts less with time, and spreads grow."""
 
 
 class PlacedRowsNow(NamedTuple):
@@ -16,13 +20,43 @@ class PlacedRowsNow(NamedTuple):
 
 
 class PlacementRows:
-    """subnets: by the row of each. home: of each of these rows the one of the same SubNet at home."""
+    """subnets: by the row of each. home: of each of these rows the one of the same SubNet at home.
 
-    def __init__(self, table: VariantTable, subnets: Mapping[int, PlacedSubNet], home: Mapping[int, int]) -> None:
-        self._table, self._subnets, self._home = table, subnets, home
+    Rows are worked out by `renew`, when requests and samples come in, so that a decision finds them. They count as long as the
+    factors at home are the same object, nothing was measured of any device, and at most for `FRESH_S`. Not for several threads.
+    clock: in seconds, does not go back.
+    """
+
+    def __init__(
+        self,
+        table: VariantTable,
+        subnets: Mapping[int, PlacedSubNet],
+        home: Mapping[int, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table, self._subnets, self._home, self._clock = table, subnets, home, clock
+        self._shared = tuple({id(one.shared): one.shared for one in subnets.values()}.values())
+        self._known: _Known | None = None
 
     def now(self, factors: LoadFactors) -> PlacedRowsNow:
         """By the factors of rows at home, and by what is measured of links and devices."""
+        known = self._known
+        if known is None or known.factors is not factors or known.version != self._version:
+            return self.renew(factors)
+        return known.rows if self._clock() <= known.until_s else self.renew(factors)
+
+    def renew(self, factors: LoadFactors) -> PlacedRowsNow:
+        """The same, worked out anew."""
+        version, until_s = self._version, self._clock() + FRESH_S
+        rows = self._worked_out(factors)
+        self._known = _Known(factors, version, until_s, rows)
+        return rows
+
+    @property
+    def _version(self) -> int:
+        return sum(one.version for one in self._shared)
+
+    def _worked_out(self, factors: LoadFactors) -> PlacedRowsNow:
         own, told, unable = dict(factors.own), dict[int, str](), set[int]()
         for row, subnet in self._subnets.items():
             home = self._home[row]
@@ -36,3 +70,10 @@ class PlacementRows:
                 own[row] = found.mean_ms / table_ms, found.deviation_ms / table_ms
                 told[row] = found.told
         return PlacedRowsNow(factors.model_copy(update={"own": own}), frozenset(unable), told)
+
+
+class _Known(NamedTuple):
+    factors: LoadFactors
+    version: int
+    until_s: float
+    rows: PlacedRowsNow

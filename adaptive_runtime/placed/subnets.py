@@ -6,6 +6,7 @@ Legend: N samples, C channels, H height, W width.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.bundles import BundledPlacement, OpenBundle
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.links import DeviceAddress, SharedLink
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio, expected
 from adaptive_runtime.placed.runtime import NetworkRuntime
 from adaptive_runtime.split import (
@@ -33,15 +34,27 @@ PATIENCE = 2.0
 LEAST_DEADLINE_MS = 1e-3
 
 
-RunRatios = defaultdict[frozenset[str], RunRatio]
-"""By the devices of the plan that ran, besides home."""
+@dataclass(frozen=True, slots=True)
+class SharedDevices:
+    """What SubNets over the same devices have found out together. Several threads may use it.
+
+    ratios: of the runs so far, by the devices of the plan besides home. links: by device.
+    """
+
+    ratios: defaultdict[frozenset[str], RunRatio] = field(default_factory=lambda: defaultdict(RunRatio))
+    links: defaultdict[str, SharedLink] = field(default_factory=lambda: defaultdict(SharedLink))
+
+    @property
+    def version(self) -> int:
+        """Another number after anything was measured."""
+        return sum(link.version for link in self.links.values()) + sum(one.runs for one in tuple(self.ratios.values()))
 
 
 class PlacedSubNet:
     """One SubNet. It runs by the fastest plan that sends, as links and home's load are now; home stands in where one fails.
 
-    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. ratios: of
-    the runs so far, which SubNets share that ran over the same devices; None: its own. Close it.
+    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. shared: what
+    SubNets over the same devices have found out; None: there are no others. Close it.
     """
 
     def __init__(
@@ -51,14 +64,14 @@ class PlacedSubNet:
         devices: Mapping[str, DeviceAddress],
         options: SplitOptions,
         home: HomeSegments | None = None,
-        ratios: RunRatios | None = None,
+        shared: SharedDevices | None = None,
     ) -> None:
         self.choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
         self._home, self._options = HomeSegments(split) if home is None else home, options
-        self.network = SplitNetwork(split, devices, self.choice, options, self._home)
+        self.shared = SharedDevices() if shared is None else shared
+        self.network = SplitNetwork(split, devices, self.choice, options, self._home, self.shared.links)
         self._last = len(split.subnet.segments) - 1
         self._batch = split.subnet.shapes[split.subnet.input][0]
-        self._ratios = RunRatios(RunRatio) if ratios is None else ratios
         self._expected: ExpectedPlacement | None = None
 
     def expected(self, slow_down: float, deviation: float) -> ExpectedPlacement | None:
@@ -69,7 +82,7 @@ class PlacedSubNet:
         if found is None:
             self._expected = None
         else:
-            self._expected = expected(found, links, deviation, self._ratios[frozenset(found.plan.peers)].now)
+            self._expected = expected(found, links, deviation, self.shared.ratios[frozenset(found.plan.peers)].now)
         return self._expected
 
     def runs(self, within_ms: float | None, samples: int) -> NetworkRuntime:
@@ -81,7 +94,7 @@ class PlacedSubNet:
         """Why no other device takes part, in words."""
         states = self.network.states.items()
         lines = (f"{name} is {state}" + (f" ({why})" if why else "") for name, (state, why) in states if state != "in")
-        return ", ".join(lines) or "nothing is known of its links yet"
+        return ", ".join(lines) or "nothing is known of its links, or it is not heard any more"
 
     def close(self) -> None:
         """End the connections."""
@@ -92,7 +105,8 @@ class PlacedSubNet:
         known = self._expected
         answer = self.network.infer(x_NCHW, self._deadline_ms(within_ms, known))
         if known is not None and answer.at_home is None:
-            self._ratios[known.peers].add(answer.latency_ms / known.planned_ms)
+            planned_ms = self.choice.later_ms(known.sent, self.network.links)  # by links as this run has shown them
+            self.shared.ratios[known.peers].add(answer.latency_ms / planned_ms)
         return answer
 
     def _deadline_ms(self, within_ms: float | None, known: ExpectedPlacement | None) -> float:
@@ -123,13 +137,13 @@ class PlacedSubNets:
         """
         given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
         _check(bundle, given, devices)
-        ratios = RunRatios(RunRatio)
+        shared = SharedDevices()
         with ExitStack() as stack:
             found = {}
             for digest, placement in given.items():
                 own = {name: one for name, one in devices.items() if name in placement.devices}
                 if own:
-                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), ratios)
+                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), shared)
                     stack.callback(found[digest].close)
             stack.pop_all()
         return cls(found)
@@ -157,11 +171,11 @@ def _opened(
     placement: BundledPlacement,
     devices: Mapping[str, DeviceAddress],
     options: SplitOptions,
-    ratios: RunRatios,
+    shared: SharedDevices,
 ) -> PlacedSubNet:
     files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
     bundle.verified(*files)
     home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
     split = SplitSubNet.open(bundle.folder, placement.segments, home)
     plans = PlacementPlans.read(bundle.folder / placement.plans, split)
-    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), ratios=ratios)
+    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), shared=shared)

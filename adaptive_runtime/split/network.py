@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.links import DeviceAddress, MeasuredLink, SharedLink
 from adaptive_runtime.split.answers import Array, SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.split.flights import Flight
 from adaptive_runtime.split.home import HomeSegments
@@ -28,7 +28,8 @@ T = TypeVar("T")
 class SplitNetwork:
     """A SubNet that is open. devices: by the names that plans use. plans: those to follow, or what chooses them.
 
-    home: what runs segments in this process; None: the runtime of the SubNet's files.
+    home: what runs segments in this process; None: the runtime of the SubNet's files. links: what other SubNets over the same
+    devices know of their links, and are told; None: there are none.
     Every request is answered once: by its plan, or by home. Close it, or use it as a context.
     """
 
@@ -39,6 +40,7 @@ class SplitNetwork:
         plans: Sequence[PlacedSegments] | PlacementChoice,
         options: SplitOptions | None = None,
         home: HomeSegments | None = None,
+        links: Mapping[str, SharedLink] | None = None,
     ) -> None:
         if HOME in devices:
             raise AdaptiveError("devices", f"one is called '{HOME}'", allowed="any other name")
@@ -46,7 +48,7 @@ class SplitNetwork:
         self._shape = split.subnet.shapes[split.subnet.input]
         self._input = split.subnet.input
         here = HomeSegments(split) if home is None else home
-        self._runner = SplitRunner(split, here, devices, choice, options or SplitOptions())
+        self._runner = SplitRunner(split, here, devices, choice, options or SplitOptions(), links)
         self._loop = asyncio.new_event_loop()
         self._closed = False
         self._keeping: asyncio.Task[None] | None = None
@@ -91,7 +93,7 @@ class SplitNetwork:
 
     @property
     def links(self) -> dict[str, MeasuredLink]:
-        """Of the devices that are in."""
+        """Of the devices that are in, and have been heard since an answer was late."""
         return self._runner.links()
 
     @property

@@ -140,11 +140,15 @@ class PlanChange(NamedTuple):
 
 
 class SendingPlan(NamedTuple):
-    """A plan that other devices take part in, the coding in which it sends, and what it is predicted to take now."""
+    """A plan that other devices take part in, the coding in which it sends, and what it is predicted to take now.
+
+    number: among those that can be asked for what they take later.
+    """
 
     plan: PlannedPlacement
     coding: ActivationCoding
     latency_ms: float
+    number: int = 0
 
 
 class _CodedPlan(NamedTuple):
@@ -244,8 +248,15 @@ class EnvelopePlacements:
         latencies_ms = found.planes.dot(factors)[1:]
         if not len(latencies_ms) or (latency_ms := float(latencies_ms.min())) >= UNKNOWN_MS:
             return None
-        coded = self._coded[found.numbers[1 + int(latencies_ms.argmin())]]
-        return SendingPlan(self.plans.plans[coded.position], coded.coding, latency_ms)
+        number = found.numbers[1 + int(latencies_ms.argmin())]
+        coded = self._coded[number]
+        return SendingPlan(self.plans.plans[coded.position], coded.coding, latency_ms, number)
+
+    def later_ms(self, sent: SendingPlan, links: Mapping[str, MeasuredLink]) -> float:
+        """What a plan that sends would be predicted to take by what is known now; as it was, where a device of it is out."""
+        if not sent.plan.peers <= links.keys():
+            return sent.latency_ms
+        return float(self._planes[sent.number].dot(self._factors(links)))
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan for now."""

@@ -14,7 +14,7 @@ from functools import cache, partial
 import numpy as np
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.links import DeviceAddress, MeasuredLink, Peer, PeerLostError
+from adaptive_runtime.links import DeviceAddress, MeasuredLink, Peer, PeerLostError, SharedLink
 from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split.answers import LegTimes, SplitCounts, SplitEvent
 from adaptive_runtime.split.checks import SpotCheck, largest_difference
@@ -42,9 +42,13 @@ class SplitRunner:
         devices: Mapping[str, DeviceAddress],
         choice: PlacementChoice,
         options: SplitOptions,
+        links: Mapping[str, SharedLink] | None = None,
     ) -> None:
         self._subnet, self._home, self._choice, self._options = split.subnet, home, choice, options
-        self.peers = {name: Peer(name, one, split.subnets, split.files, self._tell) for name, one in devices.items()}
+        self.peers = {
+            name: Peer(name, one, split.subnets, split.files, self._tell, None if links is None else links[name])
+            for name, one in devices.items()
+        }
         self.counts = SplitCounts()
         self.events: deque[SplitEvent] = deque(maxlen=MOST_EVENTS)
         self.changed = asyncio.Event()
@@ -78,8 +82,8 @@ class SplitRunner:
             self._thread.shutdown(cancel_futures=True)
 
     def links(self) -> dict[str, MeasuredLink]:
-        """Of the devices that are in."""
-        return {name: peer.link for name, peer in self.peers.items() if peer.state == "in"}
+        """Of the devices that can be used."""
+        return {name: peer.link for name, peer in self.peers.items() if peer.usable}
 
     def begin(self, flight: Flight) -> None:
         """Take a request."""

@@ -270,6 +270,7 @@ def test_what_a_run_shows_of_a_device_counts_for_all_subnets_over_it(tmp_path: P
             after = small.expected(1.0, 0.0)
             assert after is not None
             assert after.mean_ms > 1.5 * after.planned_ms
+            assert after.planned_ms > 1.5 * before.planned_ms, "the link is measured for both"
 
 
 def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> None:
@@ -279,7 +280,10 @@ def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> 
     ratio.add(3.0)
     assert ratio.now == (3.0, 0.0)
     now_s[0] = HALF_S
-    assert ratio.now == (2.0, 0.0)
+    assert ratio.now == (2.0, 1.0), "as it was, or as planned, with the same probability"
+    now_s[0] = 20 * HALF_S
+    assert ratio.now == pytest.approx((1.0, 0.0), abs=0.01)
+    now_s[0] = HALF_S
     ratio.add(1.0)
     mean, deviation = ratio.now
     assert (1.0 < mean < 3.0, deviation > 0.0) == (True, True)
