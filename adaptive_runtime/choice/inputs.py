@@ -5,7 +5,7 @@ Legend: V variants, C load classes.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import sqrt
+from math import copysign, floor, sqrt
 from statistics import NormalDist
 from typing import Annotated, NamedTuple, Self
 
@@ -14,6 +14,10 @@ from pydantic import Field, model_validator
 from profiling_agents.messages import Message
 
 MOST_QUANTILE = 1 - 1e-9
+MOST_ROOM = 3.0
+"""More deviations say nothing: no load is so normal."""
+ROOM_STEPS = 10
+"""In one deviation."""
 LEAST_SHARE = 1e-3
 """Of the budget, for a request that has none left."""
 Positive = Annotated[float, Field(gt=0)]
@@ -111,3 +115,10 @@ def effective_factor(mean: float, deviation: float, error: float, above: float) 
     Both are independent; the product has mean `mean` and variance deviation² + error² · (mean² + deviation²).
     """
     return mean + above * sqrt(deviation * deviation + error * error * (mean * mean + deviation * deviation))
+
+
+def room_of(limit: float, mean: float, deviation: float, error: float) -> int:
+    """How many tenths of a deviation a limit leaves above the mean of that product, up to `MOST_ROOM` deviations; 0: none."""
+    spread, left = sqrt(deviation * deviation + error * error * (mean * mean + deviation * deviation)), limit - mean
+    room = left / spread if spread else copysign(MOST_ROOM, left)
+    return floor(min(MOST_ROOM, max(0.0, room)) * ROOM_STEPS)

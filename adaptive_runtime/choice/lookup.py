@@ -13,7 +13,15 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from adaptive_runtime.choice.cells import VariantCell, cells, rounded_errors
-from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
+from adaptive_runtime.choice.inputs import (
+    MOST_ROOM,
+    ROOM_STEPS,
+    ChoiceLimits,
+    LoadFactors,
+    deviations,
+    effective_factor,
+    room_of,
+)
 from adaptive_runtime.choice.table import VariantTable
 from adaptive_runtime.choice.within import Ranks, Values
 from adaptive_runtime.errors import AdaptiveError
@@ -85,7 +93,8 @@ class VariantLookUp:
     def under(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
         """The best variant that keeps the budget with the limits' probability, energy and memory; none of `without`.
 
-        Where no variant keeps all limits, it is the fastest of those within energy and memory, else the fastest of all.
+        Where no variant keeps all limits, it is the surest of those within energy and memory, else of all: the one that most
+        probably keeps the budget; of equal ones, and where none does on average, the fastest at the limits' quantile.
         AdaptiveError: `without` has all variants.
         """
         if len(without) >= len(self.table) and without >= set(range(len(self.table))):
@@ -104,12 +113,17 @@ class VariantLookUp:
         best = self._first(found)
         if best is not None:
             return FoundVariant(best, self.effective_ms(best, limits, factors), True)
-        return self._fastest(limits, factors, without)
+        return self._surest(limits, factors, without)
 
     def effective_ms(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> float:
         """Latency of a variant under load, at the limits' quantile."""
         latency_ms, _, _ = self._rows[variant]
         return latency_ms * self._own_factor(variant, factors, deviations(limits.quantile))
+
+    def room(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> int:
+        """How many tenths of a deviation the budget leaves above the expected latency of a variant, at most 30; 0: none."""
+        latency_ms, error, _ = self._rows[variant]
+        return room_of(limits.budget_ms / latency_ms, *self._mean_and_deviation(variant, factors), error)
 
     def keeps(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> bool:
         """Whether a variant keeps all limits."""
@@ -164,10 +178,11 @@ class VariantLookUp:
         return min((variant for variant in found if variant is not None), key=place.__getitem__, default=None)
 
     def _own_factor(self, variant: int, factors: LoadFactors, above: float) -> float:
-        _, error, load_class = self._rows[variant]
-        own = factors.own.get(variant)
-        mean, deviation = (factors.mean[load_class], factors.deviation[load_class]) if own is None else own
-        return effective_factor(mean, deviation, error, above)
+        return effective_factor(*self._mean_and_deviation(variant, factors), self._rows[variant][1], above)
+
+    def _mean_and_deviation(self, variant: int, factors: LoadFactors) -> tuple[float, float]:
+        own, load_class = factors.own.get(variant), self._rows[variant][2]
+        return (factors.mean[load_class], factors.deviation[load_class]) if own is None else own
 
     def _keeps(
         self, variant: int, budget_ms: float, energy_mj: float, memory_mib: float, factors: LoadFactors, above: float
@@ -176,7 +191,7 @@ class VariantLookUp:
         limit_ms = budget_ms / self._own_factor(variant, factors, above)
         return self._rows[variant][0] <= limit_ms and energy <= energy_mj and memory <= memory_mib
 
-    def _fastest(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
+    def _surest(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
         for energy_mj, memory_mib in (self.extra_limits(limits), (inf, inf)):
             found = [
                 variant
@@ -189,8 +204,10 @@ class VariantLookUp:
                 found += [] if fastest is None else [fastest]
             if found:
                 break
-        times = [(self.effective_ms(variant, limits, factors), self._place[variant], variant) for variant in found]
-        effective_ms, _, variant = min(times)
+        _, effective_ms, _, variant = min(
+            (-self.room(one, limits, factors), self.effective_ms(one, limits, factors), self._place[one], one)
+            for one in found
+        )
         return FoundVariant(variant, effective_ms, False)
 
     def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
@@ -201,7 +218,8 @@ class VariantLookUp:
         mean_V[own], deviation_V[own] = np.array(list(factors.own.values())).T
         error_V = self.error_V
         variance_V = deviation_V * deviation_V + error_V * error_V * (mean_V * mean_V + deviation_V * deviation_V)
-        factor_V = mean_V + deviations(limits.quantile) * np.sqrt(variance_V)
+        spread_V = np.sqrt(variance_V)
+        factor_V = mean_V + deviations(limits.quantile) * spread_V
         energy_mj, memory_mib = self.extra_limits(limits)
         left_V = ~np.isin(np.arange(len(table)), list(without))
         extra_V = left_V & (table.energy_mj_V <= energy_mj) & (table.memory_mib_V <= memory_mib)
@@ -211,7 +229,11 @@ class VariantLookUp:
         else:
             allowed_V = extra_V if extra_V.any() else left_V
             times_V = np.where(allowed_V, table.latency_ms_V * factor_V, inf)
-            variant = int(np.lexsort((self.place_V, times_V))[0])
+            left_V = limits.budget_ms / table.latency_ms_V - mean_V
+            sure_V = np.copysign(MOST_ROOM, left_V)
+            room_V = np.divide(left_V, spread_V, out=sure_V, where=spread_V > 0)
+            room_V = np.floor(np.clip(room_V, 0.0, MOST_ROOM) * ROOM_STEPS)
+            variant = int(np.lexsort((self.place_V, times_V, np.where(allowed_V, -room_V, inf)))[0])
         return FoundVariant(variant, float(table.latency_ms_V[variant] * factor_V[variant]), bool(within_V.any()))
 
 

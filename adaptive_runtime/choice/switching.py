@@ -8,6 +8,8 @@ from adaptive_runtime.choice.objectives import Objective
 from adaptive_runtime.errors import AdaptiveError
 
 MINUTE_S = 60.0
+HARDLY_SURER = 5
+"""Tenths of a deviation that another variant has to have more of room in the budget, where none keeps the limits."""
 HELD_DWELLS = 4.0
 """A switch up was worth it if it held for so many times what was waited for it."""
 
@@ -17,9 +19,9 @@ class Switching:
     """Hysteresis around an objective.
 
     margin: share of the budget that a variant leaves free when it is switched to, if one does. A better variant has to do so
-    for `dwell_s` without interruption; where none keeps the limits, the fastest has to be faster by this share. The wait
-    doubles, up to `most_dwell_s`, with each late request that ends a switch up within `HELD_DWELLS` waits, and halves with each
-    other switch down. most_per_minute: of all switches; half of them are kept for switches down.
+    for `dwell_s` without interruption; where none keeps the limits, the surest has to be faster by this share, or surer by
+    `HARDLY_SURER`. The wait doubles, up to `most_dwell_s`, with each late request that ends a switch up within `HELD_DWELLS`
+    waits, and halves with each other switch down. most_per_minute: of all switches; half of them are kept for switches down.
     """
 
     objective: Objective
@@ -66,9 +68,11 @@ class Switching:
         self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant
     ) -> tuple[ChoiceState, Decision]:
         """From a variant that breaks a limit."""
+        look_up, given = self.objective.look_up, (inputs.limits, inputs.factors)
         hardly_faster = not best.within and best.effective_ms > (1 - self.margin) * now.effective_ms
-        if hardly_faster and self.objective.look_up.keeps_extras(now.variant, inputs.limits):
-            why = f"the fastest, {self._name(best)}, is hardly faster with {best.effective_ms:.3g} ms"
+        hardly_surer = look_up.room(best.variant, *given) < look_up.room(now.variant, *given) + HARDLY_SURER
+        if hardly_faster and hardly_surer and look_up.keeps_extras(now.variant, inputs.limits):
+            why = f"the surest, {self._name(best)}, is hardly surer or faster with {best.effective_ms:.3g} ms"
             return self._stays(state, inputs, now, None, why)
         why, switches = f"{self._told(now, inputs)}; {self._told(best, inputs)}", len(state.switched_s)
         if switches >= self.most_per_minute:

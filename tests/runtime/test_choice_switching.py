@@ -143,6 +143,21 @@ def test_where_nothing_fits_the_fastest_runs_and_is_told() -> None:
     assert "small (70.00%) breaks a limit with 20 ms" in second.reason
 
 
+def test_where_nothing_is_as_sure_as_it_should_be_the_surest_runs() -> None:
+    """Not the one that would be fastest at a quantile that cannot be had: it is late half of the time."""
+    policy = Switching(MostAccurate(VariantLookUp(THREE)))
+    limit = ChoiceLimits(budget_ms=20.0, quantile=1 - 1e-9)
+    scatters, is_late = {0: (4.0, 3.0), 1: (4.0, 0.1), 2: (9.0, 0.1)}, {0: (4.0, 3.0), 1: (3.99, 0.1), 2: (9.0, 0.1)}
+    calm = at(0.0, 1.0, limit)
+    made = decided(
+        policy, [calm, *(at(now_s, 1.0, limit)._replace(factors=LoadFactors(own=is_late)) for now_s in (1, 2))]
+    )
+    assert [one.name for one in made] == ["large", "small", "small"]
+    assert (made[1].within, made[1].effective_ms > 20.6) == (False, True), "middle is faster at the quantile"
+    on_the_edge = [at(now_s, 1.0, limit)._replace(factors=LoadFactors(own=scatters)) for now_s in (3, 4)]
+    assert [one.name for one in decided(policy, [calm, *on_the_edge])] == ["large", "small", "small"]
+
+
 def test_half_of_the_switches_are_kept_for_switches_down() -> None:
     policy = Switching(MostAccurate(VariantLookUp(THREE)), dwell_s=0.0, most_per_minute=4)
     load = [1.0, 2.0, 1.0, 2.0, 1.0, 5.0, 1.0]

@@ -1,7 +1,7 @@
 """Tables of variants, limits and slow-downs that tests draw, and the slow way to choose; a small table, and its decisions."""
 
 from collections.abc import Iterable
-from math import inf, sqrt
+from math import floor, inf, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -79,12 +79,17 @@ def load_factors(variants: int, most_own: int = 4) -> st.SearchStrategy[LoadFact
     )
 
 
-def factor(table: VariantTable, error: float, variant: int, limit: ChoiceLimits, factors: LoadFactors) -> float:
-    """The quantile of a variant's slow-down with the error of its prediction."""
+def mean_and_spread(table: VariantTable, error: float, variant: int, factors: LoadFactors) -> tuple[float, float]:
+    """Of a variant's slow-down with the error of its prediction."""
     load_class = 0 if table.load_class is None else table.load_class[variant]
     mean, deviation = factors.own.get(variant, (factors.mean[load_class], factors.deviation[load_class]))
-    variance = deviation * deviation + error * error * (mean * mean + deviation * deviation)
-    return mean + NormalDist().inv_cdf(limit.quantile) * sqrt(variance)
+    return mean, sqrt(deviation * deviation + error * error * (mean * mean + deviation * deviation))
+
+
+def factor(table: VariantTable, error: float, variant: int, limit: ChoiceLimits, factors: LoadFactors) -> float:
+    """The quantile of a variant's slow-down with the error of its prediction."""
+    mean, spread = mean_and_spread(table, error, variant, factors)
+    return mean + NormalDist().inv_cdf(limit.quantile) * spread
 
 
 def preference(table: VariantTable, variant: int) -> tuple[float, ...]:
@@ -100,7 +105,7 @@ def by_trying_all(
     factors: LoadFactors,
     without: frozenset[int] = frozenset(),
 ) -> tuple[int, bool]:
-    """The best variant within the limits, or the fastest, none of `without`; and whether it is within."""
+    """The best variant within the limits, or the surest, none of `without`; and whether it is within."""
     energy, memory = (inf if one is None else one for one in (limit.energy_mj, limit.memory_mib))
     everyone = [each for each in range(len(table)) if each not in without]
     factors_V = {each: factor(table, errors[each], each, limit, factors) for each in everyone}
@@ -114,5 +119,10 @@ def by_trying_all(
     if within:
         return min(within, key=lambda each: preference(table, each)), True
     candidates = frugal or everyone
-    times = {each: (table.latency_ms[each] * factors_V[each], preference(table, each)) for each in candidates}
-    return min(times, key=times.__getitem__), False
+    found = {}
+    for each in candidates:
+        mean, spread = mean_and_spread(table, errors[each], each, factors)
+        left = limit.budget_ms / table.latency_ms[each] - mean
+        room = min(3.0, max(0.0, left / spread)) if spread else 3.0 * (left >= 0)
+        found[each] = -floor(10 * room), table.latency_ms[each] * factors_V[each], preference(table, each)
+    return min(found, key=found.__getitem__), False
