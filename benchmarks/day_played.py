@@ -1,17 +1,18 @@
-"""A scenario with real processes: the run time's own parts decide and serve, other processes make the load, a relay the link.
+"""A scenario with real processes: the run time's own loop decides, other processes make the load, a relay the link.
 
-Every system serves every request in turn, so that all meet the same load. At home a request is run `slower` times, and so is
+Every system serves every request in turn, so that all meet the same load, and has a loop of its own
+(`adaptive_runtime.adapting`), which hears the same samples of the device. At home a request is run `slower` times, and so is
 each segment of a split there, which makes this machine so many times slower than it is; the other device, a process behind a
 relay, runs its segments once. Home has one core of this machine, with all burners; the other device and the relay, which are
 elsewhere in the scenario, have the other cores.
 """
 
+import math
 import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -20,22 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import adaptive_runtime
-from adaptive_runtime import DeployedModel
-from adaptive_runtime.adapting import BundleVariants, LoadEstimate
-from adaptive_runtime.adapting.adaptation import context_of
-from adaptive_runtime.choice import (
-    ByRules,
-    ChoiceLimits,
-    ChoiceState,
-    DecisionInputs,
-    DeviceContext,
-    Switching,
-    VariantLookUp,
-    parse_rules,
-)
+from adaptive_runtime import AdaptingOptions, DeployedModel
+from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun
+from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.placed import PlacedSubNet, PlacementRows, RunRatio, RunRatios
-from adaptive_runtime.sensing import SensedState, Sensing, device_sensors, load_index
+from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices
+from adaptive_runtime.pool import Variant
+from adaptive_runtime.sensing import SensedState, Sensing, device_sensors
 from adaptive_runtime.simulation import LevelRows, PlayedScenario, RequestEnds, SimulatedOutcome
 from adaptive_runtime.split import SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments, Loaded
@@ -71,103 +63,81 @@ class SlowerHome(HomeSegments):
         return segment(inputs)
 
 
-@dataclass(slots=True)
-class Known:
-    """What sensing has told last."""
-
-    device: DeviceContext | None = None
-    load: float | None = None
-
-    def tell(self, state: SensedState) -> None:
-        self.device, self.load = context_of(state), load_index(state)
-
-
 class ServingRows:
-    """Rows over all levels that really serve. placed: SubNets over other devices, by their digest."""
+    """Rows over all levels that really serve. placed: SubNets over other devices."""
 
-    def __init__(self, model: DeployedModel, rows: LevelRows, placed: Mapping[str, PlacedSubNet], slower: int) -> None:
-        self.model, self.rows, self.slower, self._placed = model, rows, slower, placed
+    def __init__(self, model: DeployedModel, rows: LevelRows, placed: PlacedSubNets, slower: int) -> None:
+        self.model, self.placed, self.slower = model, placed, slower
         manifest = model.pool.bundle.manifest
-        self._variants = BundleVariants.of(manifest, *manifest.known_formats).variants
-        over = {row: placed[rows.levels[row].subnet] for row in rows.placed}
-        self.over = PlacementRows(rows.table, over, {row: rows.home_of(row) for row in over})
-        """What rows over devices take now, and which of them cannot run."""
+        at_home = BundleVariants.of(manifest, *manifest.known_formats).variants
+        over = (Variant(rows.levels[row].subnet, placed=True) for row in sorted(rows.placed))
+        self.variants = BundleVariants((*at_home, *over), rows.table)
 
     def wait_for(self, devices: Set[str], timeout_s: float) -> bool:
         """Whether all SubNets over these devices are connected with them within a time, each."""
-        networks = [one.network for one in self._placed.values()]
+        networks = [one.network for one in self.placed.subnets.values()]
         return all(network.wait_for(*devices, timeout_s=timeout_s) for network in networks if devices)
 
-    def serve(self, row: int, x_NCHW: Images, left_ms: float) -> float:
-        """Milliseconds of one request by a row."""
+    def load(self, x_NCHW: Images) -> None:
+        """All rows at home, as a model that adapts loads them beside its requests."""
+        for row, one in enumerate(self.variants.variants):
+            if not one.placed:
+                self.serve(row, x_NCHW, math.inf)
+
+    def serve(self, row: int, x_NCHW: Images, left_ms: float) -> ServedRun:
+        """One request by a row."""
+        one = self.variants.variants[row]
+        if one.placed:
+            start_s = time.perf_counter()
+            self.placed.subnets[one.digest].runs(left_ms, len(x_NCHW)).run(x_NCHW)
+            return ServedRun(one, (), (time.perf_counter() - start_s) * 1e3)
+        self.model.use(one.digest, one.exit, early=one.early, format=one.form)
         start_s = time.perf_counter()
-        if row in self.rows.placed:
-            self._placed[self.rows.levels[row].subnet].runs(left_ms, len(x_NCHW)).run(x_NCHW)
-        else:
-            one = self._variants[row]
-            self.model.use(one.digest, one.exit, early=one.early, format=one.form)
-            for _ in range(self.slower):
-                self.model.infer(x_NCHW)
-        return (time.perf_counter() - start_s) * 1e3
+        for _ in range(self.slower):
+            found = self.model.infer(x_NCHW)
+        return ServedRun(one, found.exits, (time.perf_counter() - start_s) * 1e3)
 
 
-@dataclass(slots=True)
 class PlayedSystem:
     """A system that decides among some rows before each request, and what became of its requests."""
 
-    rows: LevelRows
-    others: frozenset[int]
-    limits: ChoiceLimits
-    rules: str
-    policy: ByRules = field(init=False)
-    estimate: LoadEstimate = field(init=False)
-    state: ChoiceState = field(default_factory=ChoiceState)
-    served: list[tuple[int, float]] = field(default_factory=list)
-    switches: int = 0
+    def __init__(self, serving: ServingRows, others: frozenset[int], limits: ChoiceLimits, policy: str) -> None:
+        self._serving, self._others, self._limits = serving, others, limits
+        options = AdaptingOptions(quantile=limits.quantile, rules=policy)
+        self._loop = Adaptation(serving.variants, limits, options, placed=serving.placed)
+        self._running: int | None = None
+        self._switches = 0
+        self._served: list[tuple[int, float]] = []
 
-    def __post_init__(self) -> None:
-        self.policy = ByRules(parse_rules(self.rules), VariantLookUp(self.rows.table), Switching)
-        self.estimate = LoadEstimate(self.rows.table)
-
-    def request(self, serving: ServingRows, known: Known, x_NCHW: Images) -> None:
+    def request(self, x_NCHW: Images) -> None:
         """Decide, serve, and learn from it."""
-        now_s, before = time.monotonic(), self.state.running
-        over = serving.over.now(self.estimate.factors(now_s, known.load, self.limits.quantile))
-        inputs = DecisionInputs(
-            now_s=now_s,
-            limits=self.limits,
-            factors=over.factors,
-            ratio=self.estimate.ratio,
-            load=known.load,
-            without=self.others | over.unable,
-            device=self._beside(known.device, before),
-        )
-        self.state, decision = self.policy.decide(self.state, inputs)
-        self.switches += before is not None and decision.variant != before
-        took_ms = serving.serve(decision.variant, x_NCHW, self.limits.budget_ms)
-        self.served.append((decision.variant, took_ms))
-        if decision.variant not in self.rows.placed:
-            self.estimate.observe([decision.variant], took_ms, time.monotonic(), known.load)
+        start_s, before = time.perf_counter(), self._running
+        decision = self._loop.choose(without=self._others)
+        self._running = decision.variant
+        run = self._serving.serve(decision.variant, x_NCHW, self._limits.budget_ms)
+        took_ms = (time.perf_counter() - start_s) * 1e3
+        self._switches += before is not None and decision.variant != before
+        self._served.append((decision.variant, took_ms))
+        self._loop.served([run], RequestProgress().after(decision.effective_ms, took_ms))
 
-    def _beside(self, device: DeviceContext | None, running: int | None) -> DeviceContext | None:
-        """The device with the memory that this system leaves, as if it ran alone."""
-        memory_mib = self.rows.table.memory_mib
-        if device is None or device.memory_available_mib is None or running is None or memory_mib is None:
-            return device
-        left_mib = max(0.0, device.memory_available_mib - memory_mib[running])
-        return device.model_copy(update={"memory_available_mib": left_mib})
+    def sensed(self, state: SensedState) -> None:
+        """A sample of the device, with the memory that this system leaves, as if it ran alone."""
+        table, free_mib, running = self._serving.variants.table, state.memory_available_mib, self._running
+        if free_mib is not None and running is not None and table.memory_mib is not None:
+            state = state.model_copy(update={"memory_available_mib": max(0.0, free_mib - table.memory_mib[running])})
+        self._loop.sensed(state)
 
     def outcome(self, duration_s: float) -> SimulatedOutcome:
         """Of all requests so far."""
-        rows_R = np.array([row for row, _ in self.served])
-        took_ms_R = np.array([took_ms for _, took_ms in self.served])
-        in_time_R = took_ms_R <= self.limits.budget_ms
+        rows_R = np.array([row for row, _ in self._served])
+        took_ms_R = np.array([took_ms for _, took_ms in self._served])
+        in_time_R = took_ms_R <= self._limits.budget_ms
         return SimulatedOutcome(
             ends_R=np.where(in_time_R, RequestEnds.IN_TIME.value, RequestEnds.LATE.value),
-            accuracy_R=self.rows.table.accuracy_V[rows_R],
+            accuracy_R=self._serving.variants.table.accuracy_V[rows_R],
             latency_ms_R=took_ms_R,
             duration_s=duration_s,
-            switches=self.switches,
+            switches=self._switches,
             rows_R=rows_R,
         )
 
@@ -265,15 +235,15 @@ def serving_rows(
     with ExitStack() as stack:
         model = stack.enter_context(adaptive_runtime.load(bundle))
         addresses = {name: device.address for name, device in peers.items()}
-        placed, ratios = dict[str, PlacedSubNet](), RunRatios(RunRatio)
+        placed, shared = dict[str, PlacedSubNet](), SharedDevices()
         for subnet in model.pool.bundle.manifest.subnets:
             if (placement := subnet.placement) is not None:
                 split, plans = opened_plans(bundle, placement, slower)
                 options = SplitOptions(coding=placement.coding, check_share=0.0)
                 home = SlowerHome(split, slower)
-                placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, home, ratios)
+                placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, home, shared)
                 stack.callback(placed[subnet.digest].close)
-        yield ServingRows(model, played.rows, placed, slower)
+        yield ServingRows(model, played.rows, PlacedSubNets(placed), slower)
 
 
 def play(
@@ -294,21 +264,25 @@ def play(
     root = work / "device"
     (root / "proc").mkdir(parents=True)
     (root / "proc/stat").symlink_to("/proc/stat")
-    known, cpu, bandwidth = Known(), *processes
-    home, elsewhere = home_and_others()
+    (cpu, bandwidth), (home, elsewhere) = processes, home_and_others()
     with ExitStack() as stack:
         with on_cores(elsewhere):
             peers = {name: stack.enter_context(OtherDevice.started()) for name in scenario.peers}
         stack.enter_context(on_cores(home))
         serving = stack.enter_context(serving_rows(bundle, played, peers, slower))
         images = images_of(serving.model) if images is None else images
-        found = systems_of(played, systems)
+        serving.load(images[:1])
+        everything = frozenset(range(len(played.rows.table)))
+        found = {
+            name: PlayedSystem(serving, everything - may_run, played.limits, played.policy)
+            for name, may_run in systems.items()
+        }
         surrounding, there = Surrounding(scenario, root, peers), scenario.at(0.0).phase.peers.keys()
         if not serving.wait_for(there, START_S):
             raise SystemExit(f"{', '.join(there)}: not connected within {START_S:g} s")
         stress = stack.enter_context(Stress(cpu_processes=cpu, bandwidth_processes=bandwidth))
         stack.enter_context(surrounding)
-        stack.enter_context(Sensing(device_sensors(root), tell=known.tell))
+        stack.enter_context(Sensing(device_sensors(root), tell=partial(_tell, tuple(found.values()))))
         follow(stress, trace, stack)
         start_s = time.monotonic()
         for number, arrival_s in enumerate(trace.arrivals_s):
@@ -316,17 +290,13 @@ def play(
             names = list(found)
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                found[name].request(serving, known, images[number % len(images)][None])
+                found[name].request(images[number % len(images)][None])
         return {name: one.outcome(scenario.duration_s) for name, one in found.items()}
 
 
-def systems_of(played: PlayedScenario, systems: Mapping[str, frozenset[int]]) -> dict[str, PlayedSystem]:
-    """Systems by the rows that they may run."""
-    everything = frozenset(range(len(played.rows.table)))
-    return {
-        name: PlayedSystem(played.rows, everything - may_run, played.limits, played.policy)
-        for name, may_run in systems.items()
-    }
+def _tell(systems: Sequence[PlayedSystem], state: SensedState) -> None:
+    for one in systems:
+        one.sensed(state)
 
 
 def follow(stress: Stress, trace: LoadTrace, stack: ExitStack) -> None:
