@@ -99,7 +99,10 @@ class ServingRows:
 
 
 class PlayedSystem:
-    """A system that decides among some rows before each request, and what became of its requests."""
+    """A system that decides among some rows before each request, and what became of its requests.
+
+    decided_ms: what each decision took.
+    """
 
     def __init__(self, serving: ServingRows, others: frozenset[int], limits: ChoiceLimits, policy: str) -> None:
         self._serving, self._others, self._limits = serving, others, limits
@@ -108,11 +111,13 @@ class PlayedSystem:
         self._running: int | None = None
         self._switches = 0
         self._served: list[tuple[int, float]] = []
+        self.decided_ms: list[float] = []
 
     def request(self, x_NCHW: Images) -> None:
         """Decide, serve, and learn from it."""
         start_s, before = time.perf_counter(), self._running
         decision = self._loop.choose(without=self._others)
+        self.decided_ms.append((time.perf_counter() - start_s) * 1e3)
         self._running = decision.variant
         run = self._serving.serve(decision.variant, x_NCHW, self._limits.budget_ms)
         took_ms = (time.perf_counter() - start_s) * 1e3
@@ -255,8 +260,8 @@ def play(
     slower: int,
     processes: tuple[int, int],
     images: Images | None = None,
-) -> dict[str, SimulatedOutcome]:
-    """What became of all requests of the scenario, by system. processes: that compute, that stream through memory.
+) -> dict[str, PlayedSystem]:
+    """All requests of the scenario, served by each system. processes: that compute, that stream through memory.
 
     images: of requests (N, C, H, W); None: of the bundle's calibration sample.
     """
@@ -291,7 +296,7 @@ def play(
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 found[name].request(images[number % len(images)][None])
-        return {name: one.outcome(scenario.duration_s) for name, one in found.items()}
+        return found
 
 
 def _tell(systems: Sequence[PlayedSystem], state: SensedState) -> None:

@@ -78,9 +78,11 @@ def test_with_real_processes_another_device_serves_as_long_as_it_is_there(
     limits = ChoiceLimits(budget_ms=60_000.0, quantile=0.99)
     day = PlayedScenario.drawn(both, rows, limits, RESPONSE, seed=0, policy="energy first")
     systems = {"all": frozenset(range(len(rows.table)))}
-    outcomes = play(bundle.folder, day, systems, tmp_path, slower=1, processes=(1, 0), images=bundle.x)
-    served = outcomes["all"].rows_R
+    systems_played = play(bundle.folder, day, systems, tmp_path, slower=1, processes=(1, 0), images=bundle.x)
+    found = systems_played["all"]
+    served = found.outcome(both.duration_s).rows_R
     assert served is not None
     (over,) = rows.placed
     assert served[0] == over
     assert served[-1] != over
+    assert len(found.decided_ms) == len(served)
