@@ -1,0 +1,22 @@
+"""Nights: the same run again and again, each compared with the one before, and their trends as a page.
+
+What a night leaves is one record. Latencies in it are measured anew every night, in rounds, so that a device that has changed
+is seen although no stage is worked again.
+"""
+
+from tasks.nightly.comparison import NightComparison, compare
+from tasks.nightly.history import History
+from tasks.nightly.records import DeviceNight, Finding, Night, NightTimes, StageNight
+from tasks.nightly.settings import Settings
+
+__all__ = [
+    "DeviceNight",
+    "Finding",
+    "History",
+    "Night",
+    "NightComparison",
+    "NightTimes",
+    "Settings",
+    "StageNight",
+    "compare",
+]

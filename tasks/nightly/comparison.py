@@ -1,0 +1,229 @@
+"""A night against the one before: what got worse by more than is tolerated, and what both came to, device by device."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import geometric_mean, median
+
+import numpy as np
+
+from tasks.nightly.noise import (
+    DrawnFront,
+    holm,
+    largest_of,
+    p_larger,
+    p_slower,
+    p_smaller,
+    ratio_at_equal_accuracy,
+)
+from tasks.nightly.records import DeviceNight, Finding, FindingKind, Night, OperatorRounds, SubNetRounds
+from tasks.nightly.settings import Settings
+
+LEAST_ROUNDS = 3
+REMEMBERED = 14
+"""Nights from which it is told what a device differs by without a reason."""
+USUAL_SHARE = 0.9
+"""Quantile over operators and SubNets of what they change by in one night."""
+LEAST_CHANGES = 3
+"""From so many such nights on they tell anything."""
+AnyRounds = OperatorRounds | SubNetRounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedDevice:
+    """A device in both nights. areas: mean accuracy over all budgets up to the largest SubNet's latency before; None: no front.
+
+    at_equal_accuracy: latency now over latency before, with its 90 % interval. slower, faster: of `timed` operators and SubNets
+    that both nights have, by more than is `tolerated`, as they were measured. notes: lines for what is not compared.
+    """
+
+    areas: tuple[float, float] | None
+    at_equal_accuracy: tuple[float, float, float] | None
+    timed: int
+    slower: int
+    faster: int
+    tolerated: float
+    latency_errors: tuple[float | None, float | None]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightComparison:
+    """Findings, the gravest first; devices by name; `tests`: how many were made; `notes`: lines for what is not compared."""
+
+    findings: tuple[Finding, ...]
+    devices: Mapping[str, ComparedDevice]
+    tests: int
+    notes: tuple[str, ...]
+
+
+def compare(settings: Settings, earlier: Sequence[Night], before: Night | None, now: Night) -> NightComparison:
+    """Tonight against a night before; None: there is nothing to compare with. earlier: nights in order, `before` among them.
+
+    All tests of a night share `false_alarms`, so that more of them do not make more alarms.
+    """
+    if before is None:
+        note = f"no earlier night of {now.network} in this output folder: nothing to compare with"
+        return NightComparison(findings=(), devices={}, tests=0, notes=(note,))
+    found = [_Device(settings, earlier, before, now, name) for name in now.devices if name in before.devices]
+    tests = [*(test for device in found for test in device.tests()), *_accuracy_errors(settings, before, now)]
+    rejected = holm([test.p_value for test in tests], settings.false_alarms)
+    findings = [test for test, is_worse in zip(tests, rejected, strict=True) if is_worse]
+    notes = [f"{name}: was not in the night before: not compared" for name in now.devices if name not in before.devices]
+    notes += [f"{name}: is no device of tonight's run" for name in before.devices if name not in now.devices]
+    return NightComparison(
+        findings=tuple(sorted(findings, key=_gravity)),
+        devices={device.name: device.told() for device in found},
+        tests=len(tests),
+        notes=tuple(notes),
+    )
+
+
+def _gravity(finding: Finding) -> tuple[int, float]:
+    order: tuple[FindingKind, ...] = ("front", "SubNet", "operator", "latency predictor", "accuracy predictor")
+    ratio = finding.now / finding.before if finding.now and finding.before else math.inf
+    return order.index(finding.kind), -ratio
+
+
+def _accuracy_errors(settings: Settings, before: Night, now: Night) -> Iterator[Finding]:
+    first, second = list(before.accuracy_errors.values()), list(now.accuracy_errors.values())
+    if first and second and first != second:
+        p_value = p_larger(first, second, settings.error_points)
+        yield Finding(
+            device="", kind="accuracy predictor", what="mean error on held-out SubNets", name="", unit="points",
+            before=float(np.mean(first)), now=float(np.mean(second)), p_value=p_value,
+        )  # fmt: skip
+
+
+class _Device:
+    """One device in both nights."""
+
+    def __init__(self, settings: Settings, earlier: Sequence[Night], before: Night, now: Night, name: str) -> None:
+        self.name = name
+        self._settings = settings
+        self._before, self._now = before.devices[name], now.devices[name]
+        same_weights = (before.supernet, before.inputs.get("data")) == (now.supernet, now.inputs.get("data"))
+        images = (None, None) if same_weights else (before.test_images, now.test_images)
+        alike = self._before.times.measured_with == self._now.times.measured_with
+        self._pairs = list(_shared(self._before, self._now)) if alike else []
+        self._fronts = [_front(one, count) for one, count in zip((self._before, self._now), images, strict=True)]
+        self._reference = _largest_ms(self._before)
+        self._tolerated = max(settings.slower, _usual_change(earlier, name, settings.false_alarms))
+        self._notes = [] if alike else ["latencies were measured otherwise the night before: not compared"]
+        if alike and not self._pairs:
+            self._notes.append("no operator or SubNet was timed in both nights: latencies are not compared")
+
+    def tests(self) -> Iterator[Finding]:
+        """Everything that is looked at, each with its p-value."""
+        for one, other in self._pairs:
+            yield self._slower(one, other)
+        if areas := self._areas():
+            first, second = (float(one.mean()) for one in areas)
+            p_value = p_smaller(*areas, self._settings.smaller_front)
+            yield self._finding("front", "area under the front", "", (first, second), "area", p_value)
+        first_errors, second_errors = (self._errors(one) for one in (self._before, self._now))
+        if first_errors and second_errors and first_errors != second_errors:
+            p_value = p_larger(first_errors, second_errors, self._settings.error_points)
+            medians = median(first_errors), median(second_errors)
+            what = "median error on held-out SubNets"
+            yield self._finding("latency predictor", what, "", medians, "%", p_value)
+
+    def told(self) -> ComparedDevice:
+        """Both nights, with or without findings."""
+        ratios = [
+            geometric_mean(now.rounds_ms) / geometric_mean(before.rounds_ms)
+            for before, now in self._pairs
+            if not now.reason
+        ]
+        most = 1 + self._tolerated
+        areas, fronts = self._areas(), self._fronts
+        ratio = ratio_at_equal_accuracy(fronts[0], fronts[1]) if fronts[0] and fronts[1] and self._pairs else None
+        errors = [self._errors(one) for one in (self._before, self._now)]
+        return ComparedDevice(
+            areas=None if areas is None else (float(areas[0].mean()), float(areas[1].mean())),
+            at_equal_accuracy=ratio,
+            timed=len(ratios),
+            slower=sum(one > most for one in ratios),
+            faster=sum(one < 1 / most for one in ratios),
+            tolerated=self._tolerated,
+            latency_errors=(median(errors[0]) if errors[0] else None, median(errors[1]) if errors[1] else None),
+            notes=tuple(self._notes),
+        )
+
+    def _areas(self) -> tuple[np.ndarray, np.ndarray] | None:
+        first, second = self._fronts
+        if first is None or second is None or self._reference is None or not self._pairs:
+            return None
+        return first.areas(self._reference), second.areas(self._reference)
+
+    def _slower(self, before: AnyRounds, now: AnyRounds) -> Finding:
+        kind: FindingKind = "operator" if isinstance(now, OperatorRounds) else "SubNet"
+        first = geometric_mean(before.rounds_ms)
+        if now.reason:
+            return self._finding(kind, f"{now.title} fails: {now.reason}", now.digest, (first, None), "ms", 0.0)
+        p_value = p_slower(before.rounds_ms, now.rounds_ms, self._tolerated)
+        times = first, geometric_mean(now.rounds_ms)
+        return self._finding(kind, now.title, now.digest, times, "ms", p_value)
+
+    def _finding(
+        self, kind: FindingKind, what: str, name: str, pair: tuple[float, float | None], unit: str, p_value: float
+    ) -> Finding:
+        return Finding.model_validate(
+            {
+                "device": self.name, "kind": kind, "what": what, "name": name,
+                "before": pair[0], "now": pair[1], "unit": unit, "p_value": p_value,
+            }
+        )  # fmt: skip
+
+    @staticmethod
+    def _errors(device: DeviceNight) -> list[float]:
+        """In percent."""
+        return [100 * error for error in device.latency_errors.values()]
+
+
+def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, AnyRounds]]:
+    """Operators and SubNets that were timed in both nights, or fail now."""
+    for first, second in (
+        (before.times.operators, now.times.operators),
+        (before.times.subnets, now.times.subnets),
+    ):
+        known: dict[str, AnyRounds] = {one.digest: one for one in first if len(one.rounds_ms) >= LEAST_ROUNDS}
+        for one in second:
+            if one.digest in known and (one.reason or len(one.rounds_ms) >= LEAST_ROUNDS):
+                yield known[one.digest], one
+
+
+def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:
+    rows = [(one.rounds_ms, one.accuracy) for one in device.times.subnets if len(one.rounds_ms) >= LEAST_ROUNDS]
+    points = [(rounds, accuracy) for rounds, accuracy in rows if accuracy is not None]
+    if not points:
+        return None
+    return DrawnFront.draw([rounds for rounds, _ in points], [accuracy for _, accuracy in points], images)
+
+
+def _largest_ms(device: DeviceNight) -> float | None:
+    found = next((one for one in device.times.subnets if one.digest == device.times.largest), None)
+    return geometric_mean(found.rounds_ms) if found and found.rounds_ms else None
+
+
+def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:
+    """Share that latencies of a device rise by without a reason in one night of 1 / level; 0 where too little is known.
+
+    By Student's t, from the root mean square of the changes over earlier nights: those without a finding on the device, and
+    with the same device and way of measuring as the night before.
+    """
+    changes = []
+    for before, now in pairwise([night for night in nights if name in night.devices][-REMEMBERED:]):
+        first, second = before.devices[name], now.devices[name]
+        alike = (first.fingerprint, first.times.measured_with) == (second.fingerprint, second.times.measured_with)
+        if not alike or any(finding.device == name for finding in now.findings):
+            continue
+        logs = [
+            abs(math.log(geometric_mean(other.rounds_ms) / geometric_mean(one.rounds_ms)))
+            for one, other in _shared(first, second)
+            if not other.reason
+        ]
+        if logs:
+            changes.append(float(np.quantile(logs, USUAL_SHARE)))
+    return math.expm1(largest_of(changes, level)) if len(changes) >= LEAST_CHANGES else 0.0

@@ -1,0 +1,39 @@
+"""The nights of an output folder: a file for each, whole or absent, so that a killed night leaves those before as they were."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tasks.errors import UserError
+from tasks.nightly.records import Night
+
+NIGHTS = "*.json"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The folder of the records. Files are added, and never changed; their names are the times at which nights began."""
+
+    folder: Path
+
+    def nights(self, network: str, warn: Callable[[str], None]) -> list[Night]:
+        """Nights of a network, the latest last. warn: is told of each record that cannot be read, which is left out."""
+        found = []
+        for file in sorted(self.folder.glob(NIGHTS)):
+            try:
+                found.append(Night.read(file))
+            except UserError as error:
+                warn(f"left out: {error}")
+        return [night for night in found if night.network == network]
+
+    def add(self, night: Night) -> Path:
+        """Write one more record, whole or not at all. UserError when that cannot be."""
+        file = self.folder / f"{datetime.fromisoformat(night.began):%Y%m%dT%H%M%S%fZ}.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            night.write(file)
+        except OSError as error:
+            hint = "make room; the same command goes on"
+            raise UserError(f"'{file}'", f"cannot be written ({error.strerror})", next_step=hint) from error
+        return file

@@ -1,0 +1,130 @@
+"""Whether tonight's numbers are worse than last night's by more than is tolerated: p-values, and Holm's procedure over all.
+
+Rounds of one night share its conditions, so that they tell less of the next night than their number says. What nights differ by
+without a reason has to be within what is tolerated (`tasks.nightly.comparison`).
+
+Legend: D draws, P points of a front, L levels of accuracy.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solvers.tables import Values
+
+LEAST_DEVIATION = 0.002
+"""Of rounds, relative: nearer than that two rounds are by chance alone."""
+DRAWS = 2000
+SEED = 0
+SAME = 1e-9
+"""Accuracies that are nearer are equal."""
+
+
+def p_slower(before_ms: Sequence[float], now_ms: Sequence[float], tolerated: float) -> float:
+    """P-value of "slower by the share `tolerated` at most": Welch's t-test of logarithms of the rounds' latencies."""
+    from scipy.stats import t  # takes a second
+
+    before, now = np.log(before_ms), np.log(now_ms)
+    errors = [max(float(np.var(one, ddof=1)), LEAST_DEVIATION**2) / len(one) for one in (before, now)]
+    freedom = sum(errors) ** 2 / sum(e**2 / (len(one) - 1) for e, one in zip(errors, (before, now), strict=True))
+    shift = float(now.mean() - before.mean()) - math.log1p(tolerated)
+    return float(t.sf(shift / math.sqrt(sum(errors)), freedom))
+
+
+def p_larger(before: Sequence[float], now: Sequence[float], tolerated: float) -> float:
+    """P-value of "errors are larger by `tolerated` at most": Mann and Whitney's test; 1 where one side has none."""
+    from scipy.stats import mannwhitneyu
+
+    if not before or not now:
+        return 1.0
+    return float(mannwhitneyu(np.array(now) - tolerated, np.array(before), alternative="greater").pvalue)
+
+
+def largest_of(changes: Sequence[float], level: float) -> float:
+    """What a further change exceeds with the probability `level`, of changes around 0 that were so large."""
+    from scipy.stats import t
+
+    return float(t.isf(level, len(changes))) * math.sqrt(float(np.mean(np.square(changes))))
+
+
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which hypotheses are rejected, so that the probability to reject any true one is `level` at most.
+
+    However the tests depend on each other (Holm, Scandinavian Journal of Statistics 6, 1979).
+    """
+    rejected = [False] * len(p_values)
+    for rank, place in enumerate(np.argsort(p_values, kind="stable")):
+        if p_values[place] > level / (len(p_values) - rank):
+            break
+        rejected[place] = True
+    return rejected
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFront:
+    """Points of a front as they may be, given the measurements. latency_DP [ms], accuracy_DP in [0, 1]; levels_P: measured."""
+
+    latency_DP: NDArray[np.float64]
+    accuracy_DP: NDArray[np.float64]
+    levels_P: Values
+
+    @classmethod
+    def draw(cls, rounds_ms: Sequence[Sequence[float]], accuracy: Sequence[float], images: int | None) -> "DrawnFront":
+        """From latencies of rounds, and accuracies on so many images; None: these are exact.
+
+        Latencies differ by chance from point to point. Accuracies do so together, as they are of the same images.
+        """
+        rng = np.random.default_rng(SEED)
+        logs = [np.log(rounds) for rounds in rounds_ms]
+        errors = [max(float(np.std(one, ddof=1)), LEAST_DEVIATION) / math.sqrt(len(one)) for one in logs]
+        levels = np.array(accuracy)
+        means = np.array([one.mean() for one in logs])
+        latency = np.exp(means + np.array(errors) * rng.standard_normal((DRAWS, len(logs))))
+        error = np.sqrt(levels * (1 - levels) / images) if images else np.zeros(len(levels))
+        shared = np.random.default_rng(rng.integers(2**32)).standard_normal((DRAWS, 1))
+        return cls(latency, levels + error * shared, levels)
+
+    def areas(self, reference_ms: float) -> Values:
+        """Mean accuracy over all budgets from 0 to the reference (D,): a budget has its best point, or 0 without any."""
+        order = np.argsort(self.latency_DP, axis=1)
+        latency = np.minimum(np.take_along_axis(self.latency_DP, order, axis=1), reference_ms)
+        best = np.maximum.accumulate(np.take_along_axis(self.accuracy_DP, order, axis=1), axis=1)
+        until = np.column_stack([latency[:, 1:], np.full(len(latency), reference_ms)])
+        areas: Values = ((until - latency) * best).sum(axis=1) / reference_ms
+        return areas
+
+    def fastest(self, levels_L: Values) -> NDArray[np.float64]:
+        """Latency of the fastest point with at least each accuracy (D, L); infinite where there is none."""
+        reached = self.accuracy_DP[:, None, :] >= levels_L[None, :, None] - SAME
+        found: NDArray[np.float64] = np.where(reached, self.latency_DP[:, None, :], np.inf).min(axis=2)
+        return found
+
+
+def p_smaller(before: Values, now: Values, tolerated: float) -> float:
+    """P-value of "smaller by the share `tolerated` at most", of two columns of drawn areas (D,)."""
+    from scipy.stats import norm
+
+    kept = now - (1 - tolerated) * before
+    deviation = max(float(kept.std()), LEAST_DEVIATION * float(before.mean()))
+    return float(norm.cdf(float(kept.mean()) / deviation)) if deviation else 1.0
+
+
+def ratio_at_equal_accuracy(before: DrawnFront, now: DrawnFront) -> tuple[float, float, float] | None:
+    """Latency now over latency before, at the accuracies of the front before: median, 5 % and 95 % quantile of draws.
+
+    The geometric mean over accuracies that both nights reach; None where there is none.
+    """
+    levels = before.levels_P
+    ratios_DL = np.full((DRAWS, len(levels)), np.nan)
+    first, second = before.fastest(levels), now.fastest(levels)
+    known = np.isfinite(first) & np.isfinite(second)
+    ratios_DL[known] = np.log(second[known] / first[known])
+    some = known.any(axis=1)
+    if not some.any():
+        return None
+    means = np.exp(np.nanmean(ratios_DL[some], axis=1))
+    low, middle, high = (float(one) for one in np.quantile(means, (0.05, 0.5, 0.95)))
+    return middle, low, high

@@ -1,0 +1,51 @@
+"""The tests of a night: p-values that are as large as they say, and Holm's procedure over them."""
+
+import numpy as np
+import pytest
+
+from tasks.nightly.noise import DrawnFront, holm, p_slower, ratio_at_equal_accuracy
+
+
+def test_p_values_of_a_tolerated_change_are_uniform_at_most() -> None:
+    rng = np.random.default_rng(0)
+    drawn = np.exp(0.02 * rng.standard_normal((4000, 2, 5)))
+    p_values = np.array([p_slower(before, 1.05 * now, 0.05) for before, now in drawn])
+    for level in (0.01, 0.05, 0.2):
+        assert (p_values <= level).mean() <= level + 4 * np.sqrt(level * (1 - level) / len(p_values))
+    assert np.median([p_slower(before, 1.3 * now, 0.05) for before, now in drawn[:200]]) < 1e-4
+
+
+def test_rounds_that_are_equal_to_the_last_digit_are_not_taken_for_certain() -> None:
+    assert p_slower([1.0] * 5, [1.0501] * 5, 0.05) > 0.01
+    assert p_slower([1.0] * 5, [1.2] * 5, 0.05) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("p_values", "rejected"),
+    [
+        ([], []),
+        ([0.004, 0.02, 0.03, 0.04], [True, False, False, False]),
+        ([0.04, 0.001, 0.012, 0.01], [True, True, True, True]),
+        ([0.0126, 0.0126, 0.9], [True, True, False]),
+    ],
+)
+def test_holm_takes_the_smallest_first_and_stops_at_the_first_that_is_too_large(
+    p_values: list[float], rejected: list[bool]
+) -> None:
+    assert holm(p_values, 0.05) == rejected
+
+
+def test_the_area_under_a_front_is_the_mean_accuracy_over_budgets() -> None:
+    front = DrawnFront.draw([[1.0] * 4, [2.0] * 4, [3.0] * 4], [0.5, 0.4, 0.8], None)
+    areas = front.areas(4.0)  # 0 below 1 ms, 0.5 up to 3 ms, 0.8 from there on
+    assert areas.mean() == pytest.approx((2 * 0.5 + 1 * 0.8) / 4, rel=1e-2)
+    assert front.areas(2.5).mean() == pytest.approx(1.5 * 0.5 / 2.5, rel=1e-2)
+
+
+def test_latency_at_equal_accuracy_is_of_the_accuracies_that_both_nights_reach() -> None:
+    before = DrawnFront.draw([[1.0, 1.01, 0.99], [2.0, 2.02, 1.98]], [0.7, 0.9], None)
+    now = DrawnFront.draw([[1.5, 1.51, 1.49]], [0.8], None)
+    ratio = ratio_at_equal_accuracy(before, now)
+    assert ratio is not None
+    assert ratio[0] == pytest.approx(1.5, rel=0.01)
+    assert ratio_at_equal_accuracy(now, DrawnFront.draw([[1.0, 1.0, 1.0]], [0.1], None)) is None
