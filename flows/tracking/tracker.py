@@ -31,6 +31,7 @@ DIGEST_TAG = "autotailor.digest"
 ARTIFACT_TAG = "autotailor.artifact"
 OUTPUT_TAG = "autotailor.output"
 NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
+SUPERNET_DESCRIPTION = "SuperNet: tailor_ir.load(folder) opens it"
 KEY_SHOWN = 6
 MAX_PARAM_LENGTH = 6000
 MAX_PARAMS = 100
@@ -170,18 +171,28 @@ class Tracker:
         for run in self.client.search_runs([self.experiment], running, ViewType.ACTIVE_ONLY):
             self.finish(run.info.run_id, "KILLED")
 
-    def register(self, name: str, run_id: str, folder: str, digest: str) -> None:
+    def register(
+        self, name: str, run_id: str, folder: str, digest: str, description: str = SUPERNET_DESCRIPTION
+    ) -> None:
         """A version of model `name` in the registry that points at the run's artifact folder; once per digest."""
-        filter_name = f"name = '{name}'"
-        if not self.client.search_registered_models(filter_string=filter_name):
-            self.client.create_registered_model(name, description="SuperNet: tailor_ir.load(folder) opens it")
-        versions = self.client.search_model_versions(filter_name)
-        if any(version.tags.get(DIGEST_TAG) == digest for version in versions):
+        if not self.client.search_registered_models(filter_string=f"name = '{name}'"):
+            self.client.create_registered_model(name, description=description)
+        if self._version_of(name, digest) is not None:
             return
         address = self.client.get_run(run_id).data.tags[f"{ARTIFACT_TAG}.{folder}"]
         holder = address.removeprefix("runs:/").split("/")[0]
         source = f"{self.client.get_run(holder).info.artifact_uri}/{folder}"
         self.client.create_model_version(name, source, holder, tags={DIGEST_TAG: digest})
+
+    def point(self, name: str, digest: str, alias: str) -> None:
+        """Let an alias of model `name` point at its version of this content, which is registered."""
+        version = self._version_of(name, digest)
+        assert version is not None, f"{name} has a version of {digest}"
+        self.client.set_registered_model_alias(name, alias, version)
+
+    def _version_of(self, name: str, digest: str) -> str | None:
+        versions = self.client.search_model_versions(f"name = '{name}'")
+        return next((str(one.version) for one in versions if one.tags.get(DIGEST_TAG) == digest), None)
 
 
 def start_tracking(address: TrackingAddress, experiment: str, key: str, name: str) -> Tracker:

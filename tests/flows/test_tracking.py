@@ -131,6 +131,20 @@ def test_a_registered_supernet_points_at_its_files_once_per_digest(tracker: Trac
     assert client.get_run(tracker.run_id).data.tags["autotailor.digest.supernet"] == digest_of(folder)
 
 
+def test_an_alias_points_at_the_version_of_a_content(tracker: Tracker, tmp_path: Path) -> None:
+    name = "autotailor-net"
+    for number, digest in enumerate(("d1", "d2"), 1):
+        (tmp_path / "supernet").write_bytes(digest.encode())
+        run_id = tracker.start_stage("finetune", digest)
+        tracker.log_artifact(run_id, tmp_path, "supernet")
+        tracker.register(name, run_id, "supernet", digest)
+        tracker.point(name, digest, "candidate")
+        assert int(tracker.client.get_model_version_by_alias(name, "candidate").version) == number
+    tracker.point(name, "d1", "champion")
+    assert int(tracker.client.get_model_version_by_alias(name, "candidate").version) == 2
+    assert int(tracker.client.get_model_version_by_alias(name, "champion").version) == 1
+
+
 def test_versions_of_the_libraries_are_tags(tracker: Tracker) -> None:
     assert "version.torch" in tracker.client.get_run(tracker.run_id).data.tags
 
