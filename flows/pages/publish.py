@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
 from flows.pages.facts import Facts
 from flows.pages.markdown import report_in_short, summary
+from flows.pages.pictures import front_picture
 from flows.progress import artifact_key
 from flows.run import Output
 
@@ -30,7 +31,10 @@ def publish_plan(rows: Sequence[Facts]) -> None:
 
 
 def publish_report(report: dict[str, Any], page: Path, address: str | None) -> None:
-    """The report in short. address: of report.html on a server; browsers refuse links to local files."""
+    """The report in short, and each device's front. address: of report.html on a server; browsers refuse links to files."""
+    for device in report["devices"]:
+        description = f"measured front on {device['name']}"
+        create_image_artifact(front_picture(device), key=artifact_key("front", device["name"]), description=description)
     create_markdown_artifact(report_in_short(report, page, address), key=artifact_key("report", "pipeline"))
 
 
