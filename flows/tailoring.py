@@ -1,6 +1,6 @@
 """The common part of both flows: a walk through their table of stages, and the result that the command asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import get_run_logger
@@ -22,9 +22,16 @@ from flows.stages.winners import check_adapted, readable_exports
 from tasks.choose import Question
 from tasks.plan import ProfilePlan
 
+Conclude = Callable[[Run, Outputs], dict[str, Any]]
+"""What follows a report, while the run still has its devices; what it adds to the result."""
+
 
 def tailor(
-    table: Sequence[StageSpec], config: FlowConfig, until: str, question: Question | None = None
+    table: Sequence[StageSpec],
+    config: FlowConfig,
+    until: str,
+    question: Question | None = None,
+    conclude: Conclude = lambda run, outputs: {},
 ) -> dict[str, Any]:
     """Work the stages of a table up to command `until`. question: to the search with which it ends."""
     check_streams(config, until)
@@ -37,7 +44,7 @@ def tailor(
         readable_policies(config, outputs)
         joint = found_jointly(outputs)
         if until == "report":
-            return {**report(run, config, outputs), **exports, **joint}
+            return {**report(run, config, outputs), **exports, **joint, **conclude(run, outputs)}
         if until == "plan":
             return {**results(table, run, outputs, "enumerate"), "plan": _plan(run, config, outputs)}
         answered = answer(run, config, question, outputs) if question else {}

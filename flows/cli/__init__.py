@@ -12,7 +12,7 @@ BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0, 2 with one line for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit code: 0, 2 with one line for bad input, 3 after a night that regressed, 130 after Ctrl-C, 143 after SIGTERM."""
     if hidden := _hidden():
         print(f"autotailor: {hidden}", file=sys.stderr)
         return BAD_INPUT

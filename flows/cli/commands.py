@@ -34,7 +34,8 @@ from tasks.streams.results import STREAM_FILE, StreamedNetwork
 
 USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
 """Told in one line, exit code 2; `UserError` is an `AdaptiveError`."""
-UNTIL = {"run": "report", "compare": "search"}
+NIGHTLY = "nightly"
+UNTIL = {"run": "report", NIGHTLY: "report", "compare": "search"}
 LONG = 200
 
 
@@ -69,6 +70,8 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
     if command == "enumerate":
         (stage,) = result["stages"]
         result |= listing(Path(stage["folder"]), stage["result"])
+    if night := result.get(NIGHTLY):
+        terminal.say(night["line"])
     return result
 
 
@@ -121,6 +124,10 @@ def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | 
         from flows.adapt import adapt
 
         return adapt(config, "plan" if dry_run else "report")
+    if command == NIGHTLY:
+        from flows.nightly.flow import night_of
+
+        return night_of(config)
     until = "plan" if dry_run else UNTIL.get(command, command)
     if question and question.files:
         until = "search"  # what follows is of the files' SubNets

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143
+REGRESSED = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0, 2 with one line for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit code: 0, 2 with one line for bad input, 3 after a night that regressed, 130 after Ctrl-C, 143 after SIGTERM."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["agent"]:
         from profiling_agents.cli import main as agent
@@ -93,7 +94,7 @@ def _execute(arguments: Arguments) -> int:
         return _refuse(error)
     if arguments.json:
         _write(arguments.json, result)
-    return 0
+    return REGRESSED if isinstance(result, dict) and result.get("regressed") else 0
 
 
 def _execute_alone(arguments: Arguments) -> int:

@@ -15,7 +15,7 @@ OF_STAGES = """\
 Every command first completes the stages that it needs; stages that are complete under the same settings, inputs and
 code are not repeated. After an interruption the same command goes on."""
 
-EXIT_CODES = "Exit code 0, 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM."
+EXIT_CODES = "Exit code 0, 2 for bad input, 3 for a night that regressed, 130 for Ctrl-C, 143 for SIGTERM."
 
 
 def general_help(config_folder: Path | None = None) -> str:

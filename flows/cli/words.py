@@ -109,6 +109,19 @@ COMMANDS = {
             "autotailor run +preset=quick finetune.epochs=4 --dry-run",
         ),
     ),
+    "nightly": Command(
+        summary="the whole pipeline, compared with the night before: what changed, what got worse, trends",
+        about="The same as run, with the same options every night. Stages whose inputs are as they were are not worked again; "
+        "operators and SubNets are timed anew on each device. nights.html in the output folder tells what changed since the "
+        "night before, what got worse by more than noise, and trends. What regressed is told in one message, and the exit "
+        "code is 3; else the night's SuperNet and bundles become the champions of MLflow's model registry.",
+        flags=("--dry-run", *EVERYWHERE),
+        groups=(*_ALL, "nightly", *_RUN),
+        examples=(
+            "autotailor nightly +preset=nightly",
+            "autotailor nightly +preset=quick nightly.slower=0.1 nightly.webhook_file=webhook.txt",
+        ),
+    ),
     "compile": Command(
         summary="make a SuperNet of the network",
         about="Finds what can be cut in the network and makes a SuperNet of it: its variables, their choices, and how many "

@@ -31,6 +31,7 @@ from tasks.exits.settings import Settings as PolicySettings
 from tasks.export import Settings as ExportSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.models import ModelSettings, origin_of
+from tasks.nightly.settings import Settings as NightlySettings
 from tasks.partition.settings import Settings as PartitionSettings
 from tasks.predict.resources import Settings as ResourceSettings
 from tasks.predict.settings import Settings as PredictSettings
@@ -296,7 +297,12 @@ class StreamConfig(BaseModel):
 
 
 class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
-    """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`."""
+    """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`.
+
+    nightly: how the run of one night is compared with that of the night before.
+    """
+
+    nightly: NightlySettings = NightlySettings()
 
     @model_validator(mode="after")
     def _a_first_stage_has_a_backbone_and_a_head(self) -> Self:

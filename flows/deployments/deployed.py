@@ -13,6 +13,7 @@ from flows.deploy import put  # noqa: E402
 from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
     DEFAULT_DATA,
     DEFAULT_DRIFT,
+    NIGHTLY_PRESET,
     NO_PRESET,
     AdaptSettings,
     BudgetMs,
@@ -30,6 +31,8 @@ from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the f
     run_words,
     stream_words,
 )
+from flows.nightly.flow import regressed  # noqa: E402
+from flows.nightly.working import work_night  # noqa: E402
 from flows.stages import ADAPTATION, PIPELINE  # noqa: E402
 from flows.tailoring import tailor  # noqa: E402
 from flows.validate import validate  # noqa: E402
@@ -79,6 +82,39 @@ def run(
     ]
     config = validate(RunConfig, composed("config", fields, overrides, settings))
     return tailor(PIPELINE, config, until)
+
+
+@flow(name="autotailor-nightly", flow_run_name=_run_name, persist_result=False)
+def work_nightly(
+    preset: Preset = NIGHTLY_PRESET,
+    model: str = "",
+    data: Data = DEFAULT_DATA,
+    data_path: str = "",
+    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: list[BudgetMs] = [],  # noqa: B006
+    overrides: list[Override] = [],  # noqa: B006
+    output_dir: str = "",
+    settings: RunSettings = None,
+) -> Any:
+    """The whole pipeline, compared with the night before in the same output folder. Ends as Regressed if something got worse.
+
+    Args:
+        preset: Settings that belong together; the fields below count over them.
+        model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
+        data: Which images. Default: noisy digits, without files of yours.
+        data_path: The folder of imagefolder, parquet, torchvision, coco and voc.
+        devices: What the network is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
+        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
+        overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
+        output_dir: A folder on the worker's machine, the same every night. Empty: that of the preset, or outputs.
+        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
+    """
+    fields = [
+        *run_words(preset, model),
+        *common_words(data, data_path, devices, budgets_ms, output_dir),
+    ]
+    result = work_night(validate(RunConfig, composed("config", fields, overrides, settings)))
+    return regressed(result) if result["regressed"] else result
 
 
 @flow(name="autotailor-adapt", flow_run_name=_run_name, persist_result=False)

@@ -16,6 +16,7 @@ from flows.deployments.schema import DEVICES, Plain, settings_schema
 from flows.groups import config_groups, nearest
 
 NO_PRESET = "none"
+NIGHTLY_PRESET = "nightly"
 DEFAULT_DATA = "default"
 KINDS = ("model", "data")
 """Groups whose options are kinds, with defaults of their own."""

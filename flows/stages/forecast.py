@@ -131,7 +131,7 @@ def _why(stage: StageRun, folder: StageFolder, store: Store) -> str:
         return "no folder yet"
     settings = json.loads(json.dumps(stage.settings))
     told = [made_from for path in finished if (made_from := MadeFrom.of(path))]
-    changes = [(list(_changes(one.settings, settings)), one.code != stage.code) for one in told]
+    changes = [(list(changes(one.settings, settings)), one.code != stage.code) for one in told]
     if not changes:
         return "settings, inputs or code changed"
     return _changed(*min(changes, key=lambda pair: len(pair[0])))
@@ -145,11 +145,11 @@ def _changed(settings: Sequence[str], code: bool) -> str:
     return "code changed" if code else "inputs changed"
 
 
-def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
+def changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
     """`NAME BEFORE → AFTER` for every value that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in dict.fromkeys((*before, *after)):
-            yield from _changes(before.get(key), after.get(key), f"{name}.{key}".lstrip("."))
+            yield from changes(before.get(key), after.get(key), f"{name}.{key}".lstrip("."))
     elif before != after:
         yield f"{name} {_text(before)} → {_text(after)}"
 

@@ -120,7 +120,8 @@ def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, mon
 
 def test_every_group_is_read_by_the_whole_pipeline_and_more_by_later_commands() -> None:
     groups = {name: set(command.groups) for name, command in COMMANDS.items()}
-    assert groups["run"] == groups["report"] == set(config_groups())
+    assert groups["nightly"] == set(config_groups())
+    assert groups["run"] == groups["report"] == groups["nightly"] - {"nightly"}
     for chain in (("compile", "finetune", "predict", "search", "export", "run"), ("enumerate", "profile", "predict")):
         assert all(groups[earlier] < groups[later] for earlier, later in pairwise(chain))
 

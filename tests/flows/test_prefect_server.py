@@ -56,14 +56,14 @@ def test_the_documented_pool_runs_one_at_a_time(server: Server) -> None:
 
 
 def test_the_nightly_deployment_has_its_schedule(server: Server) -> None:
-    (schedule,) = server.deployment("autotailor/nightly")["schedules"]
+    (schedule,) = server.deployment("autotailor-nightly/nightly")["schedules"]
     assert schedule["active"]
     assert schedule["schedule"]["cron"] == "0 2 * * *"
-    assert server.deployment("autotailor/nightly")["parameters"] == {"preset": "nightly"}
+    assert server.deployment("autotailor-nightly/nightly")["parameters"] == {"preset": "nightly"}
 
 
 def test_the_server_plans_the_nights_of_a_schedule(server: Server) -> None:
-    nightly = {"id": {"any_": [server.deployment("autotailor/nightly")["id"]]}}
+    nightly = {"id": {"any_": [server.deployment("autotailor-nightly/nightly")["id"]]}}
     planned = wait_for(lambda: server.found("flow_runs", deployments=nightly), "scheduled runs")
     assert {run["state_type"] for run in planned} == {"SCHEDULED"}
     assert all("T02:00:00" in run["next_scheduled_start_time"] for run in planned)
@@ -171,7 +171,7 @@ def submitted(driver: WebDriver, button: WebElement, look: Callable[[], Found | 
 
 
 def test_the_documented_process_goes_on_with_what_was_deployed(server: Server, tmp_path: Path) -> None:
-    nightly = server.deployment("autotailor/nightly")
+    nightly = server.deployment("autotailor-nightly/nightly")
     log = tmp_path / "log"
     process = server.start(f"python -c {shlex.quote(server.documented('python', 'serve('))}", log)
     try:
@@ -180,6 +180,6 @@ def test_the_documented_process_goes_on_with_what_was_deployed(server: Server, t
         stop(process)
         server.shell("prefect --no-prompt deploy --all")
     assert "are being served" in log.read_text(), log.read_text()
-    served = server.deployment("autotailor/nightly")
+    served = server.deployment("autotailor-nightly/nightly")
     assert served["id"] == nightly["id"]
     assert [schedule["slug"] for schedule in served["schedules"]] == ["nightly"]

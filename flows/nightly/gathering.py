@@ -1,0 +1,103 @@
+"""The record of a night, from its finished stages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import tasks.data
+from flows.config import RunConfig
+from flows.run import Output, Run
+from flows.stages import PIPELINE, SUPERNET
+from flows.stages.inputs import data_key, model_key
+from flows.stages.spec import ALONE, Outputs
+from flows.versions import library_versions
+from profiling_agents.messages import Capabilities
+from tasks.artifacts import MadeFrom, digest_of
+from tasks.nightly import DeviceNight, Night, NightTimes, StageNight
+from tasks.nightly.timing import TIMES_FILE
+from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_FILE
+from tasks.schemas.accuracy import AccuracyValidation
+from tasks.schemas.latency import VALIDATION_FILE as LATENCY_FILE
+from tasks.schemas.latency import LatencyValidation
+
+FACTS = (
+    "backend",
+    "version",
+    "build",
+    "precision",
+    "cpu_model",
+    "operating_system",
+    "system",
+    "governor",
+    "frequency_state",
+)
+"""Of a device, by which people tell what has changed there."""
+SPECS = {spec.title or spec.name: spec for spec in PIPELINE}
+FinishedStages = Sequence[Output]
+
+
+def gather(
+    run: Run, config: RunConfig, outputs: Outputs, finished: FinishedStages, watched: Mapping[str, Output], began: str
+) -> Night:
+    """The record of tonight. finished: all stages but those of `watched`, which timed the devices."""
+    sensitivities = AccuracyValidation.read(outputs["sensitivities"][ALONE].folder / ACCURACY_FILE)
+    libraries = {f"library {name}": version for name, version in library_versions().items()}
+    return Night(
+        began=began,
+        network=config.name,
+        run=run.folder.name,
+        supernet=digest_of(outputs["finetune"][ALONE].folder / SUPERNET),
+        inputs={"data": digest_of(data_key(config.data)), "network": digest_of(model_key(config.model)), **libraries},
+        stages=tuple(_stages(finished, tuple(config.device))),
+        devices={name: _device(run, name, outputs, watched[name]) for name in config.device},
+        test_images=len(tasks.data.load(config.data, "test")),
+        accuracy_errors={row.digest: 100 * abs(row.predicted_accuracy - row.accuracy) for row in sensitivities.rows},
+    )
+
+
+def with_times(night: Night, watched: Mapping[str, Output]) -> Night:
+    """The same night with the devices that were timed once more."""
+    again = {name: night.devices[name].model_copy(update={"times": _times(output)}) for name, output in watched.items()}
+    return night.model_copy(update={"devices": {**night.devices, **again}})
+
+
+def _times(output: Output) -> NightTimes:
+    return NightTimes.read(output.folder / TIMES_FILE)
+
+
+def _device(run: Run, name: str, outputs: Outputs, watched: Output) -> DeviceNight:
+    validation = LatencyValidation.read(outputs["latency"][name].folder / LATENCY_FILE)
+    held_out = [row for row in validation.subnets if row.used_for == "held out"]
+    return DeviceNight(
+        fingerprint=run.devices.fingerprint(name),
+        facts=_facts(run.devices.capabilities(name)),
+        times=_times(watched),
+        latency_errors={row.digest: abs(row.predicted_ms - row.measured_ms) / row.measured_ms for row in held_out},
+    )
+
+
+def _facts(device: Capabilities) -> dict[str, str]:
+    known = ((name, getattr(device, name)) for name in FACTS)
+    return {name: str(value) for name, value in known if value not in (None, "")}
+
+
+def _stages(finished: FinishedStages, devices: Sequence[str]) -> Iterator[StageNight]:
+    titles = [output.stage for output in finished]
+    for output in finished:
+        name, _, label = output.stage.partition("/")
+        spec, made_from = SPECS[name], MadeFrom.of(output.folder)
+        needs = (title for need in (*spec.needs, *spec.reads) for title in _read(need, label, titles))
+        of_devices = (label,) if label in devices else tuple(devices)
+        yield StageNight(
+            stage=output.stage,
+            key=output.key,
+            code=made_from.code if made_from else "",
+            needs=tuple(dict.fromkeys(needs)),
+            devices=of_devices if spec.agent else (),
+            worked=not output.cached,
+            seconds=output.seconds,
+        )
+
+
+def _read(need: str, label: str, titles: Sequence[str]) -> list[str]:
+    """Titles of an earlier stage that a stage of this label reads: its own, or all."""
+    own = f"{need}/{label}"
+    return [own] if own in titles else [title for title in titles if title.partition("/")[0] == need]

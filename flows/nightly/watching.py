@@ -1,0 +1,61 @@
+"""The stage that no night finds complete: latencies of operators and SubNets on each device, timed anew."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from flows.pages.facts import Facts
+from flows.results import of
+from flows.stages.spec import DEVICES, Context, StageSpec
+from tasks.artifacts import key_settings
+from tasks.nightly import NightTimes
+from tasks.nightly.records import OperatorRounds, SubNetRounds
+from tasks.nightly.timing import TIMES_FILE, time_device
+from tasks.profile import LUT_FOLDER
+from tasks.progress import Progress
+from tasks.schemas.exports import EXPORTS_FILE, Exports
+from tasks.schemas.operators import ChosenImplementations
+from tasks.schemas.stored import StageResult
+
+
+def _watch(at: Context, out: Path, progress: Progress) -> StageResult:
+    config = at.config
+    with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
+        return time_device(
+            at.training.nightly,
+            config.profile_of(at.device),
+            config.predict,
+            at.trained,
+            at.file("profile", LUT_FOLDER),
+            Exports.read(at.file("export", EXPORTS_FILE)),
+            ChosenImplementations.read(at.implementations()),
+            client,
+            out,
+            progress,
+            at.batch,
+        )
+
+
+def _told(times: NightTimes) -> Facts:
+    timed: list[OperatorRounds | SubNetRounds] = [*times.operators, *times.subnets]
+    failed = sum(bool(one.reason) for one in timed)
+    return {"operators": str(len(times.operators)), "SubNets": str(len(times.subnets)), "failed": str(failed)}
+
+
+WATCH = StageSpec(
+    name="watch",
+    body=_watch,
+    scope=DEVICES,
+    needs=("finetune", "profile", "export"),
+    reads=("engine",),
+    modules=("tasks.nightly.timing",),
+    settings=lambda at: key_settings(at.training.nightly),
+    inputs=lambda at: (at.fingerprint, at.device, at.file("export", EXPORTS_FILE)),
+    artifacts=lambda at: (TIMES_FILE,),
+    facts=of(NightTimes, _told),
+    anew=lambda at: True,
+    agent=True,
+)
+"""Latencies on one device tonight. No row of the table of stages: a night works it behind the report."""
+
+WATCH_AGAIN = replace(WATCH, settings=lambda at: {**WATCH.settings(at), "again": True})
+"""The same once more, where a device is found slower."""

@@ -1,0 +1,134 @@
+"""One night: the run, its devices timed anew, everything compared with the night before, told and promoted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger
+
+from flows.config import RunConfig
+from flows.nightly.causes import changed_inputs, changed_stages, table_differences
+from flows.nightly.champion import promote, propose
+from flows.nightly.gathering import gather, with_times
+from flows.nightly.message import line_of, tell, webhook_of
+from flows.nightly.showing import publish_night
+from flows.nightly.watching import WATCH, WATCH_AGAIN
+from flows.run import Run
+from flows.stages import PIPELINE
+from flows.stages.spec import Outputs
+from flows.stages.walk import work
+from flows.tailoring import tailor
+from tasks.artifacts import write_bytes
+from tasks.nightly import History, Night, NightComparison, compare
+from tasks.nightly.page import PAGE_FILE, NightReport, render
+
+NIGHTS_FOLDER = "nights"
+"""In the output folder: the record of each night."""
+TIMED = ("operator", "SubNet", "front")
+"""Findings that rest on latencies of the night."""
+
+
+def work_night(config: RunConfig) -> dict[str, Any]:
+    """Work a night, inside a flow run. The result is that of a run, with `nightly` and `regressed` besides."""
+    webhook, began = webhook_of(config), datetime.now(UTC).isoformat(timespec="microseconds")
+
+    def conclude(run: Run, outputs: Outputs) -> dict[str, Any]:
+        return _Tonight(run, config, outputs, began).conclude(webhook)
+
+    return tailor(PIPELINE, config, "report", conclude=conclude)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tonight:
+    """A night whose stages are finished."""
+
+    run: Run
+    config: RunConfig
+    outputs: Outputs
+    began: str
+
+    def conclude(self, webhook: str | None) -> dict[str, Any]:
+        """Time, compare, show, tell, promote. The record comes last: a night that is killed before it is no night."""
+        settings, page = self.config.nightly, self.config.output_dir / PAGE_FILE
+        history = History(self.config.output_dir / NIGHTS_FOLDER)
+        earlier = history.nights(self.config.name, get_run_logger().warning)
+        before = earlier[-1] if earlier else None
+        night, comparison = self._compared(earlier, before)
+        worse = self._worse_than_champion(earlier, night, comparison)
+        promoted = settings.promote == "always" or (settings.promote == "unless regressed" and not worse)
+        night = night.model_copy(
+            update={
+                "compared_with": before.began if before else None,
+                "findings": comparison.findings,
+                "promoted": promoted,
+            }
+        )
+        report = self._report(night, comparison, before)
+        write_bytes(page, render([*earlier, night], report).encode())
+        self._track(night, page)
+        models = propose(self.run, self.config, self.outputs)
+        line = line_of(night, page.resolve())
+        publish_night(report, line, page)
+        if night.findings:
+            tell(self.config, night, page.resolve(), webhook)
+        else:
+            get_run_logger().info(line)
+        if promoted:
+            promote(self.run, models)
+        record = history.add(night)
+        told = {"line": line, "page": str(page), "record": str(record), "promoted": promoted}
+        findings = [finding.to_json() for finding in night.findings]
+        stages = [change._asdict() for change in report.stages]
+        return {
+            "nightly": {**told, "changed": list(report.changed), "stages": stages, "findings": findings},
+            "regressed": bool(findings),
+        }
+
+    def _compared(self, earlier: Sequence[Night], before: Night | None) -> tuple[Night, NightComparison]:
+        """Tonight against the night before. Devices that are slower are timed once more: what counts is found both times."""
+        finished = list(self.run.outputs)
+        watched = work(WATCH, self.run, self.config, self.outputs)
+        night = gather(self.run, self.config, self.outputs, finished, watched, self.began)
+        first = compare(self.config.nightly, earlier, before, night)
+        suspects = list(dict.fromkeys(one.device for one in first.findings if one.kind in TIMED))
+        if not suspects:
+            return night, first
+        get_run_logger().info(f"latencies on {', '.join(suspects)} are worse than the night before: timed once more")
+        again = with_times(night, work(WATCH_AGAIN, self.run, self.config, self.outputs, suspects))
+        second = compare(self.config.nightly, earlier, before, again)
+        return again, _confirmed(first, second)
+
+    def _worse_than_champion(self, earlier: Sequence[Night], night: Night, comparison: NightComparison) -> bool:
+        champion = next((one for one in reversed(earlier) if one.promoted), None)
+        if champion is None or champion is earlier[-1]:
+            return bool(comparison.findings)
+        return bool(compare(self.config.nightly, earlier, champion, night).findings)
+
+    def _report(self, night: Night, comparison: NightComparison, before: Night | None) -> NightReport:
+        if before is None:
+            return NightReport(night=night, comparison=comparison, changed=(), stages=(), tables={})
+        store = self.run.store
+        return NightReport(
+            night=night,
+            comparison=comparison,
+            changed=changed_inputs(before, night, self.config.output_dir),
+            stages=changed_stages(before, night, store),
+            tables=table_differences(before, night, store),
+        )
+
+    def _track(self, night: Night, page: Path) -> None:
+        tracker = self.run.tracker
+        tracker.client.log_artifact(tracker.run_id, str(page))
+        tags: Mapping[str, str] = {
+            "autotailor.night": night.began, "autotailor.regressed": str(bool(night.findings)).lower()
+        }  # fmt: skip
+        tracker.tag(tracker.run_id, tags)
+
+
+def _confirmed(first: NightComparison, second: NightComparison) -> NightComparison:
+    """The second comparison with the findings that the first one has, too."""
+    places = {finding.place for finding in first.findings}
+    findings = tuple(finding for finding in second.findings if finding.place in places)
+    return NightComparison(findings=findings, devices=second.devices, tests=second.tests, notes=second.notes)
