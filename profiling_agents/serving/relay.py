@@ -1,7 +1,8 @@
 """The meeting point of a device behind NAT and its clients: `autotailor relay`, run where both can dial to.
 
 Clients see the routes of an agent. The agent pulls their requests by long polling and sends the answers, which are
-passed on as they come; bodies of requests wait in files, so memory stays flat. One relay serves one device.
+passed on as they come; bodies of requests wait in files, so memory stays flat. One relay serves one device;
+`autotailor fleet relay` serves those of a registry, with a `Relay` for each.
 """
 
 import asyncio
@@ -10,12 +11,12 @@ import secrets
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -32,7 +33,7 @@ from profiling_agents.network.folder import private_folder
 from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules, refusal
 from profiling_agents.network.server import http_server, serve_with
 from profiling_agents.network.tokens import new_token
-from profiling_agents.serving.service import LEASE_HEADER, REFUSALS, ROUTES, number_of
+from profiling_agents.serving.service import LEASE_HEADER, REFUSALS, ROUTES, Refuse, number_of
 from profiling_agents.serving.store import NO_SPACE, StoreFullError
 
 PULL_S = 20.0
@@ -77,7 +78,7 @@ class Relay:
         self._queue: deque[_Waiting] = deque()
         self._taken: dict[str, _Waiting] = {}
         self._news = asyncio.Event()
-        self._pull = 0
+        self._pull = self._open = 0
         self._last_pull_s = -math.inf
 
     async def forward(self, route: str, method: str, request: Request) -> Response:
@@ -96,11 +97,14 @@ class Relay:
             waiting = _Waiting(pulled, body, await _receive(request, body))
             self._queue.append(waiting)
             self._tell()
+            gone = asyncio.create_task(_gone(request))
             try:
-                header = await self._answer(waiting)
+                header = await self._answer(waiting, gone)
             except BaseException:
                 self._forget(waiting)
                 raise
+            finally:
+                gone.cancel()
         headers = {"Retry-After": header.retry_after, CHECKSUM_HEADER: header.checksum}
         headers = {name: value for name, value in headers.items() if value}
         content = self._content(waiting)
@@ -113,22 +117,33 @@ class Relay:
         until_s = time.monotonic() + min(PULL_S, float(wait) if wait.isascii() and wait.isdigit() else 0.0)
         self._lose_all_but(request.headers.get(WORKING_HEADER, "").split(","))
         self._pull += 1
-        own = self._pull
-        self._last_pull_s = time.monotonic()
         self._tell()
-        while own == self._pull and not await request.is_disconnected():
+        self._open += 1
+        gone = asyncio.create_task(_gone(request))
+        try:
+            waiting = await self._next(self._pull, until_s, gone)
+        finally:
+            gone.cancel()
+            self._open -= 1
             self._last_pull_s = time.monotonic()
+        if waiting is None:
+            return Response(status_code=204)
+        return StreamingResponse(_frame(waiting), media_type="application/octet-stream")
+
+    async def _next(self, own: int, until_s: float, gone: asyncio.Task[None]) -> _Waiting | None:
+        """The next request for a pull, which waits without waking up: thousands may do so at once. None: the pull is over."""
+        while own == self._pull and not gone.done():
             if self._queue:
                 waiting = self._queue.popleft()
                 self._taken[waiting.pulled.request] = waiting
-                return StreamingResponse(_frame(waiting), media_type="application/octet-stream")
+                return waiting
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 break
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(CHECK_S, left_s)):
-                    await self._news.wait()
-        return Response(status_code=204)
+            news = asyncio.create_task(self._news.wait())
+            await asyncio.wait({gone, news}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+        return None
 
     async def answer(self, request: Request) -> Response:
         """POST answers, for the device: a frame whose payload is passed on as it comes."""
@@ -166,12 +181,15 @@ class Relay:
                 waiting.answer.set_result(Answered.model_validate_json(buffer[frames.LENGTHS.size : end]))
                 await _put(waiting, buffer[end:])
 
-    async def _answer(self, waiting: _Waiting) -> Answered:
-        """The head of the answer; AwayError when the device goes away before."""
+    async def _answer(self, waiting: _Waiting, gone: asyncio.Task[None]) -> Answered:
+        """The head of the answer; AwayError when the device goes away before, or the client, whose place becomes free."""
+        either: tuple[asyncio.Future[Any], ...] = (waiting.answer, gone)
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_S):
-                    return await asyncio.shield(waiting.answer)
+            await asyncio.wait(either, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.answer.done():
+                return waiting.answer.result()
+            if gone.done():
+                raise AwayError("the client has left")
             if self._away():
                 raise AwayError("the device of this relay went away")
 
@@ -201,11 +219,17 @@ class Relay:
                 lost.answer.set_exception(AwayError("the request was lost on its way to the device"))
 
     def _away(self) -> bool:
-        return time.monotonic() - self._last_pull_s > AWAY_S
+        return not self._open and time.monotonic() - self._last_pull_s > AWAY_S
 
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+async def _gone(request: Request) -> None:
+    """Return when the connection of a request, whose body is read, has ended."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 async def _receive(request: Request, body: IO[bytes]) -> int:
@@ -239,15 +263,22 @@ async def _put(waiting: _Waiting, chunk: bytes | None) -> None:
                 return
 
 
-def create_app(relay: Relay) -> ASGIApp:
-    """The ASGI application that goes behind the guard: an agent's routes, and the device's two."""
-    routes = [
-        Route(path, partial(relay.forward, path, method), methods=[method])
+Forward = Callable[[str, str, Request], Awaitable[Response]]
+
+
+def client_routes(forward: Forward, prefix: str = "") -> list[Route]:
+    """An agent's routes, below a prefix. forward: is given the agent's own path, the method, and the request."""
+    return [
+        Route(f"{prefix}{path}", partial(forward, path, method), methods=[method])
         for path, handlers in ROUTES.items()
         for method in handlers
     ]
-    routes += [Route("/v1/pull", relay.pull, methods=["GET"]), Route("/v1/answers", relay.answer, methods=["POST"])]
-    app = Starlette(routes=routes, exception_handlers=REFUSALS | {AwayError: lambda _, error: refusal(503, str(error))})
+
+
+def relay_app(routes: Sequence[Route], refusals: Mapping[Any, Refuse]) -> ASGIApp:
+    """The ASGI application that goes behind the guard. refusals: of errors, besides those of agents."""
+    away: dict[Any, Refuse] = {AwayError: lambda _, error: refusal(503, str(error))}
+    app = Starlette(routes=routes, exception_handlers={**REFUSALS, **away, **refusals})
     app.router.redirect_slashes = False
 
     async def broken_off(scope: Scope, receive: Receive, send: Send) -> None:
@@ -258,16 +289,26 @@ def create_app(relay: Relay) -> ASGIApp:
     return broken_off
 
 
-def serve_relay(network: Endpoint, max_model_mib: int) -> None:
-    """Run until stopped; AgentError when it cannot start."""
-    check_bind(network)
-    body_bytes = {
+def create_app(relay: Relay) -> ASGIApp:
+    """Of one device: an agent's routes, and the device's two."""
+    own = [Route("/v1/pull", relay.pull, methods=["GET"]), Route("/v1/answers", relay.answer, methods=["POST"])]
+    return relay_app([*client_routes(relay.forward), *own], {})
+
+
+def body_caps(max_model_mib: int) -> dict[str, int]:
+    """The largest bodies of a relay [bytes], by the ends of paths."""
+    return {
         "/v1/models": max_model_mib * MIB,
         "/v1/run": MAX_TENSORS_MIB * MIB + frames.MAX_HEADER_BYTES,
         "/v1/answers": 2 * MAX_TENSORS_MIB * MIB,
     }
+
+
+def serve_relay(network: Endpoint, max_model_mib: int) -> None:
+    """Run until stopped; AgentError when it cannot start."""
+    check_bind(network)
     with private_folder() as folder, bound(network.host, network.port) as listener:
         token = network.token or new_token(folder, "agent")
-        server = http_server(network, create_app(Relay(folder)), token, GuardRules(body_bytes=body_bytes))
+        server = http_server(network, create_app(Relay(folder)), token, GuardRules(body_bytes=body_caps(max_model_mib)))
         listener.listen(MAX_CONNECTIONS)
         asyncio.run(serve_with(server, listener, network, f"relay ready: {address(network, listener)}"))

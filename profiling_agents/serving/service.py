@@ -42,6 +42,8 @@ MAX_DIGITS = 15
 
 
 Handler = Callable[["Agent", Request], Awaitable[Response]]
+Refuse = Callable[[Any, Any], Response | Awaitable[Response]]
+"""From a request and an error to the answer."""
 
 
 class Agent:
@@ -156,7 +158,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
 """All there is, by path and method."""
 
 
-REFUSALS: dict[Any, Callable[[Request, Any], Response]] = {
+REFUSALS: dict[Any, Refuse] = {
     HTTPException: lambda _, error: refusal(error.status_code, error.detail),
     ValidationError: lambda _, error: refusal(422, one_line(error)),
     LeaseError: lambda _, error: refusal(error.status, str(error)),

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, Measurement, MeasureSettings
+from profiling_agents.network.guard import MAX_REQUESTS
 from profiling_agents.serving import service
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
@@ -218,3 +219,14 @@ def test_a_relay_that_leaves_this_machine_needs_tls(tmp_path: Path) -> None:
         ):
             (result,) = client.measure([models.convolution("ncnn", "conv")])
         assert result.state == "ok"
+
+
+def test_clients_that_gave_up_take_no_places_of_others() -> None:
+    """A device that pulls, and answers nothing."""
+    headers = {"Authorization": f"Bearer {processes.TOKEN}"}
+    with relays.started_relay() as url, httpx.Client(base_url=url, headers=headers, timeout=120) as http:
+        for _ in range(2 * MAX_REQUESTS):
+            assert http.get("/v1/pull").status_code in (200, 204)
+            with pytest.raises(httpx.ReadTimeout):
+                http.get("/v1/capabilities", timeout=0.1)
+        assert http.get("/v1/pull").status_code in (200, 204)
