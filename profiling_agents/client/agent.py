@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import secrets
 import threading
 import time
@@ -108,6 +109,15 @@ class AgentClient:
                 )
             self._capabilities = found
         return self._capabilities
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """AgentError where what is asked in the block takes longer, also of an agent that goes on to say that it works."""
+        self._transport.until_s = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._transport.until_s = math.inf
 
     @contextmanager
     def lease(self, *, ttl_s: float = LEASE_TTL_S, wait_s: float = 0.0) -> Iterator[None]:
@@ -256,12 +266,19 @@ class AgentClient:
         complete = False
         try:
             for index, job in enumerate(batch):
-                yield Measurement.failed(job.key, too_large[index]) if index in too_large else next(results)
+                yield Measurement.failed(job.key, too_large[index]) if index in too_large else self._of(job, results)
             complete = True
         finally:
             results.close()
             if not complete:
                 self._drop()
+
+    def _of(self, job: ModelJob, results: Iterator[Measurement]) -> Measurement:
+        """The next result. AgentError when it is not this job's: then no other one can be trusted either."""
+        found = next(results)
+        if found.key != job.key:
+            raise AgentError(f"agent {self.url}: answered for '{found.key}' where '{job.key}' was asked")
+        return found
 
     def _refuse_large(self, job: ModelJob) -> None:
         limit_mib = self.capabilities().max_model_mib
@@ -278,6 +295,10 @@ class AgentClient:
                 self._upload(job, message)
             try:
                 queued = self._read(JobsQueued, self._send("POST", "/v1/jobs", request))
+                if queued.first < 0 or queued.next - queued.first != len(batch):
+                    raise AgentError(
+                        f"agent {self.url}: numbered {len(batch)} jobs from {queued.first} to {queued.next}"
+                    )
                 return range(queued.first, queued.next)
             except MissingFilesError as missing:
                 self._uploaded.difference_update(missing.digests)

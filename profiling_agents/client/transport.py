@@ -1,5 +1,6 @@
 """HTTP to one agent: token, retries with back-off, and refusals turned into AgentError lines."""
 
+import math
 import random
 import ssl
 import time
@@ -43,13 +44,15 @@ class LostError(Exception):
 class Transport:
     """Requests to one agent. Thread-safe.
 
-    `patience_s`: for so long a lost connection is tried again, and ATTEMPTS times at least.
+    `patience_s`: for so long a lost connection is tried again, and ATTEMPTS times at least. `until_s`: by the monotonic clock,
+    nothing is waited for any longer.
     """
 
     def __init__(self, url: str, token: str, *, ca_file: Path | None = None) -> None:
         self.url = url.rstrip("/")
-        self.patience_s = 0.0
-        verify = _trusted(ca_file)
+        self.patience_s, self.until_s = 0.0, math.inf
+        plain = self.url.startswith("http:") and ca_file is None
+        verify = False if plain else _trusted(ca_file)
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -75,10 +78,10 @@ class Transport:
         timeout_s: float = READ_TIMEOUT_S,
     ) -> bytes:
         """Body of the answer, which fits its checksum. AgentError when refused, or when all attempts failed."""
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         checked = {**(headers or {}), CHECKSUM_HEADER: checksum(content)}
         retries = Retries(self)
         while True:
+            timeout = self._timeout(timeout_s)
             try:
                 with self._failures():
                     response = self._http.request(method, path, content=content, headers=checked, timeout=timeout)
@@ -93,7 +96,7 @@ class Transport:
 
         LostError when the connection breaks, garbles a line, or brings nothing for `timeout_s`; not retried here.
         """
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        timeout = self._timeout(timeout_s)
         with (
             self._failures(),
             self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response,
@@ -101,7 +104,24 @@ class Transport:
             if not response.is_success:
                 response.read()
                 self._check(response)
-            yield (from_line(line) for line in _split(response.iter_bytes()) if line)
+            yield (from_line(line) for line in self._in_time(_split(response.iter_bytes())) if line)
+
+    def left_s(self) -> float:
+        """Time until `until_s` [s]. AgentError: it is over."""
+        left_s = self.until_s - time.monotonic()
+        if left_s <= 0:
+            raise AgentError(f"agent {self.url}: did not answer within the time that it was given")
+        return left_s
+
+    def _timeout(self, timeout_s: float) -> httpx.Timeout:
+        left_s = self.left_s()
+        return httpx.Timeout(min(timeout_s, left_s), connect=min(CONNECT_TIMEOUT_S, left_s))
+
+    def _in_time(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        """Lines, also empty ones, which an agent can send for ever."""
+        for line in lines:
+            self.left_s()
+            yield line
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -156,7 +176,7 @@ class Retries:
         if self._failures >= ATTEMPTS and waited_s >= self._transport.patience_s:
             raise AgentError(self._last_word(lost)) from error
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
-        time.sleep(max(pause_s, lost.retry_after_s))
+        time.sleep(min(max(pause_s, lost.retry_after_s), self._transport.left_s()))
 
     def _last_word(self, error: LostError) -> str:
         if error.reached:
