@@ -5,16 +5,18 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.fleet import EnrolAsked, FleetMember, RequestSums
+from adaptive_runtime.fleet import EnrolAsked, FleetMember, ServedSums
 from profiling_agents.network.tokens import read_token
 from profiling_agents.sensing.machine import memory_mib
 
 HELP = "A device of a fleet: enrol, and pull the bundle that the registry assigns."
 TOKEN_VARIABLE = "AUTOTAILOR_ENROLMENT_TOKEN"
 OWN = "own"
+RESTORED = "this device's folder is an older copy: it goes on with the registry's numbers; sums of one pull may be lost"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     pull = actions.add_parser("pull", help="tell sums over requests, and go over to the bundle that is assigned")
     pull.add_argument(
-        "--sums", type=Path, metavar="F", help="JSON of the sums since the last time (default: no requests)"
+        "--sums",
+        type=Path,
+        metavar="F",
+        help="JSON of the sums since the last time, and of the bundle that answered (default: no requests)",
     )
     pull.add_argument("--key-file", type=Path, metavar="F", help="secret with which a bundle must be signed")
     for action in (enrol, pull):
@@ -49,8 +54,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"device {member.state.device}")
         return
     member = FleetMember.open(arguments.folder)
-    sums = RequestSums() if arguments.sums is None else RequestSums.from_file(arguments.sums)
-    member.pull(sums, arguments.key_file)
+    served = None if arguments.sums is None else ServedSums.from_file(arguments.sums)
+    member.pull(served, arguments.key_file)
+    if member.restored:
+        print(RESTORED, file=sys.stderr)
     print(OWN if member.bundle is None else member.bundle)
 
 

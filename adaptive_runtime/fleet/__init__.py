@@ -5,6 +5,15 @@
 
 from adaptive_runtime.fleet.counting import RequestCounter
 from adaptive_runtime.fleet.member import FleetMember
-from adaptive_runtime.fleet.messages import AssignedBundle, EnrolAsked, Enrolled, RequestSums, Telemetry
+from adaptive_runtime.fleet.messages import AssignedBundle, EnrolAsked, Enrolled, RequestSums, ServedSums, Telemetry
 
-__all__ = ["AssignedBundle", "EnrolAsked", "Enrolled", "FleetMember", "RequestCounter", "RequestSums", "Telemetry"]
+__all__ = [
+    "AssignedBundle",
+    "EnrolAsked",
+    "Enrolled",
+    "FleetMember",
+    "RequestCounter",
+    "RequestSums",
+    "ServedSums",
+    "Telemetry",
+]

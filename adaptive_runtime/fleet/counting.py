@@ -3,15 +3,17 @@
 import math
 import threading
 
-from adaptive_runtime.fleet.messages import MOST_LOG_LATENCY, RequestSums
+from adaptive_runtime.fleet.messages import MOST_LOG_LATENCY, RequestSums, ServedSums
 
 LEAST_LATENCY_MS = math.exp(-MOST_LOG_LATENCY)
 
 
 class RequestCounter:
-    """Counts requests; any thread may. Nothing of a single request is kept."""
+    """Counts requests that one bundle answers; any thread may. Nothing of a single request is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, bundle: str | None = None) -> None:
+        """bundle: digest of the open bundle that answers (`OpenBundle.digest`); None: one that no registry gave."""
+        self._bundle = bundle
         self._lock = threading.Lock()
         self._sums = RequestSums()
 
@@ -32,8 +34,8 @@ class RequestCounter:
                 agreed=before.agreed + bool(agreed),
             )
 
-    def take(self) -> RequestSums:
+    def take(self) -> ServedSums:
         """The sums so far; it begins anew."""
         with self._lock:
             taken, self._sums = self._sums, RequestSums()
-        return taken
+        return ServedSums(bundle=self._bundle, sums=taken)

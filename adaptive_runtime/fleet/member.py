@@ -1,6 +1,7 @@
 """A device of a fleet, and its folder.
 
 FOLDER/member.json          the registry's address, the device's token, what is not told yet; readable by its user alone
+FOLDER/token                the device's token again, for an agent that pulls from the fleet's relay; as private
 FOLDER/bundles/DIGEST/      bundles by the sha256 of their manifests
 FOLDER/current              link to the bundle that should serve; none: the device's own
 """
@@ -8,41 +9,57 @@ FOLDER/current              link to the bundle that should serve; none: the devi
 import os
 import shutil
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from adaptive_runtime.bundles import BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, OpenBundle, read_key
 from adaptive_runtime.bundles.signatures import verify
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.files import replace_file
-from adaptive_runtime.fleet.messages import AssignedBundle, DeviceToken, EnrolAsked, RequestSums, Telemetry
+from adaptive_runtime.fleet.messages import AssignedBundle, DeviceToken, EnrolAsked, ServedSums, Telemetry
 from adaptive_runtime.fleet.registry import RegistryClient
 from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest
 
 MEMBER_FILE = "member.json"
+TOKEN_FILE = "token"
 MOST_MANIFEST_BYTES = 64 << 20
-VERSION = 1
+TELLINGS = 3
+"""So often sums are told with a later number, where the registry has had this one."""
 
 
 class MemberState(FileMessage):
-    """What a device knows of its fleet. untold: telemetry that may not have arrived; it is told again first. waiting: sums of
-    times at which even that could not be told.
+    """A device in its fleet. active: the bundle that should serve. served: the one that was last said to have answered.
+
+    untold: telemetry that may not have arrived; it is told again first. waiting: sums that were not tried to be told, one for
+    each bundle.
     """
 
     WHERE: ClassVar[str] = MEMBER_FILE
     NEXT_STEP: ClassVar[str] = "enrol: autotailor-runtime fleet enrol"
-    READ_VERSION: ClassVar[int | None] = VERSION
     CONTENT: ClassVar[str] = "a device of a fleet"
 
-    version: int = VERSION
+    version: Literal[2] = 2
     url: str
     device: str
     token: DeviceToken
     ca_file: str | None = None
     sequence: int = 0
     active: Digest | None = None
+    served: Digest | None = None
     untold: Telemetry | None = None
-    waiting: RequestSums = RequestSums()
+    waiting: tuple[ServedSums, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_1(cls, found: Any) -> Any:
+        """Version 1 took the active bundle for the one that had answered."""
+        if not isinstance(found, dict) or found.get("version") != 1:
+            return found
+        active, sums = found.get("active"), found.get("waiting")
+        waiting = [{"bundle": active, "sums": sums}] if sums else []
+        return {**found, "version": 2, "served": active, "waiting": waiting}
 
 
 class FleetMember:
@@ -52,6 +69,8 @@ class FleetMember:
         self.folder, self.state = folder, state
         ca_file = None if state.ca_file is None else Path(state.ca_file)
         self._registry = RegistryClient(state.url, state.token, ca_file)
+        self.restored = False
+        """Whether the registry has heard more of this device than its folder knows: it is a copy, mostly from a backup."""
 
     @classmethod
     def enrol(cls, folder: Path, url: str, token: str, asked: EnrolAsked, ca_file: Path | None = None) -> Self:
@@ -65,6 +84,7 @@ class FleetMember:
             state = MemberState(url=url, device=found.device, token=found.token, ca_file=certificate)
             member = cls(folder, state)
             member._keep(state)
+            _write_private(folder / TOKEN_FILE, f"{found.token}\n")
         except OSError as error:
             raise AdaptiveError(str(folder), f"cannot be written ({error.strerror})") from error
         return member
@@ -79,27 +99,47 @@ class FleetMember:
         """The bundle that should serve; None: the device's own."""
         return None if self.state.active is None else self.folder / "bundles" / self.state.active
 
-    def pull(self, sums: RequestSums, key_file: Path | None = None) -> AssignedBundle:
-        """Tell sums, and go over to the bundle that is assigned. key_file: with which it must be signed.
+    def pull(self, served: ServedSums | None = None, key_file: Path | None = None) -> AssignedBundle:
+        """Tell sums, and go over to the bundle that is assigned. served: None: no requests. key_file: that must have signed it.
 
-        AdaptiveError: the registry is not reached, or the bundle is damaged or not signed: the device stays with what it has.
-        Sums that may not have arrived are told again next time, and count once.
+        AdaptiveError: the registry is not reached, the bundle is damaged or not signed (the device stays with what it has), or
+        another device has a copy of this one's folder. Sums that may not have arrived are told again next time, and count once.
         """
-        waiting = self.state.waiting.plus(sums)
-        self._keep(self.state.model_copy(update={"waiting": waiting}))
+        if served is not None:
+            waiting = _added(self.state.waiting, served)
+            self._keep(self.state.model_copy(update={"waiting": waiting, "served": served.bundle}))
         if self.state.untold is not None:
             self._tell(self.state.untold)
-        told = Telemetry(sequence=self.state.sequence + 1, bundle=self.state.active, sums=waiting)
-        kept = {"sequence": told.sequence, "untold": told, "waiting": RequestSums()}
-        self._keep(self.state.model_copy(update=kept))
-        assigned = self._tell(told)
+        for one in self.state.waiting or (ServedSums(bundle=self.state.served),):
+            assigned = self._tell_new(one)
         if assigned.bundle != self.state.active:
             self._go_over(assigned, key_file)
         return assigned
 
+    def _tell_new(self, one: ServedSums) -> AssignedBundle:
+        """Sums that were never told. AdaptiveError: the registry always has had as many of this device."""
+        waiting = tuple(other for other in self.state.waiting if other != one)
+        for _ in range(TELLINGS):
+            told = Telemetry(sequence=self.state.sequence + 1, bundle=one.bundle, sums=one.sums)
+            kept = {"sequence": told.sequence, "untold": told, "waiting": waiting}
+            self._keep(self.state.model_copy(update=kept))
+            assigned = self._tell(told)
+            if assigned.ahead is None:
+                return assigned
+        self._keep(self.state.model_copy(update={"waiting": (one, *waiting)}))
+        raise AdaptiveError(
+            str(self.folder),
+            "another device tells with a copy of it",
+            next_step="enrol this device anew, in a new folder",
+        )
+
     def _tell(self, told: Telemetry) -> AssignedBundle:
+        """What is behind the registry's number is dropped: an older copy of the folder may have it from before."""
         assigned = self._registry.tell(told)
-        self._keep(self.state.model_copy(update={"untold": None}))
+        update: dict[str, Any] = {"untold": None}
+        if assigned.ahead is not None:
+            self.restored, update["sequence"] = True, assigned.ahead
+        self._keep(self.state.model_copy(update=update))
         return assigned
 
     def _go_over(self, assigned: AssignedBundle, key_file: Path | None) -> None:
@@ -149,9 +189,21 @@ class FleetMember:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _keep(self, state: MemberState) -> None:
-        replace_file(self.folder / MEMBER_FILE, state.to_json())
-        os.chmod(self.folder / MEMBER_FILE, 0o600)
+        _write_private(self.folder / MEMBER_FILE, state.to_json())
         self.state = state
+
+
+def _write_private(file: Path, text: str) -> None:
+    replace_file(file, text)
+    os.chmod(file, 0o600)
+
+
+def _added(waiting: tuple[ServedSums, ...], served: ServedSums) -> tuple[ServedSums, ...]:
+    """One for each bundle, that of the bundle that answered last at the end."""
+    same = next((one.sums for one in waiting if one.bundle == served.bundle), None)
+    sums = served.sums if same is None else same.plus(served.sums)
+    others = (one for one in waiting if one.bundle != served.bundle)
+    return (*others, ServedSums(bundle=served.bundle, sums=sums))
 
 
 def _is_whole(folder: Path, key_file: Path | None) -> bool:

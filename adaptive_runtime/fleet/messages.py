@@ -30,18 +30,12 @@ class Enrolled(Message):
     token: DeviceToken
 
 
-class RequestSums(FileMessage):
+class RequestSums(Message):
     """Sums over requests since the last ones that were told.
 
     log_latency: of ln(latency in ms). in_time: answered by their deadline. confidence: of the mean confidence of each.
     labelled: requests whose right answer, or that of the largest SubNet, is known; agreed: of these, answered alike.
     """
-
-    WHERE: ClassVar[str] = "sums"
-    NEXT_STEP: ClassVar[str] = (
-        "write requests, log_latency, in_time and confidence; labelled and agreed where they are known"
-    )
-    CONTENT: ClassVar[str] = "sums over requests"
 
     requests: Count = 0.0
     log_latency: float = 0.0
@@ -65,6 +59,20 @@ class RequestSums(FileMessage):
         return self
 
 
+class ServedSums(FileMessage):
+    """Sums over requests that one bundle answered. bundle: the sha256 of its manifest; None: one that no registry gave."""
+
+    WHERE: ClassVar[str] = "sums"
+    NEXT_STEP: ClassVar[str] = (
+        "write bundle: the sha256 of the bundle.json that answered, or null, and sums: requests, log_latency, in_time and "
+        "confidence; labelled and agreed where they are known"
+    )
+    CONTENT: ClassVar[str] = "sums over requests"
+
+    bundle: Digest | None
+    sums: RequestSums = RequestSums()
+
+
 class Telemetry(Message):
     """What a device tells. sequence: one more each time, so that what comes twice counts once. bundle: that answered."""
 
@@ -75,9 +83,11 @@ class Telemetry(Message):
 
 class AssignedBundle(Message):
     """The bundle that a device should run, by the sha256 of its manifest; None: whatever it has. signature: of the manifest.
-    tell_every_s: how often the device should tell its sums.
+    tell_every_s: how often the device should tell its sums. ahead: the registry has this sequence number of the device, not
+    from this copy of the device's folder: the sums were not counted, and count with the number behind it.
     """
 
     bundle: Digest | None
     signature: Digest | None = None
     tell_every_s: float = Field(gt=0)
+    ahead: int | None = None

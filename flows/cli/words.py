@@ -82,7 +82,7 @@ LUT_ACTIONS = {
 FLEET_ACTIONS = {
     "serve": "the registry that devices enrol at, tell, and fetch bundles from",
     "enrol": "tokens with which count=N devices may enrol, into to=FILE",
-    "devices": "all of them: kind, owner, last seen, bundle",
+    "devices": "all of them: kind, owner, last seen, bundle, the last check",
     "remove DEVICE": "its token counts no more",
     "add FOLDER": "a bundle, for roll-outs",
     "rollout DIGEST": "give a bundle to 1 % of the devices, then 10 %, then all, or halt",

@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import ipaddress
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -28,16 +28,26 @@ MAX_BODY_BYTES = 1 << 20
 BODY_STALL_S = 30.0
 
 R = TypeVar("R", bound=Response)
-TokenCheck = Callable[[str], bool]
-"""Whether a token is one of those that may pass, for services with a token for each client."""
+AGAIN = (429, 503)
+"""Refusals that may say when to come again."""
+TokenCheck = Callable[[str], Awaitable[bool]]
+"""Whether a token is one of those that may pass, for services with a token for each client. `UncheckedTokenError`: unknown."""
+
+
+class UncheckedTokenError(Exception):
+    """Where tokens are looked up is away. One line."""
+
+    def __init__(self, line: str, retry_after_s: float) -> None:
+        super().__init__(line)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
     """What a service takes.
 
-    connections, requests: at once; more are refused with 503 and 429. body_bytes: caps of single paths. open_paths: may be read
-    without the token. shutdown_s: requests get so long to end when the service is stopped.
+    connections, requests: at once; more are refused with 503 and 429. body_bytes: caps of paths with these ends. open_paths:
+    may be read without the token. shutdown_s: requests get so long to end when the service is stopped.
     """
 
     connections: int = MAX_CONNECTIONS
@@ -46,11 +56,17 @@ class GuardRules:
     open_paths: frozenset[str] = frozenset()
     shutdown_s: int = 2
 
+    def cap_bytes(self, path: str) -> int:
+        """The largest body that is taken there."""
+        return next((cap for end, cap in self.body_bytes.items() if path.endswith(end)), MAX_BODY_BYTES)
 
-def refusal(status: int, line: str, *, retry_after_s: float = 1.0) -> JSONResponse:
-    """A refusal of one line."""
+
+def refusal(status: int, line: str, *, retry_after_s: float | None = None) -> JSONResponse:
+    """A refusal of one line. retry_after_s: when to come again; 429 always says it."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if status == 429:
+    if status == 429 and retry_after_s is None:
+        retry_after_s = 1.0
+    if status in AGAIN and retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(retry_after_s))
     return checked(
         JSONResponse(ErrorBody(error=" ".join(line.split())).model_dump(exclude_defaults=True), status, headers)
@@ -90,19 +106,36 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        refused = self._refuse(scope)
+        refused = await self._refuse(scope)
         if refused is not None:
             await refused(scope, receive, send)
             return
         self._requests += 1
         try:
-            cap_bytes = self._rules.body_bytes.get(scope["path"], MAX_BODY_BYTES)
+            cap_bytes = self._rules.cap_bytes(scope["path"])
             await self._app(scope, _capped(receive, cap_bytes), send)
         finally:
             self._requests -= 1
 
-    def _refuse(self, scope: Scope) -> JSONResponse | None:
+    async def _refuse(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
+        if (refused := self._refuse_page(scope, headers)) is not None:
+            return refused
+        if not (scope["method"] == "GET" and scope["path"] in self._rules.open_paths):
+            try:
+                if not await self._admits(headers):
+                    return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
+            except UncheckedTokenError as error:
+                return refusal(503, str(error), retry_after_s=error.retry_after_s)
+        if self._requests >= self._rules.requests:
+            return refusal(429, f"more than {self._rules.requests} requests at once; try again")
+        cap_bytes = self._rules.cap_bytes(scope["path"])
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > cap_bytes:
+            return refusal(413, _too_large(cap_bytes))
+        return None
+
+    def _refuse_page(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         if len(headers) > MAX_HEADERS:
             return refusal(431, f"more than {MAX_HEADERS} headers")
         hosts = headers.getlist("host")
@@ -111,23 +144,16 @@ class Guard:
         own_origin = f"{scope['scheme']}://{hosts[0]}"
         if any(origin != own_origin for origin in headers.getlist("origin")):
             return refusal(403, "Origin header: requests from web pages are refused")
-        is_open = scope["method"] == "GET" and scope["path"] in self._rules.open_paths
-        given = headers.getlist("authorization")
-        if not is_open and (len(given) != 1 or not self._admits(given[0])):
-            return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
-        if self._requests >= self._rules.requests:
-            return refusal(429, f"more than {self._rules.requests} requests at once; try again")
-        cap_bytes = self._rules.body_bytes.get(scope["path"], MAX_BODY_BYTES)
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > cap_bytes:
-            return refusal(413, _too_large(cap_bytes))
         return None
 
-    def _admits(self, authorization: str) -> bool:
+    async def _admits(self, headers: Headers) -> bool:
+        given = headers.getlist("authorization")
+        if len(given) != 1:
+            return False
         if isinstance(self._token, str):
-            return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
-        token = bearer(authorization)
-        return token is not None and self._token(token)
+            return hmac.compare_digest(given[0].encode(), f"Bearer {self._token}".encode())
+        token = bearer(given[0])
+        return token is not None and await self._token(token)
 
     def _known(self, host: str) -> bool:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import select
 import socket
 import ssl
@@ -82,6 +83,14 @@ def http_server(network: Endpoint, app: ASGIApp, token: str | TokenCheck, rules:
     except (OSError, ssl.SSLError) as error:
         raise AgentError(f"--tls-cert '{network.tls_cert}': cannot be used with its key ({error})") from error
     return uvicorn.Server(config)
+
+
+def allow_open_files(count: int) -> None:
+    """As many as the system lets this process have, up to `count`: each connection is one, and 1,024 is a usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 async def serve_with(

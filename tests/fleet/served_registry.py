@@ -44,21 +44,32 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @contextmanager
-def served_registry(folder: Path, plain_bundle: Path) -> Iterator[ServedRegistry]:
-    """A registry with one bundle."""
-    registry = Registry.open(f"sqlite:///{folder}/fleet.db")
-    with registry.writing() as connection:
-        bundle = BundleStore(folder / "files").add(connection, plain_bundle, "plain")
-    options = [f"database=sqlite:///{folder}/fleet.db", f"files={folder}/files", "port=0"]
-    command = [sys.executable, "-m", "flows.cli", "fleet", "serve", *options]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    with (folder / "log").open("w") as log:
+def served_registry(folder: Path, plain_bundle: Path, database: str | None = None) -> Iterator[ServedRegistry]:
+    """A registry with one bundle. database: None: a SQLite file of its own."""
+    database = database or f"sqlite:///{folder}/fleet.db"
+    registry = Registry.open(database)
+    bundle = BundleStore(folder / "files").add(registry, plain_bundle, "plain")
+    with serving("serve", [f"database={database}", f"files={folder}/files", "port=0"], folder) as url:
+        yield ServedRegistry(url, registry, bundle, folder / "serve.log")
+    registry.close()
+
+
+@contextmanager
+def serving(action: str, options: list[str], folder: Path) -> Iterator[str]:
+    """The address of `autotailor fleet ACTION`, which ends as it should with the block."""
+    command = [sys.executable, "-m", "flows.cli", "fleet", action, *options]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).resolve().parents[2], *sys.path[1:])))
+    }
+    with (folder / f"{action}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder, env=environment)
     assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("registry ready: "), (folder / "log").read_text()
-    yield ServedRegistry(line.removeprefix("registry ready: ").strip(), registry, bundle, folder / "log")
-    process.terminate()
-    assert process.wait(120) == 0
-    process.stdout.close()
-    registry.close()
+    line = next((line for line in process.stdout if " ready: " in line), "")
+    assert line, (folder / f"{action}.log").read_text()
+    try:
+        yield line.rpartition(" ready: ")[2].strip()
+    finally:
+        process.terminate()
+        ended = process.wait(120)
+        process.stdout.close()
+    assert ended == 0

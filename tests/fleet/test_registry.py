@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from adaptive_runtime.bundles import SIGNATURE_FILE
-from adaptive_runtime.fleet import EnrolAsked, RequestSums, Telemetry
+from adaptive_runtime.fleet import RequestSums, Telemetry
 from tasks.errors import UserError
 from tasks.fleet.registry import (
     BundleStore,
     Registry,
-    advance,
     begin,
+    bundle_named,
     enrol,
     find_device,
     go_on,
@@ -27,14 +27,9 @@ from tasks.fleet.registry import (
     stop,
 )
 from tasks.fleet.registry.bundles import signature_of
-from tasks.fleet.registry.devices import EnrolmentRefused
+from tasks.fleet.registry.devices import EnrolmentRefused, can_enrol
 from tasks.fleet.rollout import LossLimits, RolloutSettings, draw_stage
-
-WINDOW_S = 100.0
-SETTINGS = RolloutSettings(
-    stages=(0.2,), missed=(0.05,), least_devices=12, windows_before=4, least_windows=2, most_windows=6, draws=999
-)
-ASKED = EnrolAsked(name="kitchen", kind="camera", fingerprint="ab" * 32)
+from tests.fleet.told_fleet import ASKED, SETTINGS, WINDOW_S, ToldFleet
 
 
 @pytest.fixture
@@ -44,61 +39,13 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     found.close()
 
 
-class ToldFleet:
-    """Sixty enrolled devices that tell the sums of each window."""
-
-    def __init__(self, registry: Registry, bundle: str) -> None:
-        self.registry, self.bundle, self.window, self.sequence = registry, bundle, 0, 0
-        self.rng = np.random.default_rng(0)
-        with registry.writing() as connection:
-            self.devices = [
-                enrol(connection, one.token, ASKED).device
-                for one in new_enrolment(connection, "me", valid_s=60, count=60)
-            ]
-
-    @property
-    def now_s(self) -> float:
-        """In the window that is told next."""
-        return (self.window + 0.5) * WINDOW_S
-
-    def assigned(self) -> set[str]:
-        """Devices that should run the bundle."""
-        with self.registry.reading() as connection:
-            return {one.id for one in list_devices(connection) if one.assigned == self.bundle}
-
-    def tell(self, windows: int, slower: float = 0.0) -> list[str]:
-        """So many windows; after each one what was decided. slower: ln of the factor by the bundle."""
-        decided: list[str] = []
-        for _ in range(windows):
-            by_bundle = self.assigned()
-            self.sequence += 1
-            with self.registry.writing() as connection:
-                for device in self.devices:
-                    new = device in by_bundle
-                    mean = 2 + slower * new + self.rng.normal(0, 0.02)
-                    sums = RequestSums(requests=100, log_latency=100 * mean, in_time=100, confidence=80)
-                    told = Telemetry(sequence=self.sequence, bundle=self.bundle if new else None, sums=sums)
-                    record(connection, device, told, self.now_s, WINDOW_S)
-                self.window += 1
-                decided += [one.action for one in advance(connection, self.now_s, WINDOW_S).values()]
-        return decided
-
-    def begin(self, settings: RolloutSettings = SETTINGS) -> int:
-        """A roll-out, after the windows that devices are compared with themselves in."""
-        self.tell(SETTINGS.windows_before)
-        with self.registry.writing() as connection:
-            return begin(connection, self.bundle, settings, (), self.now_s, WINDOW_S)
-
-
 @pytest.fixture
 def fleet(registry: Registry, plain_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToldFleet:
     """Drawn alike each time: a test of probabilities fails with one, else."""
     rng = np.random.default_rng(1)
     monkeypatch.setattr("secrets.token_hex", lambda count: rng.bytes(count).hex())
     monkeypatch.setattr("secrets.randbits", lambda bits: int(rng.integers(2**bits)))
-    with registry.writing() as connection:
-        bundle = BundleStore(tmp_path / "files").add(connection, plain_bundle, "new")
-    return ToldFleet(registry, bundle)
+    return ToldFleet(registry, BundleStore(tmp_path / "files").add(registry, plain_bundle, "new"))
 
 
 def test_a_token_enrols_one_device_and_is_kept_as_a_hash(registry: Registry, tmp_path: Path) -> None:
@@ -131,10 +78,16 @@ def test_telemetry_that_comes_twice_counts_once(registry: Registry) -> None:
     sums = RequestSums(requests=10, log_latency=20, in_time=9, confidence=8)
     with registry.writing() as connection:
         device = enrol(connection, new_enrolment(connection, "me", valid_s=60)[0].token, ASKED).device
-        for sequence in (1, 1, 2):
-            record(connection, device, Telemetry(sequence=sequence, bundle=None, sums=sums), 150.0, WINDOW_S)
+        told = [Telemetry(sequence=sequence, bundle=None, sums=sums) for sequence in (1, 1, 2)]
+        assert [record(connection, device, one, 150.0, WINDOW_S) for one in told] == [None, None, None]
         found = connection.exec_driver_sql("SELECT window, requests, log_latency FROM telemetry").all()
-    assert found == [(1, 20.0, 40.0)]
+        assert found == [(1, 20.0, 40.0)]
+        assert record(connection, device, told[0], 150.0, WINDOW_S) == 2
+        other = told[2].model_copy(update={"sums": RequestSums(requests=3)})
+        assert record(connection, device, other, 160.0, WINDOW_S) == 2
+        (row,) = list_devices(connection)
+        assert connection.exec_driver_sql("SELECT window, requests, log_latency FROM telemetry").all() == found
+    assert (row.restored, row.restored_s) == (2, 160.0)
 
 
 def test_a_bundle_that_changes_nothing_reaches_all_devices(fleet: ToldFleet) -> None:
@@ -193,15 +146,36 @@ def test_each_stage_of_a_small_fleet_has_devices_to_compare() -> None:
 def test_a_signature_that_comes_later_is_taken(registry: Registry, plain_bundle: Path, tmp_path: Path) -> None:
     bundle, store = shutil.copytree(plain_bundle, tmp_path / "bundle"), BundleStore(tmp_path / "files")
     (bundle / SIGNATURE_FILE).unlink(missing_ok=True)
-    with registry.writing() as connection:
-        digest = store.add(connection, bundle, "spring")
+    digest = store.add(registry, bundle, "spring")
+    with registry.reading() as connection:
         assert signature_of(connection, digest) is None
-        (bundle / SIGNATURE_FILE).write_text("ab" * 32)
-        store.add(connection, bundle, "spring")
+    (bundle / SIGNATURE_FILE).write_text("ab" * 32)
+    store.add(registry, bundle, "spring")
+    with registry.reading() as connection:
         assert signature_of(connection, digest) == "ab" * 32
-        (bundle / SIGNATURE_FILE).write_text("no digest")
-        with pytest.raises(UserError, match="is no signature; sign the bundle again"):
-            store.add(connection, bundle, "spring")
+    (bundle / SIGNATURE_FILE).write_text("no digest")
+    with pytest.raises(UserError, match="is no signature; sign the bundle again"):
+        store.add(registry, bundle, "spring")
+
+
+def test_the_database_is_free_while_files_of_a_bundle_are_copied(
+    registry: Registry, plain_bundle: Path, tmp_path: Path
+) -> None:
+    written: list[str] = []
+
+    class BusyStore(BundleStore):
+        """Something else writes to the registry before each file is copied."""
+
+        def _put(self, source: Path, digest: str) -> None:
+            with registry.writing() as connection:
+                written.append(new_enrolment(connection, "me", valid_s=60)[0].token)
+            super()._put(source, digest)
+
+    digest = BusyStore(tmp_path / "files").add(registry, plain_bundle, "new")
+    with registry.reading() as connection:
+        assert bundle_named(connection, digest[:8]) == digest
+        assert all(can_enrol(connection, token) for token in written)
+    assert len(written) > 1
 
 
 def test_a_person_halts_and_two_roll_outs_at_once_are_refused(fleet: ToldFleet) -> None:
@@ -228,24 +202,23 @@ def test_a_damaged_bundle_is_not_taken_and_no_name_touches_a_path(
     registry: Registry, copy: Path, tmp_path: Path
 ) -> None:
     store = BundleStore(tmp_path / "files")
-    with registry.writing() as connection:
-        digest = store.add(connection, copy, "new")
-        assert store.path(digest) == tmp_path / "files" / digest
-        (tmp_path / "secret").write_text("x")
-        assert store.path("../secret") is None
-        assert store.path("..%2fsecret") is None
-        file = next(path for path in copy.glob("*.onnx"))
-        file.write_bytes(file.read_bytes()[:-1] + b"x")
-        with pytest.raises(Exception, match=r"is not the file that bundle\.json names"):
-            store.add(connection, copy, "damaged")
+    digest = store.add(registry, copy, "new")
+    assert store.path(digest) == tmp_path / "files" / digest
+    (tmp_path / "secret").write_text("x")
+    assert store.path("../secret") is None
+    assert store.path("..%2fsecret") is None
+    file = next(path for path in copy.glob("*.onnx"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(Exception, match=r"is not the file that bundle\.json names"):
+        store.add(registry, copy, "damaged")
 
 
 def test_a_registry_of_another_schema_or_address_is_one_line(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/fleet.db"
     Registry.open(url).close()
     with sqlite3.connect(tmp_path / "fleet.db") as connection:
-        connection.execute("UPDATE fleet_schema SET version = 2")
-    with pytest.raises(UserError, match="its schema has version 2; allowed: 1; update autotailor here"):
+        connection.execute("UPDATE fleet_schema SET version = 99")
+    with pytest.raises(UserError, match="its schema has version 99; allowed: 1 to 2; update autotailor here"):
         Registry.open(url)
     with pytest.raises(UserError, match="is no address"):
         Registry.open("fleet.db")
@@ -254,3 +227,26 @@ def test_a_registry_of_another_schema_or_address_is_one_line(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"cannot be used .*") as told:
         Registry.open("sqlite:////proc/none/fleet.db")
     assert "hidden" not in str(told.value)
+
+
+def test_a_registry_of_an_earlier_schema_keeps_its_devices(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/fleet.db"
+    registry = Registry.open(url)
+    with registry.writing() as connection:
+        device = enrol(connection, new_enrolment(connection, "me", valid_s=60)[0].token, ASKED)
+        record(connection, device.device, Telemetry(sequence=7, bundle=None, sums=RequestSums()), 150.0, WINDOW_S)
+    registry.close()
+    with sqlite3.connect(tmp_path / "fleet.db") as connection_1:
+        for name in ("told", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
+            connection_1.execute(f"ALTER TABLE devices DROP COLUMN {name}")
+        connection_1.execute("UPDATE fleet_schema SET version = 1")
+    connection_1.close()
+    registry = Registry.open(url)
+    with registry.writing() as connection:
+        assert find_device(connection, device.token) == device.device
+        (row,) = list_devices(connection)
+        assert (row.restored, row.restored_s, row.verdict) == (0, None, None)
+        for sequence, ahead in ((7, None), (6, 7), (8, None)):
+            told = Telemetry(sequence=sequence, bundle=None, sums=RequestSums())
+            assert record(connection, device.device, told, 150.0, WINDOW_S) == ahead
+    registry.close()

@@ -1,14 +1,21 @@
 """What the registry's service takes and refuses, asked with bare HTTP against the real command."""
 
+import asyncio
 import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from adaptive_runtime.bundles import BUNDLE_FILE
 from adaptive_runtime.fleet import Enrolled, RequestSums, Telemetry
 from flows.cli import main
+from profiling_agents.network.guard import Guard, GuardRules
 from tests.fleet.served_registry import ASKED, ServedRegistry, bearer
 
 TOLD = Telemetry(sequence=1, bundle=None, sums=RequestSums(requests=10, log_latency=20, in_time=9, confidence=8))
@@ -92,6 +99,46 @@ def test_telemetry_that_cannot_be_is_one_line(
     assert re.search(line, line_of(answer))
 
 
+def test_a_database_that_is_away_is_one_line_and_says_when_to_come_again(
+    service: ServedRegistry, device: Enrolled
+) -> None:
+    def rename(old: str, new: str) -> None:
+        with closing(sqlite3.connect(service.log.parent / "fleet.db")) as connection:
+            connection.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
+    rename("devices", "away")
+    try:
+        answers = [
+            service.post("/v1/telemetry", device.token, TOLD.model_dump_json()),
+            service.post("/v1/enrolments", "0" * 64, ASKED.model_dump_json()),
+        ]
+    finally:
+        rename("away", "devices")
+    for answer in answers:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert line_of(answer) == "the registry's database is away (OperationalError); try again in 5 s"
+    assert service.post("/v1/telemetry", device.token, TOLD.model_dump_json()).status_code == 200
+
+
+def test_a_token_that_is_being_looked_up_keeps_no_other_request_waiting() -> None:
+    async def statuses() -> list[int]:
+        others = asyncio.Event()
+
+        async def check(token: str) -> bool:
+            if token == "first":
+                await asyncio.wait_for(others.wait(), 60)
+            else:
+                others.set()
+            return True
+
+        guard = Guard(Starlette(), token=check, hosts=frozenset({"here"}), any_address=False, rules=GuardRules())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://here") as client:
+            answers = await asyncio.gather(*(client.get("/", headers=bearer(one)) for one in ("first", "second")))
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(statuses()) == [404, 404]
+
+
 def test_a_body_past_the_cap_is_refused_by_a_registry(service: ServedRegistry, device: Enrolled) -> None:
     assert service.post("/v1/telemetry", device.token, b" " * (1 << 21)).status_code == 413
 
@@ -148,8 +195,8 @@ def test_the_commands_of_a_fleet_keep_tokens_in_a_private_file(
 
 
 def test_the_defaults_in_conf_are_those_of_the_registry() -> None:
+    from flows.cli.fleet.config import FleetConfig
     from flows.compose import compose_config
-    from flows.config.fleet import FleetConfig
     from flows.validate import validate
 
     composed = compose_config("fleet", [])
@@ -158,3 +205,10 @@ def test_the_defaults_in_conf_are_those_of_the_registry() -> None:
     assert set(composed["rollout"]) == set(type(FleetConfig().rollout).model_fields)
     without = validate(FleetConfig, compose_config("fleet", ["rollout.limits.confidence=null"]))
     assert "confidence" not in without.rollout.limits
+
+
+def test_what_serves_a_fleet_loads_no_torch(tmp_path: Path) -> None:
+    words = ["fleet", "devices", f"database=sqlite:///{tmp_path}/fleet.db"]
+    code = f"import sys; from flows.cli import main; main({words!r}); import tasks.fleet.service; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "onnx", "onnxruntime", "tailor_ir", "prefect"} & set(done.stdout.split())

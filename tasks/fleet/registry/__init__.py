@@ -9,6 +9,7 @@ from tasks.fleet.registry.devices import (
     find_device,
     list_devices,
     new_enrolment,
+    note_verdict,
     remove_device,
 )
 from tasks.fleet.registry.rollouts import RolloutRow, advance, begin, go_on, list_rollouts, stop
@@ -29,6 +30,7 @@ __all__ = [
     "list_devices",
     "list_rollouts",
     "new_enrolment",
+    "note_verdict",
     "record",
     "remove_device",
     "stop",

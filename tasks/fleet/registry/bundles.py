@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from adaptive_runtime.bundles import BUNDLE_FILE, SIGNATURE_FILE, OpenBundle
 from tasks.errors import UserError
+from tasks.fleet.registry.database import Registry, one_at_a_time
 from tasks.fleet.registry.tables import bundles
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -22,10 +23,11 @@ class BundleStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def add(self, connection: Connection, bundle: Path, name: str, key_file: Path | None = None) -> str:
+    def add(self, registry: Registry, bundle: Path, name: str, key_file: Path | None = None) -> str:
         """Take a bundle in; its digest. AdaptiveError: it is damaged. UserError: it has no signature of the key, or no room.
 
-        A bundle without a signature is taken, too; devices that have a key refuse it.
+        Files are copied before the database is written to: nobody waits for them. A bundle without a signature is taken, too;
+        devices that have a key refuse it.
         """
         opened = OpenBundle.open(bundle, key_file)
         opened.verify_all()
@@ -36,16 +38,13 @@ class BundleStore:
             self._put(bundle / BUNDLE_FILE, opened.digest)
         except OSError as error:
             raise UserError(f"folder '{self.folder}'", f"cannot be written ({error.strerror})") from error
-        signed, of_bundle = bundle / SIGNATURE_FILE, bundles.c.digest == opened.digest
+        signed = bundle / SIGNATURE_FILE
         stated = signed.read_text(encoding="utf-8").strip() if signed.exists() else None
         if stated is not None and not DIGEST.fullmatch(stated):
             raise UserError(str(signed), "is no signature", next_step="sign the bundle again, or remove the file")
-        if connection.execute(select(bundles.c.digest).where(of_bundle)).first() is not None:
-            if stated is not None:
-                connection.execute(update(bundles).where(of_bundle).values(signature=stated))
-        else:
-            row = {"digest": opened.digest, "name": name, "signature": stated, "added_s": time.time()}
-            connection.execute(insert(bundles).values(row))
+        with registry.writing() as connection:
+            one_at_a_time(connection)
+            _put_row(connection, opened.digest, name, stated)
         return opened.digest
 
     def path(self, digest: str) -> Path | None:
@@ -69,6 +68,16 @@ class BundleStore:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _put_row(connection: Connection, digest: str, name: str, signature: str | None) -> None:
+    """Of a bundle; of one that is there already its signature, where it has one now."""
+    of_bundle = bundles.c.digest == digest
+    if connection.execute(select(bundles.c.digest).where(of_bundle)).first() is None:
+        row = {"digest": digest, "name": name, "signature": signature, "added_s": time.time()}
+        connection.execute(insert(bundles).values(row))
+    elif signature is not None:
+        connection.execute(update(bundles).where(of_bundle).values(signature=signature))
 
 
 def signature_of(connection: Connection, digest: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The database of a registry: opened, made where it is new, refused where its schema is another one."""
+"""The database of a registry: made where it is new, upgraded where it is old, refused where its schema is a later one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,24 +11,27 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from tasks.errors import UserError, shortened
 from tasks.fleet.registry.tables import SCHEMA_VERSION, metadata, schema
+from tasks.fleet.registry.upgrades import upgrade
 
 WINDOW_S = 3600.0
 READS = "fleet_reads"
 BUSY_S = 30
 """A SQLite database that another process writes to is waited for so long."""
+WRITERS = 8
+"""Transactions of a service that write at once, where the database takes several."""
 
 
 class Registry:
     """An open database. Each block `with registry.writing() as connection` is one transaction, as is one of `reading`."""
 
-    def __init__(self, engine: Engine, window_s: float) -> None:
-        """window_s: length of the windows of telemetry."""
-        self._engine, self.window_s = engine, window_s
+    def __init__(self, engine: Engine, where: str, window_s: float) -> None:
+        """where: its address for people. window_s: length of the windows of telemetry."""
+        self._engine, self.where, self.window_s = engine, where, window_s
         self._reader = engine.execution_options(**{READS: True})
 
     @classmethod
     def open(cls, url: str, window_s: float = WINDOW_S) -> Self:
-        """url: as SQLAlchemy takes it: sqlite:///FILE, postgresql+DRIVER://…. UserError: unusable, or of another version.
+        """url: as SQLAlchemy takes it: sqlite:///FILE, postgresql+DRIVER://…. UserError: unusable, or of a later version.
 
         window_s: of a new registry.
         """
@@ -49,7 +52,12 @@ class Registry:
             raise UserError(where, shortened(error), allowed="sqlite:///FILE or postgresql+psycopg://…") from error
         except (SQLAlchemyError, OSError) as error:
             raise UserError(where, f"cannot be used ({shortened(error)})") from error
-        return cls(engine, found_s)
+        return cls(engine, where, found_s)
+
+    @property
+    def writers(self) -> int:
+        """How many may write at once. SQLite has one writer, and others wait longer for it than in a queue."""
+        return 1 if self._engine.dialect.name == "sqlite" else WRITERS
 
     def close(self) -> None:
         """Close its connections."""
@@ -66,6 +74,14 @@ class Registry:
         """A transaction that writes nothing, and waits for no writer."""
         with self._reader.begin() as connection:
             yield connection
+
+
+def one_at_a_time(connection: Connection) -> None:
+    """The transaction waits for all others that have asked the same: what it reads from now on does not change until it ends.
+
+    For what looks at several rows before it writes: roll-outs, and bundles that are added. SQLite has one writer anyway.
+    """
+    connection.execute(select(schema.c.version).with_for_update())
 
 
 def _make_folder(engine: Engine) -> None:
@@ -88,15 +104,17 @@ def _open_sqlite(connection: Any, record: Any) -> None:
 
 
 def _windows_of(connection: Connection, where: str, window_s: float) -> float:
-    """Length of the windows of a registry of this schema, which is made where there is none."""
+    """Length of the windows of a registry of this schema, which is made where there is none, or of an earlier one."""
     if not inspect(connection).has_table(schema.name):
         metadata.create_all(connection)
         connection.execute(insert(schema).values(version=SCHEMA_VERSION, window_s=window_s))
-    found = connection.execute(select(schema.c.version)).scalar_one_or_none()
-    if found != SCHEMA_VERSION:
+    found = connection.execute(select(schema.c.version).with_for_update()).scalar_one_or_none()
+    if found is None or not 1 <= found <= SCHEMA_VERSION:
         late = found is not None and found > SCHEMA_VERSION
-        next_step = "update autotailor here" if late else "use the autotailor that made it, or another database"
-        raise UserError(where, f"its schema has version {found}", allowed=str(SCHEMA_VERSION), next_step=next_step)
+        next_step = "update autotailor here" if late else "use another database"
+        raise UserError(where, f"its schema has version {found}", allowed=f"1 to {SCHEMA_VERSION}", next_step=next_step)
+    if found < SCHEMA_VERSION:
+        upgrade(connection, found)
     return float(connection.execute(select(schema.c.window_s)).scalar_one())
 
 

@@ -26,7 +26,9 @@ class EnrolmentToken(NamedTuple):
 
 
 class DeviceRow(NamedTuple):
-    """A device as it is listed; `assigned` and `active` are digests of bundles."""
+    """A device as it is listed; `assigned` and `active` are digests of bundles. restored: how often it has told by an older
+    copy of its folder, the last time at `restored_s`. lut: its look-up table; verdict: of the latest check by its kind.
+    """
 
     id: str
     name: str
@@ -37,6 +39,12 @@ class DeviceRow(NamedTuple):
     seen_s: float
     assigned: str | None
     active: str | None
+    restored: int
+    restored_s: float | None
+    lut: str | None
+    verdict: str | None
+    verdict_reason: str | None
+    checked_s: float | None
 
 
 def hashed(token: str) -> str:
@@ -104,6 +112,14 @@ def list_devices(connection: Connection) -> list[DeviceRow]:
     columns = [devices.c[name] for name in DeviceRow._fields]
     rows = connection.execute(select(*columns).order_by(devices.c.kind, devices.c.name, devices.c.id))
     return [DeviceRow(*row) for row in rows]
+
+
+def note_verdict(connection: Connection, device: str, lut: str | None, verdict: str, reason: str) -> None:
+    """Of a check by devices of its kind. lut: the kind's look-up table; None: the device did not say what it is."""
+    values = {"verdict": verdict, "verdict_reason": reason, "checked_s": time.time()}
+    if lut is not None:
+        values["lut"] = lut
+    connection.execute(update(devices).where(devices.c.id == device).values(values))
 
 
 def remove_device(connection: Connection, device: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from tasks.errors import UserError
+from tasks.fleet.registry.database import one_at_a_time
 from tasks.fleet.registry.tables import bundles, devices, rollout_devices, rollout_events, rollouts
 from tasks.fleet.registry.telemetry import heard_since, windows_of
 from tasks.fleet.rollout import RolloutDecision, RolloutSettings, StagePlan, StageRecord, decide, draw_stage
@@ -41,6 +42,7 @@ def begin(
     Devices that have told nothing in `windows_before` windows take no part, and get the bundle in the end. UserError: the
     bundle is unknown, another roll-out is open, or too few devices are there.
     """
+    one_at_a_time(connection)
     if connection.execute(select(bundles.c.digest).where(bundles.c.digest == bundle)).first() is None:
         raise UserError(
             "fleet rollout", f"'{bundle}' is no bundle here", next_step="add it: autotailor fleet add FOLDER"
@@ -86,6 +88,7 @@ def _taking_part(connection: Connection, kinds: Sequence[str], heard: set[str]) 
 
 def advance(connection: Connection, now_s: float, window_s: float) -> dict[int, RolloutDecision]:
     """Decide on all roll-outs that run, once for each window that is over; what was decided, by roll-out."""
+    one_at_a_time(connection)
     found = {}
     last = int(now_s // window_s) - 1
     for row in connection.execute(select(rollouts).where(rollouts.c.state == "running")).mappings().all():
@@ -200,6 +203,7 @@ def _tell(
 
 def stop(connection: Connection, rollout: int) -> None:
     """Halt a roll-out by hand, a complete one, too: its devices go back. UserError: there is none, or it is halted."""
+    one_at_a_time(connection)
     state = _state(connection, rollout)
     if state == "halted":
         raise UserError("fleet halt", f"roll-out {rollout} is halted already", next_step=LIST)
@@ -213,6 +217,7 @@ def stop(connection: Connection, rollout: int) -> None:
 
 def go_on(connection: Connection, rollout: int, now_s: float, window_s: float) -> None:
     """The next stage of a roll-out that asks. UserError: it does not."""
+    one_at_a_time(connection)
     state = _state(connection, rollout)
     if state != "asking":
         raise UserError("fleet go-on", f"roll-out {rollout} is {state}", allowed="one that asks", next_step=LIST)

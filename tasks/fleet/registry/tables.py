@@ -1,9 +1,9 @@
 """The tables of a registry. Times are seconds since 1970, UTC; tokens are there as their sha256 alone."""
 
-from sqlalchemy import Boolean, Column, Float, ForeignKey, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, MetaData, String, Table, Text
 
-SCHEMA_VERSION = 1
-"""Of these tables. Another number is another schema: a registry that has it is refused in one line."""
+SCHEMA_VERSION = 2
+"""Of these tables. `tasks.fleet.registry.upgrades` brings earlier ones to it; a later one is refused in one line."""
 
 metadata = MetaData()
 
@@ -34,7 +34,16 @@ devices = Table(
     Column("owner", String(256), nullable=False),
     Column("enrolled_s", Float, nullable=False),
     Column("seen_s", Float, nullable=False),
-    Column("sequence", Integer, nullable=False, default=0),  # of its latest telemetry
+    Column("sequence", BigInteger, nullable=False, default=0),  # of its latest telemetry
+    Column("told", String(64)),  # sha256 of that telemetry, by which what comes twice is known
+    Column(
+        "restored", Integer, nullable=False, server_default="0"
+    ),  # how often it has told by an older copy of its folder
+    Column("restored_s", Float),  # the last time
+    Column("lut", String(256)),  # name of the look-up table of its kind
+    Column("verdict", String(16)),  # of the latest check by its kind: sound, odd, failed, unknown
+    Column("verdict_reason", Text),
+    Column("checked_s", Float),
     Column("assigned", String(64)),  # digest of the bundle that it should run; null: whatever it has
     Column("active", String(64)),  # digest of the bundle that it says it runs
 )

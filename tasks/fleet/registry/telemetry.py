@@ -3,8 +3,9 @@
 Legend: N devices, W windows.
 """
 
+import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,17 +37,29 @@ class WindowedSums(NamedTuple):
         return TelemetrySums(**fields, heard=self.heard_NW[:, first:last].sum(1)[None].astype(float))
 
 
-def record(connection: Connection, device: str, told: Telemetry, now_s: float, window_s: float) -> None:
-    """Add sums to the window that `now_s` is in. What comes twice, by its sequence, is added once."""
-    values = {"seen_s": now_s, "active": told.bundle, "sequence": told.sequence}
-    new = connection.execute(
-        update(devices).where(devices.c.id == device, devices.c.sequence < told.sequence).values(values)
-    )
-    if new.rowcount == 0:
-        return
+def record(connection: Connection, device: str, told: Telemetry, now_s: float, window_s: float) -> int | None:
+    """Add sums to the window that `now_s` is in. What comes twice is added once; None: these sums count.
+
+    A number: the registry has this sequence number of the device, with telemetry that is not this one. So the device tells by
+    an older copy of its folder, as after a restored backup: nothing is added, and the device's row says so.
+    """
+    columns = (devices.c.sequence, devices.c.told, devices.c.restored)
+    before = connection.execute(select(*columns).where(devices.c.id == device).with_for_update()).one()
+    digest = hashlib.sha256(told.model_dump_json().encode()).hexdigest()
+    values: dict[str, Any] = {"seen_s": now_s}
+    if told.sequence > before.sequence:
+        values |= {"active": told.bundle, "sequence": told.sequence, "told": digest}
+        _add(connection, device, told, int(now_s // window_s))
+    elif told.sequence < before.sequence or before.told not in (None, digest):
+        values |= {"restored": before.restored + 1, "restored_s": now_s}
+    connection.execute(update(devices).where(devices.c.id == device).values(values))
+    return int(before.sequence) if "restored" in values else None
+
+
+def _add(connection: Connection, device: str, told: Telemetry, window: int) -> None:
     asked = select(bundles.c.digest).where(bundles.c.digest == told.bundle)
     known = connection.execute(asked).scalar_one_or_none()  # devices do not make rows by names of their own
-    key: dict[str, str | int] = {"device": device, "window": int(now_s // window_s), "bundle": known or ""}
+    key: dict[str, str | int] = {"device": device, "window": window, "bundle": known or ""}
     sums = told.sums.model_dump()
     added = connection.execute(
         update(telemetry).where(*_is(key)).values({name: telemetry.c[name] + value for name, value in sums.items()})

@@ -1,6 +1,5 @@
 """The routes of a registry. All else is done on its own machine, by `autotailor fleet`."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,15 +14,13 @@ from starlette.routing import Route
 
 from adaptive_runtime.fleet import AssignedBundle, EnrolAsked, Telemetry
 from profiling_agents.messages import Message, one_line
-from profiling_agents.network.guard import bearer, checked, refusal
+from profiling_agents.network.guard import checked, refusal
 from tasks.fleet.registry import BundleStore, Registry
 from tasks.fleet.registry.bundles import signature_of
 from tasks.fleet.registry.devices import EnrolmentRefused, assigned_to, can_enrol, enrol, find_device
 from tasks.fleet.registry.telemetry import record
-
-
-class UnknownTokenError(Exception):
-    """A token that is not one for this route."""
+from tasks.fleet.service.callers import CALLER_REFUSALS, UnknownTokenError, token_of, unchecked
+from tasks.fleet.service.threads import RegistryThreads
 
 
 class RegistryRoutes:
@@ -31,29 +28,36 @@ class RegistryRoutes:
 
     def __init__(self, registry: Registry, store: BundleStore) -> None:
         self._registry, self._store = registry, store
+        self._threads = RegistryThreads(registry)
 
-    def admits(self, token: str) -> bool:
-        """Whether it is the token of a device, or one to enrol with: nobody else gets any further."""
-        with self._registry.reading() as connection:
-            return find_device(connection, token) is not None or can_enrol(connection, token)
+    async def admits(self, token: str) -> bool:
+        """Whether it is the token of a device, or one to enrol with: nobody else gets any further. UncheckedTokenError."""
+        try:
+            return await self._threads.read(self._admits, token)
+        except SQLAlchemyError as error:
+            raise unchecked(error) from error
 
     async def enrol(self, request: Request) -> Response:
         """POST v1/enrolments, with a token that counts once: the device's number and its own token."""
         asked = EnrolAsked.model_validate_json(await request.body())
-        return await asyncio.to_thread(self._enrol, _token(request), asked)
+        return await self._threads.write(self._enrol, token_of(request), asked)
 
     async def telemetry(self, request: Request) -> Response:
         """POST v1/telemetry, with a device's token: sums; the bundle that it should run."""
         told = Telemetry.model_validate_json(await request.body())
-        return await asyncio.to_thread(self._record, _token(request), told)
+        return await self._threads.write(self._record, token_of(request), told)
 
     async def file(self, request: Request) -> Response:
         """GET v1/files/DIGEST, with a device's token: a file of a bundle."""
-        await asyncio.to_thread(self._known, _token(request))
+        await self._threads.read(self._known, token_of(request))
         path = self._store.path(request.path_params["digest"])
         if path is None:
             return refusal(404, "there is no such file")
         return FileResponse(path, media_type="application/octet-stream")
+
+    def _admits(self, token: str) -> bool:
+        with self._registry.reading() as connection:
+            return find_device(connection, token) is not None or can_enrol(connection, token)
 
     def _enrol(self, token: str, asked: EnrolAsked) -> Response:
         with self._registry.writing() as connection:
@@ -64,11 +68,12 @@ class RegistryRoutes:
             device = find_device(connection, token)
             if device is None:
                 raise UnknownTokenError
-            record(connection, device, told, time.time(), self._registry.window_s)
+            ahead = record(connection, device, told, time.time(), self._registry.window_s)
             bundle = assigned_to(connection, device)
             signature = None if bundle is None else signature_of(connection, bundle)
         every_s = self._registry.window_s
-        return _answer(AssignedBundle(bundle=bundle, signature=signature, tell_every_s=every_s))
+        assigned = AssignedBundle(bundle=bundle, signature=signature, tell_every_s=every_s)
+        return _answer(assigned if ahead is None else assigned.model_copy(update={"ahead": ahead}))
 
     def _known(self, token: str) -> None:
         with self._registry.reading() as connection:
@@ -88,16 +93,9 @@ def create_app(routes: RegistryRoutes) -> Starlette:
     return app
 
 
-def _token(request: Request) -> str:
-    return bearer(request.headers.get("authorization", "")) or ""
-
-
 def _answer(message: Message) -> Response:
-    return checked(JSONResponse(message.model_dump(mode="json")))
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
+    """Without what is not set: devices of earlier versions know no `ahead`."""
+    return checked(JSONResponse(message.model_dump(mode="json", exclude_unset=True)))
 
 
 async def _invalid(request: Request, error: ValidationError) -> Response:
@@ -108,20 +106,15 @@ async def _http(request: Request, error: HTTPException) -> Response:
     return refusal(error.status_code, error.detail)
 
 
-async def _database(request: Request, error: SQLAlchemyError) -> Response:
-    return refusal(503, f"the registry's database failed: {type(error).__name__}")
-
-
 async def _failed(request: Request, error: Exception) -> Response:
     return refusal(500, f"the service failed: {type(error).__name__}")
 
 
 REFUSALS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
-    UnknownTokenError: _unknown,
-    EnrolmentRefused: _unknown,
+    **CALLER_REFUSALS,
+    EnrolmentRefused: CALLER_REFUSALS[UnknownTokenError],
     ValidationError: _invalid,
     HTTPException: _http,
-    SQLAlchemyError: _database,
     Exception: _failed,
 }
 """Every error that a route may raise, as one line; no line has a token, or a statement of the database."""

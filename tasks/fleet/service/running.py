@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind
 from profiling_agents.network.folder import ended_by_signal
 from profiling_agents.network.guard import GuardRules
-from profiling_agents.network.server import http_server, serve_with
+from profiling_agents.network.server import allow_open_files, http_server, serve_with
 from tasks.fleet.registry import BundleStore, Registry, advance
 from tasks.fleet.service.routes import RegistryRoutes, create_app
 
@@ -16,6 +16,7 @@ READY = "registry ready: "
 CONNECTIONS = 4096
 REQUESTS = 512
 """Of devices, at once; more are told to come again."""
+OTHER_FILES = 256
 LONGEST_PAUSE_S = 60.0
 LOOKS_PER_WINDOW = 20
 
@@ -23,6 +24,7 @@ LOOKS_PER_WINDOW = 20
 def serve_registry(registry: Registry, store: BundleStore, network: Endpoint) -> None:
     """Run until stopped. AgentError: it cannot start."""
     check_bind(network, own_tokens=True)
+    allow_open_files(CONNECTIONS + OTHER_FILES)
     with ended_by_signal(), bound(network.host, network.port) as listener:
         routes = RegistryRoutes(registry, store)
         rules = GuardRules(connections=CONNECTIONS, requests=REQUESTS)

@@ -1,0 +1,24 @@
+"""What the services of a fleet and their clients take from the config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.cli.fleet.config import FleetConfig
+from profiling_agents.network.endpoint import Endpoint
+
+FleetAnswer = Mapping[str, Any]
+
+
+def endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpoint:
+    """Where a service of the fleet listens."""
+    return Endpoint(
+        host=config.host,
+        port=port,
+        token=token,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        insecure_bind=config.insecure_bind,
+        allowed_hosts=config.allowed_hosts,
+        stop_with_stdin=False,
+        silence_limit_s=0,
+    )

@@ -1,0 +1,17 @@
+"""From earlier schemas to that of `tasks.fleet.registry.tables`, with all rows; in the transaction that opens the registry."""
+
+from sqlalchemy import Connection, update
+from sqlalchemy.schema import CreateColumn
+
+from tasks.fleet.registry.tables import SCHEMA_VERSION, devices, schema
+
+
+def upgrade(connection: Connection, version: int) -> None:
+    """Version 2: what is known of a device's latest telemetry, of copies of its folder, and by devices of its kind."""
+    if version < 2:
+        for name in ("told", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
+            column = CreateColumn(devices.c[name]).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {devices.name} ADD COLUMN {column}")
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"ALTER TABLE {devices.name} ALTER COLUMN sequence TYPE BIGINT")
+    connection.execute(update(schema).values(version=SCHEMA_VERSION))
