@@ -81,6 +81,7 @@ LUT_ACTIONS = {
 
 FLEET_ACTIONS = {
     "serve": "the registry that devices enrol at, tell, and fetch bundles from",
+    "relay": "where enrolled devices pull the models that are measured on them",
     "enrol": "tokens with which count=N devices may enrol, into to=FILE",
     "devices": "all of them: kind, owner, last seen, bundle, the last check",
     "remove DEVICE": "its token counts no more",
@@ -304,7 +305,7 @@ COMMANDS = {
     ),
     "fleet": Command(
         summary="many devices: enrol them, and roll out bundles: "
-        "fleet serve|enrol|devices|remove|add|rollout|rollouts|halt|go-on",
+        "fleet serve|relay|enrol|devices|remove|add|rollout|rollouts|halt|go-on",
         about="Keeps a registry of devices (database=URL, files=FOLDER) and serves it to them (fleet serve). A bundle reaches "
         "1 % of the devices first, then 10 %, then all; it is halted, and devices go back, when sums over their requests say "
         "that latency, attainment, confidence or agreement got worse.",

@@ -12,7 +12,8 @@ from profiling_agents.messages import AgentError, Precision
 from tasks.engine.settings import Choices
 
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
+AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/devices/[0-9a-f]{32})?/?$")]
+"""Of an agent or a relay; below a fleet's relay, of one device."""
 
 
 CPU = "CPUExecutionProvider"

@@ -13,6 +13,7 @@ import httpx
 from adaptive_runtime.fleet import EnrolAsked, Enrolled
 from tasks.fleet.registry import BundleStore, Registry, new_enrolment
 
+RELAY_TOKEN = "token-of-those-who-measure"
 ASKED = EnrolAsked(name="kitchen", kind="camera", fingerprint="ab" * 32)
 
 
@@ -52,6 +53,16 @@ def served_registry(folder: Path, plain_bundle: Path, database: str | None = Non
     with serving("serve", [f"database={database}", f"files={folder}/files", "port=0"], folder) as url:
         yield ServedRegistry(url, registry, bundle, folder / "serve.log")
     registry.close()
+
+
+@contextmanager
+def served_relay(folder: Path, database: str) -> Iterator[str]:
+    """The address of a relay for the devices of a registry."""
+    file = folder / "relay-token"
+    file.touch(mode=0o600)
+    file.write_text(RELAY_TOKEN)
+    with serving("relay", [f"database={database}", f"token_file={file}", "relay_port=0"], folder) as url:
+        yield url
 
 
 @contextmanager

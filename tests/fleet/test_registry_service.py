@@ -167,6 +167,7 @@ def test_devices_alone_fetch_files_and_by_digests_alone(
         (["rollouts", "count=2"], "is not one of 'fleet rollouts'"),
         (["devises"], "'devises' is unknown; allowed: serve"),
         (["remove"], "got 0 names; write autotailor fleet remove DEVICE"),
+        (["relay", "host=0.0.0.0"], "not a loopback address; it takes --tls-cert, --tls-key and a token"),
         (["devices", "database=fleet.db"], "is no address"),
     ],
 )

@@ -17,6 +17,7 @@ PLACE = ("database", "window_s")
 BOUND = ("host", "tls_cert", "tls_key", "allowed_hosts", "insecure_bind")
 OPTIONS = {
     "serve": (*PLACE, *BOUND, "files", "port"),
+    "relay": (*PLACE, *BOUND, "relay_port", "token_file", "max_model_mib"),
     "enrol": (*PLACE, "count", "to", "owner", "valid_hours"),
     "devices": PLACE,
     "remove": PLACE,

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.cli.arguments import FLEET
 from flows.cli.fleet.config import FleetConfig
-from flows.cli.fleet.network import FleetAnswer, endpoint
+from flows.cli.fleet.network import FleetAnswer, endpoint, token_of
 from flows.cli.terminal import Terminal
 from tasks.errors import UserError
 from tasks.fleet.registry import (
@@ -35,6 +35,13 @@ def _serve(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
     from tasks.fleet.service import serve_registry
 
     serve_registry(registry, BundleStore(config.files), endpoint(config, config.port))
+    return {"served": True}
+
+
+def _relay(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    from tasks.fleet.service import serve_fleet_relay
+
+    serve_fleet_relay(registry, endpoint(config, config.relay_port, token_of(config)), config.max_model_mib)
     return {"served": True}
 
 
@@ -142,6 +149,7 @@ def _ago(seconds: float) -> str:
 
 ACTIONS: dict[str, Callable[[Registry, FleetConfig, str], FleetAnswer]] = {
     "serve": _serve,
+    "relay": _relay,
     "enrol": _enrol,
     "devices": _devices,
     "remove": _remove,

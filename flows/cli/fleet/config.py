@@ -17,6 +17,9 @@ class FleetConfig(BaseModel):
     window_s: float = Field(default=3600.0, gt=0, le=7 * 86400)
     host: str = "127.0.0.1"
     port: int = Field(default=8763, ge=0, le=65535)
+    relay_port: int = Field(default=8764, ge=0, le=65535)
+    max_model_mib: int = Field(default=512, ge=1)
+    token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     allowed_hosts: tuple[str, ...] = ()

@@ -5,8 +5,15 @@ from typing import Any
 
 from flows.cli.fleet.config import FleetConfig
 from profiling_agents.network.endpoint import Endpoint
+from profiling_agents.network.tokens import read_token
 
 FleetAnswer = Mapping[str, Any]
+TOKEN_VARIABLE = "AUTOTAILOR_RELAY_TOKEN"
+
+
+def token_of(config: FleetConfig) -> str | None:
+    """Of those who measure devices through a relay. AgentError: it is unsafe to use."""
+    return read_token(config.token_file, TOKEN_VARIABLE, "token_file")
 
 
 def endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpoint:

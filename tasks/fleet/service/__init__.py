@@ -1,5 +1,6 @@
-"""The registry as a service that devices talk to: they enrol, tell, and fetch files of bundles."""
+"""Services of a fleet: the registry, at which devices enrol, tell, and fetch bundles; and the relay that they pull from."""
 
+from tasks.fleet.service.relaying import serve_fleet_relay
 from tasks.fleet.service.running import serve_registry
 
-__all__ = ["serve_registry"]
+__all__ = ["serve_fleet_relay", "serve_registry"]
