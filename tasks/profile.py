@@ -247,7 +247,7 @@ def fill(
     try:
         for jobs, failures in ahead(
             pieces(list(operators.values()), settings.batch_operators),
-            lambda batch: jobs_of(batch, capabilities.formats, settings.limits, capabilities.precision),
+            lambda batch: operator_models(batch, capabilities.formats, settings.limits, capabilities.precision),
             capabilities,
         ):
             for failure in failures:
@@ -297,7 +297,7 @@ def _entry(
     )
 
 
-def jobs_of(
+def operator_models(
     features: Sequence[OperatorFeature], formats: Sequence[Format], limits: ConversionLimits, precision: Precision
 ) -> tuple[list[ModelJob], list[Measurement]]:
     """Models of these operators for the device, and a failure for each that has none."""

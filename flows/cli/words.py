@@ -85,6 +85,7 @@ FLEET_ACTIONS = {
     "enrol": "tokens with which count=N devices may enrol, into to=FILE",
     "devices": "all of them: kind, owner, last seen, bundle, the last check",
     "remove DEVICE": "its token counts no more",
+    "profile FOLDER": "one table for devices of one kind, which share its operators and find the odd one out",
     "add FOLDER": "a bundle, for roll-outs",
     "rollout DIGEST": "give a bundle to 1 % of the devices, then 10 %, then all, or halt",
     "rollouts": "all of them: state, stage, devices reached, the last reason",
@@ -304,11 +305,12 @@ COMMANDS = {
         examples=("autotailor convert network.onnx smaller.onnx --json conversion.json",),
     ),
     "fleet": Command(
-        summary="many devices: enrol them, and roll out bundles: "
-        "fleet serve|relay|enrol|devices|remove|add|rollout|rollouts|halt|go-on",
+        summary="many devices: enrol them, profile them together, and roll out bundles: "
+        "fleet serve|relay|enrol|devices|remove|profile|add|rollout|rollouts|halt|go-on",
         about="Keeps a registry of devices (database=URL, files=FOLDER) and serves it to them (fleet serve). A bundle reaches "
         "1 % of the devices first, then 10 %, then all; it is halted, and devices go back, when sums over their requests say "
-        "that latency, attainment, confidence or agreement got worse.",
+        "that latency, attainment, confidence or agreement got worse. Devices of one kind share a look-up table, which they "
+        "measure together through one relay (fleet relay, fleet profile); one that differs from its kind is found.",
         forms=tuple(f"{form} [OPTION…]" for form in FLEET_ACTIONS),
         flags=EVERYWHERE,
         examples=(

@@ -23,7 +23,7 @@ from tasks.nightly.records import NightTimes, OperatorRounds, SubNetRounds
 from tasks.nightly.settings import Settings
 from tasks.pages.text import milliseconds
 from tasks.profile import Settings as ProfileSettings
-from tasks.profile import jobs_of
+from tasks.profile import operator_models
 from tasks.progress import Progress
 from tasks.schemas.exports import Exports
 from tasks.schemas.operators import ChosenImplementations
@@ -106,7 +106,7 @@ def time_operators(
     """Each operator alone, in rounds; those in which the device is not calm are tried again, and do not count."""
     device, failures, jobs = client.capabilities(), list[Measurement](), []
     for some in pieces(features, profile.batch_operators):
-        made, failed = jobs_of(some, device.formats, profile.limits, device.precision)
+        made, failed = operator_models(some, device.formats, profile.limits, device.precision)
         jobs += made
         failures += failed
     reasons = {failure.key: failure.reason or "" for failure in failures}

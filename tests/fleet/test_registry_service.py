@@ -167,6 +167,12 @@ def test_devices_alone_fetch_files_and_by_digests_alone(
         (["rollouts", "count=2"], "is not one of 'fleet rollouts'"),
         (["devises"], "'devises' is unknown; allowed: serve"),
         (["remove"], "got 0 names; write autotailor fleet remove DEVICE"),
+        (
+            ["profile", "operators"],
+            "devices are measured through their relay; write relay=https://HOST:PORT token_file=F",
+        ),
+        (["profile", "operators", "relay=ftp://x"], "relay"),
+        (["profile", "operators", "profile.spot_operators=2"], "cannot tell an odd device from chance"),
         (["relay", "host=0.0.0.0"], "not a loopback address; it takes --tls-cert, --tls-key and a token"),
         (["devices", "database=fleet.db"], "is no address"),
     ],
@@ -204,6 +210,7 @@ def test_the_defaults_in_conf_are_those_of_the_registry() -> None:
     assert validate(FleetConfig, composed) == FleetConfig()
     assert set(composed) == set(FleetConfig.model_fields)
     assert set(composed["rollout"]) == set(type(FleetConfig().rollout).model_fields)
+    assert set(composed["profile"]) == set(type(FleetConfig().profile).model_fields)
     without = validate(FleetConfig, compose_config("fleet", ["rollout.limits.confidence=null"]))
     assert "confidence" not in without.rollout.limits
 

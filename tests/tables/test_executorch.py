@@ -112,7 +112,7 @@ def test_layers_of_a_subnet_add_up_and_operators_run_alone() -> None:
             ]
             assert all(products)
         features = list(net.operators(net.min_config))[:4]
-        jobs, failures = profile.jobs_of(features, client.capabilities().formats, LIMITS, "fp32")
+        jobs, failures = profile.operator_models(features, client.capabilities().formats, LIMITS, "fp32")
         assert not failures
         assert [one.state for one in client.measure(jobs, MEASURE)] == ["ok"] * len(features)
     assert list(operator_jobs(features[:1], LIMITS)) == [features[0].digest]

@@ -1,4 +1,4 @@
-"""`autotailor fleet`: a registry of devices, and roll-outs of bundles."""
+"""`autotailor fleet`: a registry of devices, their tables, and roll-outs of bundles. `fleet profile` alone loads torch."""
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -21,6 +21,7 @@ OPTIONS = {
     "enrol": (*PLACE, "count", "to", "owner", "valid_hours"),
     "devices": PLACE,
     "remove": PLACE,
+    "profile": (*PLACE, "relay", "token_file", "ca_file", "store", "profile"),
     "add": (*PLACE, "files", "name", "key_file"),
     "rollout": (*PLACE, "kinds", "rollout"),
     "rollouts": PLACE,

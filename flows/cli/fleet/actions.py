@@ -72,8 +72,9 @@ def _devices(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
     for row in rows:
         bundles = (_short(row.active), _short(row.assigned))
         restored = "" if row.restored_s is None else f"{row.restored} times, {_ago(now_s - row.restored_s)}"
-        texts = (row.id, row.name, row.kind, row.owner, _ago(now_s - row.seen_s), *bundles, restored)
-        texts = (*texts, row.lut or "", "" if row.verdict is None else f"{row.verdict}: {row.verdict_reason}")
+        checked = "" if row.verdict is None else f"{row.verdict}: {row.verdict_reason}"
+        seen = _ago(now_s - row.seen_s)
+        texts = (row.id, row.name, row.kind, row.owner, seen, *bundles, restored, row.lut or "", checked)
         table.add_row(*(escape(text) for text in texts))
     Terminal().show(table)
     return {"devices": [row._asdict() for row in rows]}
@@ -84,6 +85,12 @@ def _remove(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
         remove_device(connection, word)
     Terminal().say(f"{word} is no device any more")
     return {"removed": word}
+
+
+def _profile(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    from flows.cli.fleet.profiling import profile  # needs torch, which makes operators
+
+    return profile(registry, config, word)
 
 
 def _add(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
@@ -153,6 +160,7 @@ ACTIONS: dict[str, Callable[[Registry, FleetConfig, str], FleetAnswer]] = {
     "enrol": _enrol,
     "devices": _devices,
     "remove": _remove,
+    "profile": _profile,
     "add": _add,
     "rollout": _rollout,
     "rollouts": _rollouts,

@@ -1,10 +1,14 @@
 """The config of a fleet's registry."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
+from tasks.fleet.profiling.settings import FleetProfileSettings
 from tasks.fleet.rollout import MEASURES, RolloutSettings
+
+RelayUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
 
 
 class FleetConfig(BaseModel):
@@ -30,6 +34,10 @@ class FleetConfig(BaseModel):
     valid_hours: float = Field(default=24.0, gt=0, le=24 * 366)
     name: str = Field(default="", max_length=256)
     key_file: Path | None = None
+    relay: RelayUrl | None = None
+    ca_file: Path | None = None
+    store: Path = Path("outputs/luts")
+    profile: FleetProfileSettings = FleetProfileSettings()
     kinds: tuple[str, ...] = ()
     rollout: RolloutSettings = RolloutSettings()
 
