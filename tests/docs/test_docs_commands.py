@@ -130,6 +130,7 @@ def assert_service_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyP
     """The service's own command line takes it, up to the point where it would bind and serve."""
     if "--token-file" in words:
         file = Path(words[words.index("--token-file") + 1])
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(TOKEN)
         file.chmod(0o600)
     started: list[Any] = []
