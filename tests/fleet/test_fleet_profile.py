@@ -1,11 +1,13 @@
 """Devices of one kind share a table, and find the odd one out: real relay, registry and client; devices are simulated."""
 
 import asyncio
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +16,21 @@ import torch
 import tailor_ir
 from benchmarks.rollout_fleet import KINDS
 from benchmarks.thin_devices import ThinDevice, true_ms
+from flows.cli import main
 from profiling_agents.client import AgentError, MeasureSettings
 from profiling_agents.messages import Measurement, Timing
 from tailor_ir import OperatorFeature
 from tasks import profile
+from tasks.enumerate import write_operators
 from tasks.fleet.profiling.asking import RelayAccess
 from tasks.fleet.profiling.deal import deal
 from tasks.fleet.profiling.settings import FleetProfileSettings
 from tasks.fleet.profiling.sharing import FleetProfile, ProfiledKind, profile_fleet
 from tasks.fleet.profiling.verdicts import judge, middle, references
+from tasks.fleet.registry import list_devices
 from tasks.lut import LutStore
 from tasks.progress import Silent
+from tasks.schemas.operators import OPERATORS_FILE
 from tests.agents import agent_models as models
 from tests.fleet.served_registry import RELAY_TOKEN, ServedRegistry
 from tests.ir.networks import small_net
@@ -77,6 +83,23 @@ def profiled(relay: str, devices: dict[str, str], operators: dict[str, OperatorF
     return kind
 
 
+def by_command(
+    service: ServedRegistry, relay: str, operators: dict[str, OperatorFeature], folder: Path
+) -> dict[str, Any]:
+    """`autotailor fleet profile` for all devices of the registry, of which few answer; what it says of the only kind."""
+    enumerated = folder / "enumerated"
+    enumerated.mkdir()
+    write_operators(enumerated / OPERATORS_FILE, {feature: {} for feature in operators.values()})
+    (folder / "token").touch(mode=0o600)
+    (folder / "token").write_text(RELAY_TOKEN)
+    place = [f"database=sqlite:///{service.log.parent}/fleet.db", f"store={folder / 'luts'}"]
+    words = [*place, f"relay={relay}", f"token_file={folder / 'token'}", "--json", str(folder / "found.json")]
+    assert main(["fleet", "profile", str(enumerated), *words]) == 0
+    found = json.loads((folder / "found.json").read_text())
+    (kind,) = found["kinds"]
+    return dict(kind)
+
+
 def states(kind: ProfiledKind, devices: dict[str, str]) -> dict[str, set[str]]:
     """By fault."""
     told: dict[str, set[str]] = {}
@@ -91,7 +114,7 @@ def test_devices_share_a_table_that_the_odd_ones_have_no_part_in(
     bad = ("invented latencies", "odd latencies", "replays", "disconnects")
     faults = {str(number): fault for number, fault in enumerate((*bad, *("",) * 10))}
     with living(service, relay, faults) as devices:
-        kind = profiled(relay, devices, operators, tmp_path)
+        kind = profiled(relay, devices, operators, tmp_path / "luts")
         assert states(kind, devices) == {
             "": {"sound"},
             "invented latencies": {"odd"},
@@ -100,17 +123,23 @@ def test_devices_share_a_table_that_the_odd_ones_have_no_part_in(
             "disconnects": {"failed"},
         }
         assert (kind.operators, kind.measured) == (16, 16)
-        (folder,) = LutStore(tmp_path).folders()
+        (folder,) = LutStore(tmp_path / "luts").folders()
         for row in LutStore(folder).valid_rows():
             assert row["p50_ms"] == pytest.approx(true_ms(row["digest"], KIND), rel=0.2)
         assert {row["settings"] for row in LutStore(folder).valid_rows()} == {
             profile.Settings(method="alone").measured_with("alone")
         }
     with living(service, relay, {"one": "", "two": "odd latencies"}) as devices:
-        later = profiled(relay, devices, operators, tmp_path)
-    assert (later.operators, later.measured) == (16, 0), "the table is there: newcomers are checked against it alone"
-    assert states(later, devices) == {"": {"sound"}, "odd latencies": {"odd"}}
-    assert later.measurements <= 3 * SETTINGS.spot_operators
+        later = by_command(service, relay, operators, tmp_path)
+    assert (later["operators"], later["measured"]) == (16, 0), (
+        "the table is there: newcomers are checked against it alone"
+    )
+    assert later["measurements"] <= 3 * SETTINGS.spot_operators
+    with service.registry.reading() as connection:
+        told = {devices[row.id]: row for row in list_devices(connection) if row.id in devices}
+    assert {fault: row.verdict for fault, row in told.items()} == {"": "sound", "odd latencies": "odd"}
+    assert {row.lut for row in told.values()} == {folder.name}
+    assert "times as long" in str(told["odd latencies"].verdict_reason)
 
 
 def test_an_agent_that_never_comes_to_an_end_costs_its_time_limit_alone(service: ServedRegistry, relay: str) -> None:
