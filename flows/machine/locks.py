@@ -14,10 +14,10 @@ from tasks.errors import UserError
 POLL_SECONDS = 0.2
 
 
-def _try_lock(path: Path) -> int | None:
+def _try_lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -28,13 +28,16 @@ def _try_lock(path: Path) -> int | None:
 
 
 @contextmanager
-def only_run(output: Path) -> Iterator[None]:
-    """Exclusive use of an output folder; UserError when another run holds it or it cannot be written."""
+def only_run(output: Path, *, shared: bool = False) -> Iterator[None]:
+    """Exclusive use of an output folder, or use together with other `shared` runs.
+
+    UserError: another run has it alone, others share it and this one does not, or it cannot be written.
+    """
     where = f"output folder '{output}'"
     other = "choose another with output_dir=PATH"
     try:
         output.mkdir(parents=True, exist_ok=True)
-        descriptor = _try_lock(output / ".lock")
+        descriptor = _try_lock(output / ".lock", fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except OSError as error:
         raise UserError(where, f"cannot be written ({error.strerror})", next_step=other) from error
     if descriptor is None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.flows.prefect_server import Server, served
+from tests.flows.postgres import Postgres, programs
+from tests.flows.postgres import postgres as started_postgres
+from tests.flows.prefect_server import Server, started
 from tests.flows.tiny import TINY
 
 
@@ -90,8 +91,18 @@ def adapted(adapting: Command) -> tuple[dict[str, Any], Path]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A Prefect server with the deployments of prefect.yaml."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    yield from served(tmp_path_factory.mktemp("prefect"), port)
+    """A Prefect server with the work pool and the deployments of docs/running.md."""
+    with started(tmp_path_factory.mktemp("prefect")) as server:
+        server.shell(server.documented("bash", "prefect work-pool create"))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server, with the file of its password where the driver looks."""
+    folder = programs()
+    if folder is None:
+        pytest.skip("no PostgreSQL server (Debian's package postgresql)")
+    with started_postgres(folder) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PGPASSFILE", str(server.passwords))
+        yield server

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,7 +51,7 @@ class Patient(httpx.HTTPTransport):
 class Server:
     """Commands and requests to one server; `home`: Prefect's own, and the folder of MLflow's database."""
 
-    def __init__(self, home: Path, port: int) -> None:
+    def __init__(self, home: Path, port: int, environment: Mapping[str, str]) -> None:
         self.address = f"127.0.0.1:{port}"
         self.tracking = f"sqlite:///{home}/mlflow.db"
         self.environment = {
@@ -61,6 +63,7 @@ class Server:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "AUTOTAILOR_DIR": str(REPOSITORY),
             "MLFLOW_TRACKING_URI": self.tracking,
+            **environment,
         }
         self.api = httpx.Client(base_url=f"http://{self.address}/api/", timeout=ANSWER_SECONDS, transport=Patient())
 
@@ -173,13 +176,16 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def served(home: Path, port: int) -> Iterator[Server]:
-    """A server, a work pool and deployments, by the documented commands."""
-    server = Server(home, port)
-    process = server.start(server.documented("bash", "prefect server start"))
+@contextmanager
+def started(home: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A server on a free port. environment: further settings."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = Server(home, port, environment or {})
+    process = server.start(server.documented("bash", "prefect server start"), home / "server.log")
     try:
         server.wait_until_ready()
-        server.shell(server.documented("bash", "prefect work-pool create"))
         yield server
     finally:
         server.api.close()
