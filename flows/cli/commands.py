@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.errors import AdaptiveError, without_passwords
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, PLANNING
@@ -90,8 +90,9 @@ def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], Flow
     """One run per combination, then a table of them all."""
     results = []
     for overrides, config in runs:
-        Console(stderr=True).rule(escape(" ".join(overrides)))
-        results.append({"overrides": list(overrides), **execute(arguments, config)})
+        shown = [without_passwords(text) for text in overrides]
+        Console(stderr=True).rule(escape(" ".join(shown)))
+        results.append({"overrides": shown, **execute(arguments, config)})
     if not arguments.dry_run:
         Terminal().show(_sweep_table(results))
     return results

@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.config.abilities import check_abilities
+from flows.config.addresses import LockAddress, TrackingUri
 from flows.config.device import DeviceName, DeviceProfile
 from flows.config.evaluate import EvaluateSettings
 from flows.config.placed import check_placed
@@ -52,8 +53,10 @@ class TrackingSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    uri: str | None = Field(
-        default=None, min_length=1, description="null: that of MLFLOW_TRACKING_URI, or mlflow.db in the working folder"
+    uri: TrackingUri | None = Field(
+        default=None,
+        repr=False,
+        description="null: that of MLFLOW_TRACKING_URI, or mlflow.db in the working folder",
     )
     experiment: str = Field(default="autotailor", min_length=1)
 
@@ -85,6 +88,12 @@ class CommonConfig(BaseModel):
     report: ReportSettings = ReportSettings()
     tracking: TrackingSettings = TrackingSettings()
     output_dir: Path = Path("outputs")
+    locks: LockAddress | None = Field(
+        default=None,
+        repr=False,
+        description="null: a run has its output folder alone; postgresql+psycopg://USER@HOST/NAME: by locks in that database, "
+        "several workers share it and its runs",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -5,15 +5,17 @@ before anything is worked.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from adaptive_runtime.errors import without_passwords
 from flows.compose import compose_config
 from flows.config import AdaptConfig, DeployConfig, RunConfig
 from flows.deployments.schema import DEVICES, Plain, settings_schema
 from flows.groups import config_groups, nearest
+from tasks.errors import UserError
 
 NO_PRESET = "none"
 NIGHTLY_PRESET = "nightly"
@@ -92,6 +94,7 @@ def _place(output_dir: str) -> list[str]:
 def composed(root: str, fields: Sequence[str], overrides: Sequence[str], settings: Plain | None) -> Plain:
     """The config of a form. Overrides count over fields, and settings over both. UserError as on the command line."""
     entered = _entered(settings or {})
+    _refuse_passwords([*fields, *overrides, *map(str, _leaves(entered))])
     devices: list[Plain] = entered.pop(DEVICES, [])
     words: dict[str, str] = {}
     for text in (*fields, *overrides, *_kind_words(entered), *_device_words(devices)):
@@ -103,6 +106,29 @@ def composed(root: str, fields: Sequence[str], overrides: Sequence[str], setting
         known = config["device"]
         config["device"] = {one["name"]: merged(known.get(one["name"], {}), _settings_of(one)) for one in devices}
     return merged(config, entered)
+
+
+def _refuse_passwords(texts: Sequence[str]) -> None:
+    """UserError for an address with a password: Prefect stores parameters, and shows them to whoever reaches it."""
+    for text in texts:
+        if (shown := without_passwords(text)) != text:
+            raise UserError(
+                f"parameter '{shown}'",
+                "has a password, and Prefect stores and shows parameters",
+                allowed="addresses without one",
+                next_step="put it where the worker finds it: in the file of PGPASSFILE, or in MLFLOW_TRACKING_PASSWORD",
+            )
+
+
+def _leaves(settings: Any) -> Iterator[Any]:
+    """The values of nested mappings and lists."""
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        for inner in settings:
+            yield from _leaves(inner)
+    else:
+        yield settings
 
 
 def _kind_words(settings: Mapping[str, Any]) -> list[str]:
