@@ -2,14 +2,16 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from urllib.parse import urlsplit
 
 from flows.config import DeviceProfile
 from flows.machine.locks import in_turn
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.client.ssh import ssh_agent
 from profiling_agents.messages import DEFAULT_ENGINE, AgentError, Capabilities, Engine
+from profiling_agents.network.endpoint import is_loopback
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
 from tasks.measuring.fleet import Fleet, Meter
@@ -20,8 +22,14 @@ THIS_MACHINE = "this machine"
 class Devices:
     """Clients by device name. Use as a context: agents that were started here end with it."""
 
-    def __init__(self, profiles: Mapping[str, DeviceProfile]) -> None:
+    def __init__(
+        self,
+        profiles: Mapping[str, DeviceProfile],
+        turn: Callable[[str], AbstractContextManager[None]] = in_turn,
+    ) -> None:
+        """turn: exclusive use of a device that other machines reach, too."""
         self.profiles = dict(profiles)
+        self._turn = turn
         self._connected: dict[str, tuple[tuple[AgentClient, ...], ExitStack]] = {}
         self._lock = threading.Lock()
 
@@ -91,16 +99,16 @@ class Devices:
 
     @contextmanager
     def _alone(self, name: str, turns: bool = False) -> Iterator[None]:
-        """No other run of this machine on the device; `turns`: on no device of this machine."""
+        """No other run on the device; `turns`: on no device of this machine."""
         profile = self.profiles[name]
-        places = sorted(profile.urls)
-        if profile.ssh is not None:
-            places = [f"ssh {profile.ssh.host} {profile.ssh.port or ''}"]
-        elif not places:
-            places = [THIS_MACHINE if turns else f"{THIS_MACHINE}: {profile.backend}"]
         with ExitStack() as stack:
-            for place in places:
-                stack.enter_context(in_turn(place))
+            if profile.ssh is not None:
+                stack.enter_context(self._turn(f"ssh {profile.ssh.host} {profile.ssh.port or ''}"))
+            elif not profile.urls:
+                stack.enter_context(in_turn(THIS_MACHINE if turns else f"{THIS_MACHINE}: {profile.backend}"))
+            for url in sorted(profile.urls):
+                here = is_loopback(urlsplit(url).hostname or "")
+                stack.enter_context(in_turn(url) if here else self._turn(url))
             yield
 
     @contextmanager

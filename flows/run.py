@@ -13,6 +13,7 @@ from flows.devices import Devices
 from flows.machine.signals import is_interrupted
 from flows.progress import StageProgress, is_interruption
 from flows.results import SECONDS
+from flows.sharing import RunLocks
 from flows.tracking import Tracker
 from flows.tracking.metrics import numbers
 from flows.versions import code_version
@@ -123,11 +124,14 @@ class Run(Surroundings):
         devices: Devices,
         workers: EvaluationWorkers | None,
         folder: Path,
+        locks: RunLocks,
     ) -> None:
         super().__init__(store, devices, workers)
         self.tracker = tracker
         self.bars = bars
         self.folder = folder
+        self.locks = locks
+        self.key = folder.name
         self.outputs: list[Output] = []
         self._stopped = threading.Event()
 
@@ -136,22 +140,41 @@ class Run(Surroundings):
         self._stopped.set()
 
     def is_interrupted(self) -> bool:
-        """Whether the run was stopped, or the command received Ctrl-C or SIGTERM, also where a library caught it."""
-        return self._stopped.is_set() or is_interrupted()
+        """Whether the run was stopped, lost its locks, or received Ctrl-C or SIGTERM, also where a library caught it."""
+        return self._stopped.is_set() or self.locks.is_lost or is_interrupted()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another worker is in this run."""
+        return self.locks.others(self.key) > 0
 
     def results(self, *outputs: Output) -> RunSummary:
         """The result of a command that ends with these stages."""
         return {"run": str(self.folder), "stages": [output.summary() for output in outputs]}
 
-    def execute(self, stage: StageRun, body: Body) -> Output:
-        """The stage's output: from the store when complete there, else by `body` in the partial folder."""
+    def execute(self, stage: StageRun, body: Body, tell: Callable[[Output], None] | None = None) -> Output:
+        """The stage's output: from the store when complete there, else by `body` in the partial folder.
+
+        tell: tells MLflow the run's numbers of the stage, once in a run, whichever worker gets to it first; None: it has none.
+        StageElsewhere: another worker is at it.
+        """
         key = stage.key()
-        folder = self.store.open_stage(stage.name, key, anew=stage.anew)
+        with self.locks.stage(stage.name, key):
+            output = self._found(stage, key, body, tell)
+        self.outputs.append(output)
+        state = "found complete" if output.cached else f"{output.seconds:.1f} s"
+        self.bars.console.print(f"{stage.name}: {state}", markup=False, highlight=False)
+        return output
+
+    def _found(self, stage: StageRun, key: str, body: Body, tell: Callable[[Output], None] | None) -> Output:
+        """A stage that is this worker's: worked where it is not complete, and told MLflow where it was not yet."""
+        told = tell is not None and self.tracker.has_told(stage.name, key)
+        folder = self.store.open_stage(stage.name, key, anew=stage.anew and not told)
         for line in folder.mended:
             self.bars.console.print(f"{stage.name}: {line}", markup=False, highlight=False, soft_wrap=True)
-        run_id = self.tracker.start_stage(stage.name, key)
         cached = folder.complete
-        if not cached:
+        run_id = None if told and cached else self.tracker.start_stage(stage.name, key)
+        if run_id and not cached:
             self._work(stage, body, folder, run_id)
         output = Output(
             stage=stage.name,
@@ -162,10 +185,11 @@ class Run(Surroundings):
             cached=cached,
             mended=folder.mended,
         )
-        self._track(stage, output, run_id)
-        self.outputs.append(output)
-        state = "found complete" if cached else f"{output.seconds:.1f} s"
-        self.bars.console.print(f"{stage.name}: {state}", markup=False, highlight=False)
+        if run_id:
+            self._track(stage, output, run_id)
+            if tell:
+                tell(output)
+                self.tracker.set_told(stage.name, key)
         return output
 
     def _work(self, stage: StageRun, body: Body, folder: StageFolder, run_id: str) -> None:
@@ -175,8 +199,11 @@ class Run(Surroundings):
         try:
             result = body(folder.path, StageProgress(stage.name, self.bars, self.is_interrupted, metrics.add))
             seconds = round(time.monotonic() - started, 3)
+            self.locks.check()
             folder.publish({**result, SECONDS: seconds}, MadeFrom(settings=stage.settings, code=stage.code))
         except BaseException as error:
+            if self.locks.is_lost:
+                self.locks.check()  # says so; folder and MLflow run may be another worker's by now
             self.tracker.finish(run_id, "KILLED" if is_interruption(error) else "FAILED")
             _remove_if_empty(folder.path)
             if what := shortage(error):

@@ -40,11 +40,12 @@ def tailor(
         devices, place = ", ".join(config.device), config.output_dir.resolve()
         get_run_logger().info(f"{config.name} for {devices}, up to '{until}': results in '{place}'")
         outputs = walk(table, run, config, until)
-        exports = readable_exports(config, outputs) if until in ("export", "report") else {}
-        readable_policies(config, outputs)
         joint = found_jointly(outputs)
-        if until == "report":
-            return {**report(run, config, outputs), **exports, **joint, **conclude(run, outputs)}
+        with run.locks.own_turn("results"):
+            exports = readable_exports(config, outputs) if until in ("export", "report") else {}
+            readable_policies(config, outputs)
+            if until == "report":
+                return {**report(run, config, outputs), **exports, **joint, **conclude(run, outputs)}
         if until == "plan":
             return {**results(table, run, outputs, "enumerate"), "plan": _plan(run, config, outputs)}
         answered = answer(run, config, question, outputs) if question else {}

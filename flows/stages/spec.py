@@ -59,8 +59,21 @@ class Context:
     A plain class: Prefect looks into dataclasses that are passed to tasks, and not into this.
     """
 
-    def __init__(self, run: Surroundings, config: FlowConfig, spec: "StageSpec", label: str, outputs: Outputs) -> None:
-        """outputs: of all stages so far; the stage sees those that it needs or reads."""
+    def __init__(
+        self,
+        run: Surroundings,
+        config: FlowConfig,
+        spec: "StageSpec",
+        label: str,
+        outputs: Outputs,
+        *,
+        tells: bool = False,
+    ) -> None:
+        """outputs: of all stages so far; the stage sees those that it needs or reads.
+
+        tells: whether the pipeline run in MLflow has the stage's numbers.
+        """
+        self.tells = tells
         self.run = run
         self.config = config
         self.label = label
@@ -83,6 +96,13 @@ class Context:
         """The device of a stage that is worked once for each."""
         assert self.label in self.config.device, f"stage '{self._spec.name}' is not of a device"
         return self.label
+
+    @property
+    def asked_devices(self) -> tuple[str, ...]:
+        """The devices that the stage asks; those of the run where one label is of several."""
+        if not self._spec.agent:
+            return ()
+        return (self.label,) if self.label in self.config.device else tuple(self.config.device)
 
     @property
     def batch(self) -> int:

@@ -1,10 +1,15 @@
 """One walk through a table of stages: each a Prefect task, devices side by side.
 
+Workers that share a run walk through the same table. Where another one is at a stage, a worker goes on with the next that
+does not need it, and comes back.
+
 Results live in our own store and are found there by key, so Prefect neither persists nor caches anything. Only stages
 that talk to an agent are retried, with back-off; what they have measured stays, so a retry goes on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,9 @@ from prefect.tasks import Task, exponential_backoff
 from flows.config import FlowConfig
 from flows.pages.facts import by_device, named_by
 from flows.pages.publish import line_of, publish_stage, publish_winners
+from flows.progress import Stopped
 from flows.run import Output, Run, RunSummary
+from flows.sharing import StageElsewhere
 from flows.stages.spec import Context, Outputs, StageSpec
 from flows.tracking.metrics import run_metrics
 from profiling_agents.messages import AgentError
@@ -32,16 +39,43 @@ GRACE_SECONDS = 2.0
 """The time that stages on devices have to end by themselves after an interruption."""
 STOP_SECONDS = 30.0
 """The time that they have when their agents are gone."""
+WAIT_SECONDS = 1.0
+"""The time between two looks at stages that other workers are at."""
+DEVICE_TAG = "device:"
+"""What tags of task runs begin with: a concurrency limit of Prefect on such a tag holds for one device, in all runs."""
+FIRST = "check"
+"""The stage that tells what cannot work, before anything else is worked."""
 
 
 def walk(table: Sequence[StageSpec], run: Run, config: FlowConfig, until: str) -> Outputs:
     """Work the stages of a table in order, up to the last one of command `until`; their outputs."""
     outputs: dict[str, Mapping[str, Output]] = {}
-    for spec in rows(table, config, until):
-        outputs[spec.name] = work(spec, run, config, outputs)
-        for device, output in outputs[spec.name].items():
-            run.tracker.log_series(run.tracker.run_id, run_metrics(spec.name, device, output.result))
+    waiting = {spec.name: _Labels(spec, run, config, outputs, tells=True) for spec in rows(table, config, until)}
+    while waiting:
+        for name, labels in _ready(waiting):
+            if labels.work():
+                outputs[name] = labels.found()
+                del waiting[name]
+                break
+        else:
+            _wait_for_others(run)
     return outputs
+
+
+def _ready(waiting: Mapping[str, "_Labels"]) -> Iterator[tuple[str, "_Labels"]]:
+    """Of the stages that are not worked yet, in order, those that need none of the others."""
+    for name, labels in tuple(waiting.items()):
+        if waiting.keys().isdisjoint((*labels.spec.needs, *labels.spec.reads)):
+            yield name, labels
+        if name == FIRST:
+            return
+
+
+def _wait_for_others(run: Run) -> None:
+    if run.is_interrupted():
+        run.locks.check()
+        raise Stopped
+    time.sleep(WAIT_SECONDS)
 
 
 def rows(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[StageSpec]:
@@ -64,16 +98,71 @@ def work(
 
     labels: in the place of the stage's own.
     """
-    contexts = {label: Context(run, config, spec, label, outputs) for label in labels or spec.scope.labels(config)}
-    found = _side_by_side(run, contexts) if spec.scope.side_by_side else _in_order(run, contexts)
-    return spec.by_device(config, found)
+    asked = _Labels(spec, run, config, outputs, labels)
+    while not asked.work():
+        _wait_for_others(run)
+    return asked.found()
 
 
-def _in_order(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output]:
+class _Labels:
+    """A stage for each of its labels; those that other workers are at are theirs, until these have finished or died."""
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        run: Run,
+        config: FlowConfig,
+        outputs: Outputs,
+        labels: Sequence[str] | None = None,
+        *,
+        tells: bool = False,
+    ) -> None:
+        """tells: whether the pipeline run in MLflow has the stage's numbers."""
+        self.spec, self._run, self._config, self._earlier = spec, run, config, outputs
+        self._labels = tuple(labels or spec.scope.labels(config))
+        self._tells = tells
+        self._found: dict[str, Output] = {}
+        self._keys: dict[str, tuple[str, str]] = {}
+        self._holders: dict[str, str] = {}
+
+    def work(self) -> bool:
+        """Work the labels that nobody else is at. Whether all are worked now."""
+        contexts = {label: self._context(label) for label in self._labels if label not in self._found}
+        mine = {label: at for label, at in contexts.items() if not self._is_elsewhere(label, at)}
+        if mine:
+            found = (_side_by_side if self.spec.scope.side_by_side else _in_order)(self._run, mine)
+            self._found |= {label: output for label, output in found.items() if output is not None}
+        return len(self._found) == len(self._labels)
+
+    def found(self) -> Mapping[str, Output]:
+        """The outputs, once all labels are worked."""
+        return self.spec.by_device(self._config, {label: self._found[label] for label in self._labels})
+
+    def _context(self, label: str) -> Context:
+        return Context(self._run, self._config, self.spec, label, self._earlier, tells=self._tells)
+
+    def _is_elsewhere(self, label: str, at: Context) -> bool:
+        """Whether another worker is at it; told once. A device that does not answer is the task's to ask again."""
+        if not self._run.locks.have_others:
+            return False
+        with suppress(AgentError):
+            if label not in self._keys:
+                stage = self.spec.at(at)
+                self._keys[label] = stage.name, stage.key()
+            holder = self._run.locks.holder(*self._keys[label])
+            if holder and self._holders.get(label) != holder:
+                self._holders[label] = holder
+                self._run.bars.console.print(f"{at.title}: {holder} is at it", markup=False, highlight=False)
+                get_run_logger().info("%s: %s is at it", at.title, holder)
+            return holder is not None
+        return False
+
+
+def _in_order(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output | None]:
     return {label: _task(run, context)(run, context) for label, context in contexts.items()}
 
 
-def _side_by_side(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output]:
+def _side_by_side(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output | None]:
     """All at once; the first failure counts once all have ended."""
     futures = {label: _task(run, context).submit(run, context) for label, context in contexts.items()}
     try:
@@ -96,8 +185,8 @@ def _retry_condition(run: Run) -> Callable[[Task[..., Any], TaskRun, State[Any]]
     return is_agents_fault
 
 
-def _task(run: Run, context: Context) -> Task[[Run, Context], Output]:
-    """The Prefect task of one stage; its runs are called by stage and device."""
+def _task(run: Run, context: Context) -> Task[[Run, Context], Output | None]:
+    """The Prefect task of one stage; its runs are called by stage and device, and have tags of the devices that they ask."""
     retried: dict[str, Any] = {
         "retries": RETRIES,
         "retry_delay_seconds": exponential_backoff(backoff_factor=2),
@@ -109,17 +198,28 @@ def _task(run: Run, context: Context) -> Task[[Run, Context], Output]:
         task_run_name=context.title.replace("{", "{{").replace("}", "}}"),
         persist_result=False,
         cache_policy=NO_CACHE,
+        tags=[f"{DEVICE_TAG}{name}" for name in context.asked_devices],
         **(retried if context.spec.agent else {}),
     )
     return as_task(_execute)
 
 
-def _execute(run: Run, context: Context) -> Output:
-    def body(out: Path, progress: Progress) -> StageResult:
-        return context.spec.body(context, out, progress)
-
+def _execute(run: Run, context: Context) -> Output | None:
+    """The stage's output; None: another worker is at it."""
     spec = context.spec
-    output = run.execute(spec.at(context), body)
+
+    def body(out: Path, progress: Progress) -> StageResult:
+        return spec.body(context, out, progress)
+
+    def tell(output: Output) -> None:
+        for device, one in spec.by_device(context.config, {context.label: output}).items():
+            run.tracker.log_series(run.tracker.run_id, run_metrics(spec.name, device, one.result))
+
+    try:
+        output = run.execute(spec.at(context), body, tell if context.tells else None)
+    except StageElsewhere as elsewhere:
+        get_run_logger().info("%s", elsewhere)
+        return None
     score = problem_named(spec.data(context.config).problem).score
     _show(spec, spec.by_device(context.config, {context.label: output}), output, score)
     return output

@@ -1,4 +1,4 @@
-"""The address of MLflow's runs: a server, or an SQLite database with the artifacts beside it.
+"""The address of MLflow's runs: a server, a PostgreSQL database, or an SQLite one with the artifacts beside it.
 
 Without a setting, runs of all output folders are kept together in `mlflow.db` of the working folder, where MLflow's own
 commands look for it.
@@ -7,16 +7,24 @@ commands look for it.
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from adaptive_runtime.errors import without_passwords
+from flows.machine.locks import in_turn
 from flows.machine.reachable import refuse_dead
+from flows.sharing import database_turn
 from tasks.errors import UserError
 
 ENVIRONMENT = "MLFLOW_TRACKING_URI"
 SQLITE = "sqlite:///"
+POSTGRES = ("postgresql", "postgres")
+PSYCOPG = "postgresql+psycopg"
+"""With the driver of `autotailor[postgres]`."""
+SETTING = "tracking.uri"
+TABLES = "MLflow's tables"
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
 ADDRESSES = (
@@ -33,17 +41,29 @@ CHOOSE = f"set tracking.uri={SQLITE}FILE or a server"
 class TrackingAddress:
     """A tracking address; `artifacts`: the folder for new artifacts, None where a server decides."""
 
-    uri: str
+    uri: str = field(repr=False)
     artifacts: Path | None
+
+    def __str__(self) -> str:
+        """The address for people."""
+        return without_passwords(self.uri)
+
+    @property
+    def is_postgres(self) -> bool:
+        """Whether it is a PostgreSQL database, which several machines may use without a server of MLflow."""
+        return urlsplit(self.uri).scheme == PSYCOPG
 
 
 def address_of(uri: str | None) -> TrackingAddress:
     """A setting as an address; None: the address in the environment, or the database of the working folder."""
     chosen = uri or os.environ.get(ENVIRONMENT) or f"{SQLITE}{DATABASE}"
     file = database_of(chosen)
-    return (
-        TrackingAddress(chosen, None) if file is None else TrackingAddress(f"{SQLITE}{file}", file.parent / ARTIFACTS)
-    )
+    if file is not None:
+        return TrackingAddress(f"{SQLITE}{file}", file.parent / ARTIFACTS)
+    scheme, mark, rest = chosen.partition("://")
+    if mark and scheme in (*POSTGRES, PSYCOPG):
+        return TrackingAddress(f"{PSYCOPG}://{rest}", Path(ARTIFACTS).resolve())
+    return TrackingAddress(chosen, None)
 
 
 def database_of(uri: str) -> Path | None:
@@ -52,13 +72,22 @@ def database_of(uri: str) -> Path | None:
     return Path(unquote(path)).resolve() if path and not path.startswith(":") else None
 
 
-def check(address: TrackingAddress) -> None:
-    """UserError in one line for a damaged database, a folder that is not there, and a server that does not answer."""
-    file = database_of(address.uri)
-    if file is not None:
-        _check_database(file)
-    else:
-        refuse_dead("tracking.uri", address.uri, f"start that server, or {CHOOSE}")
+@contextmanager
+def alone_at(address: TrackingAddress) -> Iterator[None]:
+    """An address that can be used, by one command after the other: the first one makes database and experiment.
+
+    UserError in one line: a damaged database, a folder that is not there, a server that does not answer.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(in_turn(address.uri))
+        file = database_of(address.uri)
+        if address.is_postgres:
+            stack.enter_context(database_turn(address.uri, SETTING, TABLES))
+        elif file is not None:
+            _check_database(file)
+        else:
+            refuse_dead(SETTING, address.uri, f"start that server, or {CHOOSE}")
+        yield
 
 
 def _check_database(file: Path) -> None:

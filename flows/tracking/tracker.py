@@ -3,9 +3,8 @@
 import os
 import re
 import shutil
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +15,8 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from flows.machine.locks import in_turn
-from flows.tracking.addresses import CHOOSE, TrackingAddress, check, follow, page_of, path_of
+from adaptive_runtime.errors import without_passwords
+from flows.tracking.addresses import CHOOSE, SETTING, TrackingAddress, alone_at, follow, page_of, path_of
 from flows.tracking.metrics import Series
 from flows.versions import library_versions
 from tasks.artifacts import digest_of
@@ -30,6 +29,8 @@ STAGE_TAG = "autotailor.stage"
 DIGEST_TAG = "autotailor.digest"
 ARTIFACT_TAG = "autotailor.artifact"
 OUTPUT_TAG = "autotailor.output"
+TOLD_TAG = "autotailor.told"
+"""Of a pipeline run, by stage: the key under which the run has everything about it."""
 NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
 SUPERNET_DESCRIPTION = "SuperNet: tailor_ir.load(folder) opens it"
 KEY_SHOWN = 6
@@ -79,6 +80,14 @@ class Tracker:
         name = f"{stage} {key[:KEY_SHOWN]}"
         tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, NAME_TAG: name}
         return _start(self.client, self.experiment, tags)
+
+    def has_told(self, stage: str, key: str) -> bool:
+        """Whether the pipeline run has everything about a stage already: by this worker, an earlier one, or another."""
+        return bool(self.client.get_run(self.run_id).data.tags.get(_told_tag(stage)) == key)
+
+    def set_told(self, stage: str, key: str) -> None:
+        """The pipeline run has everything about a stage."""
+        self.tag(self.run_id, {_told_tag(stage): key})
 
     def metrics(self, run_id: str) -> MetricLog:
         """The buffer of a stage's metrics; flush it at the end."""
@@ -156,13 +165,15 @@ class Tracker:
         self._kill_stages_of(self.run_id)
         self.finish(self.run_id, status)
 
-    def end_lost(self, output: Path) -> None:
-        """End runs in the same output folder that could not do so themselves. Only one run at a time works there."""
-        place = _place_tag(output)
+    def end_lost(self, place: str, is_worked: Callable[[str], bool]) -> None:
+        """End runs in the same output folder (`place`) that could not do so themselves.
+
+        is_worked: whether a worker is in a run (its key) now, besides this one.
+        """
         self.tag(self.run_id, {OUTPUT_TAG: place})
         lost = f"tags.`{OUTPUT_TAG}` = '{_escaped(place)}' and attributes.status = 'RUNNING'"
         for run in self.client.search_runs([self.experiment], lost, ViewType.ACTIVE_ONLY):
-            if run.info.run_id != self.run_id:
+            if run.info.run_id != self.run_id and not is_worked(run.data.tags.get(KEY_TAG, "")):
                 self._kill_stages_of(run.info.run_id)
                 self.finish(run.info.run_id, "KILLED")
 
@@ -203,8 +214,7 @@ def start_tracking(address: TrackingAddress, experiment: str, key: str, name: st
     """
     called = f"{name} {datetime.now():%Y-%m-%d %H:%M:%S} {key[:KEY_SHOWN]}"
     try:
-        with in_turn(address.uri):
-            check(address)
+        with alone_at(address):
             follow(address)
             client = MlflowClient(address.uri, address.uri)
             found = client.get_experiment_by_name(experiment)
@@ -212,8 +222,10 @@ def start_tracking(address: TrackingAddress, experiment: str, key: str, name: st
             experiment_id = found.experiment_id if found else client.create_experiment(experiment, location)
         run_id = _start(client, experiment_id, {KEY_TAG: key, STAGE_TAG: "pipeline", NAME_TAG: called})
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"tracking.uri '{address.uri}'", reason, next_step=CHOOSE) from error
+        refused = UserError(f"{SETTING} '{address}'", str(error).splitlines()[0], next_step=CHOOSE)
+        if without_passwords(str(error)) != str(error):
+            raise refused from None  # Prefect logs what an error came from
+        raise refused from error
     tracker = Tracker(client, experiment_id, run_id)
     tracker.tag(run_id, {f"version.{library}": version for library, version in library_versions().items()})
     return tracker
@@ -248,8 +260,8 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def _place_tag(output: Path) -> str:
-    return f"{socket.gethostname()}:{output.resolve()}"
+def _told_tag(stage: str) -> str:
+    return f"{TOLD_TAG}.{NAME_FORBIDS.sub('_', stage)}"
 
 
 def _escaped(text: str) -> str:

@@ -12,6 +12,7 @@ from flows.tracking.addresses import TrackingAddress, address_of, path_of
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
 from tests.flows.databases import database_in
+from tests.flows.postgres import Postgres
 
 
 @pytest.fixture
@@ -195,15 +196,70 @@ def test_a_run_that_ends_ends_its_stages(tracker: Tracker) -> None:
     assert {tracker.client.get_run(run_id).info.status for run_id in (stage, tracker.run_id)} == {"KILLED"}
 
 
-def test_a_run_that_was_shot_is_ended_by_the_next_one_in_its_folder(
-    tracker: Tracker, address: TrackingAddress, tmp_path: Path
-) -> None:
-    tracker.end_lost(tmp_path / "out")
+def test_a_run_that_was_shot_is_ended_by_the_next_one_in_its_folder(tracker: Tracker, address: TrackingAddress) -> None:
+    tracker.end_lost("out", nobody)
     stage = tracker.start_stage("finetune", "abc")
     elsewhere = start_tracking(address, "tests", "k2", "net")
-    elsewhere.end_lost(tmp_path / "other")
+    elsewhere.end_lost("other", nobody)
     assert tracker.client.get_run(tracker.run_id).info.status == "RUNNING"
     here = start_tracking(address, "tests", "k3", "net")
-    here.end_lost(tmp_path / "out")
+    here.end_lost("out", lambda key: key == "k1")
     runs = (tracker.run_id, stage, elsewhere.run_id, here.run_id)
+    assert {here.client.get_run(run_id).info.status for run_id in runs} == {"RUNNING"}, "a worker is in the first"
+    here.end_lost("out", nobody)
     assert [here.client.get_run(run_id).info.status for run_id in runs] == ["KILLED", "KILLED", "RUNNING", "RUNNING"]
+
+
+def nobody(key: str) -> bool:
+    """No worker is in a run."""
+    return False
+
+
+def test_workers_of_a_run_tell_each_stage_once(tracker: Tracker, address: TrackingAddress) -> None:
+    other = start_tracking(address, "tests", "k1", "net")
+    assert other.run_id == tracker.run_id
+    assert not other.has_told("profile/ncnn", "abc")
+    tracker.set_told("profile/ncnn", "abc")
+    assert other.has_told("profile/ncnn", "abc")
+    assert not other.has_told("profile/ncnn", "abd")
+    assert not other.has_told("profile/onnxruntime", "abc")
+
+
+def test_postgresql_has_its_own_driver_and_artifacts_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for scheme in ("postgresql", "postgres", "postgresql+psycopg"):
+        found = address_of(f"{scheme}://user@host:5433/mlflow")
+        assert found == TrackingAddress("postgresql+psycopg://user@host:5433/mlflow", tmp_path / "mlartifacts")
+
+
+def test_a_run_in_postgresql_goes_on_like_any_other(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "front.json").write_text("{}")
+    address = address_of(postgres.database("tracked"))
+    first = start_tracking(address, "tests", "k1", "net")
+    stage = first.start_stage("search/ncnn", "abc")
+    again = start_tracking(address, "tests", "k1", "net")
+    assert (again.run_id, again.start_stage("search/ncnn", "abc")) == (first.run_id, stage)
+    again.log_artifact(stage, tmp_path, "front.json")
+    assert path_of(again.client.get_run(stage).info.artifact_uri).is_relative_to(tmp_path / "mlartifacts")
+    again.register("net", stage, "front.json", "d")
+    again.end()
+    assert again.client.get_run(first.run_id).info.status == "FINISHED"
+
+
+def test_the_password_of_a_tracking_uri_is_in_no_line(postgres: Postgres) -> None:
+    wrong = postgres.url("postgres", password=True).replace(postgres.password, "wrong-password")
+    with pytest.raises(
+        UserError, match=r"tracking\.uri: PostgreSQL cannot be used \(.*authentication failed"
+    ) as refused:
+        start_tracking(address_of(wrong), "tests", "k", "net")
+    with pytest.raises(UserError, match=r"tracking\.uri 'foo://user:\*\*\*@host/name'") as unknown:
+        start_tracking(address_of("foo://user:wrong-password@host/name"), "tests", "k", "net")
+    assert unknown.value.__cause__ is None
+    for told in (refused, unknown):
+        assert "wrong-password" not in str(told.value)
+    assert "wrong-password" not in f"{address_of(wrong)} {address_of(wrong)!r}"
