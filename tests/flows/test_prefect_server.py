@@ -178,7 +178,7 @@ def test_the_documented_process_goes_on_with_what_was_deployed(server: Server, t
         wait_for(lambda: process.poll() is not None or "are being served" in log.read_text(), "the served deployments")
     finally:
         stop(process)
-        server.shell("prefect --no-prompt deploy --all")
+        server.shell("prefect --no-prompt deploy --name on-demand --name nightly")
     assert "are being served" in log.read_text(), log.read_text()
     served = server.deployment("autotailor-nightly/nightly")
     assert served["id"] == nightly["id"]
