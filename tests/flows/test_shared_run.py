@@ -1,0 +1,246 @@
+"""Workers on real servers share a run: Prefect, MLflow and locks on one PostgreSQL. Some are killed; the others finish.
+
+Nothing that was finished is worked again, nothing is lost, and MLflow has each stage once.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from flows.sharing import run_locks
+from tasks.artifacts import read_lines
+from tests.flows.postgres import Postgres
+from tests.flows.prefect_server import Server, started, stop, wait_for
+from tests.flows.tiny import TINY
+
+pytestmark = pytest.mark.slow
+LIMIT_S = 500
+KILLS = 2
+DEPLOYMENT = "autotailor/on-demand"
+STAGES = {
+    "check", "base", "compile", "finetune", "enumerate", "profile/onnxruntime", "sensitivities", "latency/onnxruntime",
+    "resources/onnxruntime", "search/onnxruntime",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prefect server on PostgreSQL, with one deployment."""
+    database = postgres.database("prefect").replace("+psycopg", "+asyncpg")
+    settings = {"PREFECT_API_DATABASE_CONNECTION_URL": database, "PREFECT_WORKER_QUERY_SECONDS": "1"}
+    with started(tmp_path_factory.mktemp("prefect"), settings) as server:
+        server.shell(
+            "prefect work-pool create autotailor --type process --overwrite\n"
+            "prefect --no-prompt deploy --name run/on-demand"
+        )
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tracking(shared: Server, postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An MLflow server on PostgreSQL, which keeps the artifacts that it is sent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    kept = tmp_path_factory.mktemp("mlflow")
+    process = shared.start(
+        f"exec mlflow server --host 127.0.0.1 --port {port} --workers 1 --serve-artifacts --artifacts-destination {kept} "
+        f"--backend-store-uri {postgres.database('mlflow')}"
+    )
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_for(answers, "MLflow's server")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop(process)
+
+
+class Workers:
+    """Prefect's process workers, of one flow run at a time each, and the flow runs of one form that they are given."""
+
+    def __init__(self, server: Server, form: dict[str, Any]) -> None:
+        self._server, self._form = server, form
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.flow_runs: list[str] = []
+
+    def add(self) -> None:
+        """A further flow run, and a worker for it."""
+        self.flow_runs.append(self._server.run_of(DEPLOYMENT, self._form))
+        self._processes.append(self._server.start("exec prefect worker start --pool autotailor --limit 1"))
+
+    def kill(self, pid: int) -> None:
+        """kill -9 a flow run's process, and the worker that started it, as where their machine is gone."""
+        (worker,) = [one for one in self._processes if pid in {child.pid for child in _below(one.pid)}]
+        started_by_it = psutil.Process(pid).children(recursive=True)
+        os.kill(pid, signal.SIGKILL)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+        self._processes.remove(worker)
+        _, alive = psutil.wait_procs(started_by_it, timeout=LIMIT_S)
+        assert alive == []
+
+    def stop(self) -> None:
+        """End them in their own way."""
+        for one in self._processes:
+            stop(one)
+
+    def ended(self) -> dict[str, Any] | None:
+        """A flow run that has completed, or failed."""
+        runs = map(self._server.flow_run, self.flow_runs)
+        return next((run for run in runs if run["state_type"] in ("COMPLETED", "FAILED")), None)
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+class SharedRun:
+    """What is to be seen of a run in its output folder, and who is at its stages."""
+
+    def __init__(self, output: Path, locks: str) -> None:
+        self.output, self.locks = output, locks
+
+    def finished(self) -> dict[Path, int]:
+        """Result files with their times of change."""
+        return {file: file.stat().st_mtime_ns for file in self.output.glob("stages/**/result.json")}
+
+    def holder(self) -> int | None:
+        """The process that is at some stage now, while another worker is in the run."""
+        folders = [folder.parent for folder in self.output.glob("runs/*/config.yaml")]
+        stages = self.output / "stages"
+        with run_locks(self.locks, self.output, "looked at") as locks:
+            if not folders or locks.others(folders[0].name) < 2:
+                return None
+            for folder in stages.rglob("*.partial"):
+                title = str(folder.parent.relative_to(stages))
+                if found := locks.holder(title, folder.name.removesuffix(".partial")):
+                    return int(found.rpartition(":")[2])
+        return None
+
+    def lines(self, stage: str, name: str) -> list[Any]:
+        """Lines that a stage has written."""
+        return [line for file in self.output.glob(f"stages/{stage}/*/{name}") for line in read_lines(file)]
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_whichever_worker_is_killed_the_others_finish_the_run(
+    shared: Server, tracking: str, postgres: Postgres, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    run = SharedRun(output, postgres.database("locks of a run"))
+    words = [*TINY, "finetune.checkpoint_every_s=0", f"locks='{run.locks}'", f"tracking.uri={tracking}"]
+    workers = Workers(shared, {"overrides": [*words, f"output_dir={output}"], "until": "search"})
+    try:
+        workers.add()
+        for _ in range(KILLS):
+            workers.add()
+            pid = wait_for(run.holder, "two workers, and one of them at a stage", LIMIT_S)
+            before = run.finished()
+            workers.kill(pid)
+            assert all(run.finished()[file] == changed for file, changed in before.items())
+        ended = wait_for(workers.ended, "a flow run that completes", LIMIT_S)
+    finally:
+        workers.stop()
+    assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
+    found = run.finished()
+    assert all(found[file] == changed for file, changed in before.items()), "a finished stage was worked again"
+    assert sorted(str(file.parent.parent.relative_to(output / "stages")) for file in found) == sorted(STAGES)
+    assert [path for path in (output / "stages").rglob("*.*") if path.is_dir()] == [], "unfinished, or damaged"
+    assert [line["step"] for line in run.lines("finetune", "history.jsonl")] == [*range(1, 19)]
+    check_tracking(tracking, output)
+    check_secrets(shared, postgres, ended["id"], output)
+
+
+def check_tracking(uri: str, output: Path) -> None:
+    """One pipeline run, which has each stage once, with its artifacts on the server."""
+    client = MlflowClient(uri)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "autotailor"]
+    runs = {run.data.tags["autotailor.stage"]: run for run in client.search_runs([experiment.experiment_id])}
+    assert len(client.search_runs([experiment.experiment_id])) == len(runs)
+    assert set(runs) == {*STAGES, "pipeline"}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    history = client.get_metric_history(runs["pipeline"].info.run_id, "onnxruntime/hypervolume")
+    assert len(history) == 1
+    trained = runs["finetune"].info
+    assert trained.artifact_uri.startswith("mlflow-artifacts:")
+    assert {file.path for file in client.list_artifacts(trained.run_id)} == {"supernet", "history.jsonl"}
+    (config,) = output.glob("runs/*/config.yaml")
+    assert yaml.safe_load(config.read_text())["tracking"]["uri"] == uri
+
+
+def check_secrets(server: Server, postgres: Postgres, flow_run: str, output: Path) -> None:
+    """The password is in no file of the run, and in nothing that Prefect shows of it."""
+    files = [file for folder in ("runs", "stages") for file in (output / folder).rglob("*") if file.is_file()]
+    assert not any(postgres.password.encode() in file.read_bytes() for file in files)
+    assert postgres.password not in str(server.flow_run(flow_run))
+    logs = server.found("logs", logs={"flow_run_id": {"any_": [flow_run]}})
+    assert logs
+    assert postgres.password not in str(logs)
+
+
+NIGHT = """
+from prefect import flow
+from flows.pages.worse import publish_worse_fronts
+
+def report(accuracy):
+    devices = [{"name": "board", "winners": [{"measured_ms": 1.0, "accuracy": accuracy}]}]
+    return {"model": "net", "data": "digits", "devices": devices}
+
+@flow
+def night():
+    publish_worse_fronts("net-digits", report(0.9), report(0.85))
+
+night()
+"""
+
+
+def test_automations_are_made_once_and_notice_bad_nights_and_worse_fronts(shared: Server, tmp_path: Path) -> None:
+    for _ in range(2):
+        shared.shell("python -m flows.deployments.automations")
+    made = {row["name"]: f"prefect.automation.{row['id']}" for row in shared.found("automations")}
+    assert set(made) == {
+        "autotailor: a night failed", "autotailor: a front got worse", "autotailor: a run lost its process"
+    }  # fmt: skip
+    assert len(shared.found("automations")) == len(made)
+    refused = shared.start("python -m flows.deployments.automations slack-webhook/nobody", tmp_path / "log")
+    assert refused.wait() == 2
+    assert "autotailor: block 'slack-webhook/nobody': is not on the server" in (tmp_path / "log").read_text()
+
+    night = tmp_path / "night.py"
+    night.write_text(NIGHT)
+    shared.shell(f"python {night}")
+    failed = (
+        shared.api.post("flow_runs/", json={"flow_id": flow_of(shared), "tags": ["nightly"]}).raise_for_status().json()
+    )
+    state = {"type": "FAILED", "name": "Failed", "message": "no device"}
+    shared.api.post(f"flow_runs/{failed['id']}/set_state", json={"state": state, "force": True}).raise_for_status()
+
+    def fired() -> set[str]:
+        wanted = {"filter": {"event": {"name": ["prefect.automation.triggered"]}}}
+        found = shared.api.post("events/filter", json=wanted).raise_for_status().json()["events"]
+        return {event["resource"]["prefect.resource.id"] for event in found}
+
+    expected = {made["autotailor: a night failed"], made["autotailor: a front got worse"]}
+    wait_for(lambda: fired() >= expected, "both automations")
+    assert fired() == expected
+
+
+def flow_of(server: Server) -> str:
+    """The flow of the deployment."""
+    return str(server.deployment(DEPLOYMENT)["flow_id"])
