@@ -3,10 +3,10 @@
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.artifacts.files import write_bytes
 
@@ -42,37 +42,53 @@ def digest_of(*parts: Any) -> str:
     return digest.hexdigest()[:DIGEST_LENGTH]
 
 
-class _FileDigest(BaseModel):
+def _inner(name: str) -> str:
+    """ValueError: the name leads out of its folder. Records come from other machines, too."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise ValueError("a file's name leads out of its folder")
+    return name
+
+
+class FileDigest(BaseModel):
     """Size [bytes] and sha256 (hex) of one file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    size: int
-    sha256: str
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     @classmethod
-    def of(cls, file: Path) -> "_FileDigest":
+    def of(cls, file: Path) -> "FileDigest":
         """The file as it is now."""
         return cls(size=file.stat().st_size, sha256=_sha256(file).hex())
 
 
-class _FolderRecord(BaseModel):
+class FolderRecord(BaseModel):
     """All files of a folder by their relative path."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    version: int
-    files: dict[str, _FileDigest]
+    version: int = FORMAT
+    files: dict[Annotated[str, AfterValidator(_inner)], FileDigest]
+
+    @classmethod
+    def of(cls, folder: Path) -> "FolderRecord":
+        """The files of a folder as they are now, but for `digests.json`."""
+        files = [file for file in _files(folder) if file != folder / DIGESTS_FILE]
+        with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock
+            found = list(pool.map(FileDigest.of, files))
+        names = [file.relative_to(folder).as_posix() for file in files]
+        return cls(files=dict(zip(names, found, strict=True)))
+
+    def content(self) -> bytes:
+        """As it is stored."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
 
 
 def record(folder: Path) -> None:
     """Write `digests.json`: size and sha256 of every file in the folder."""
-    files = [file for file in _files(folder) if file != folder / DIGESTS_FILE]
-    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock
-        found = list(pool.map(_FileDigest.of, files))
-    names = [file.relative_to(folder).as_posix() for file in files]
-    content = _FolderRecord(version=FORMAT, files=dict(zip(names, found, strict=True)))
-    write_bytes(folder / DIGESTS_FILE, (content.model_dump_json(indent=1) + "\n").encode())
+    write_bytes(folder / DIGESTS_FILE, FolderRecord.of(folder).content())
 
 
 def damage(folder: Path) -> str | None:
@@ -81,7 +97,7 @@ def damage(folder: Path) -> str | None:
     Every byte is read. Files that are not in the record are not looked at.
     """
     try:
-        known = _FolderRecord.model_validate_json((folder / DIGESTS_FILE).read_bytes())
+        known = FolderRecord.model_validate_json((folder / DIGESTS_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return f"no {DIGESTS_FILE}"
     except (OSError, ValidationError):
@@ -93,7 +109,7 @@ def damage(folder: Path) -> str | None:
     return next((f"{name} {what}" for name, what in zip(known.files, found, strict=True) if what), None)
 
 
-def _difference(file: Path, known: _FileDigest) -> str | None:
+def _difference(file: Path, known: FileDigest) -> str | None:
     try:
         size = file.stat().st_size
         if size != known.size:

@@ -62,6 +62,24 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
         os.fsync(stream.fileno())
 
 
+def merge_lines(path: Path, content: bytes) -> None:
+    """Append the whole lines of another file's content that this file, which may be absent, does not have."""
+    with path.open("a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed
+        _cut_torn_line(stream)
+        stream.seek(0)
+        known = set(stream.read().splitlines(keepends=True))
+        stream.writelines(line for line in intact_lines(content) if line not in known)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def intact_lines(content: bytes) -> list[bytes]:
+    """The lines of a file's content that are not damaged, as they are; one that is there twice is there once."""
+    lines = dict.fromkeys(line + b"\n" for line in content.split(b"\n")[:-1])
+    return [line for line in lines if _value(line[:-1]) is not None]
+
+
 def _cut_torn_line(stream: BinaryIO) -> None:
     if not stream.seek(0, os.SEEK_END):
         return
