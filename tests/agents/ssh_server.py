@@ -70,6 +70,7 @@ def started_sshd(folder: Path) -> Iterator[SshServer]:
     config = folder / "sshd_config"
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\nAuthorizedKeysFile {authorized}\n"
+        "Subsystem sftp internal-sftp\n"
         "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
     )
     known_hosts = folder / "known_hosts"

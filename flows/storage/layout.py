@@ -1,0 +1,10 @@
+"""Folders of an output folder, on a disk as at a URL."""
+
+STAGES_FOLDER = "stages"
+RUNS_FOLDER = "runs"
+EXPORTS_FOLDER = "exports"
+"""The files of the latest run for each device, under readable names."""
+TABLES_FOLDER = "luts"
+"""The look-up tables of all networks and runs."""
+SUBNETS_FOLDER = "subnets"
+"""The store of measured SubNets."""

@@ -1,0 +1,131 @@
+"""Folders at a URL, all or nothing: files by their content, and a record, written last, that says which files a folder has.
+
+    files/SHA256          the content of a file; folders with equal files share it
+    NAME.json             the record of a folder: size and sha256 of each file, as in its `digests.json`
+
+A file never changes under its name, so whoever writes it writes the same, and a folder is there once its record is. What was
+moved before is not moved again, also where it was moved for another folder.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from flows.storage.objects import Objects
+from tasks.artifacts.digests import DIGESTS_FILE, FORMAT, FileDigest, FolderRecord
+from tasks.artifacts.files import write_bytes
+from tasks.errors import UserError
+
+FILES = "files"
+DAMAGED = "damaged"
+RECORD_END = ".json"
+AT_ONCE = 8
+"""Files that are moved at a time."""
+
+One = TypeVar("One")
+Result = TypeVar("Result")
+
+
+class DamagedObjectError(UserError):
+    """An object has another content than its name says."""
+
+
+def fetch(objects: Objects, name: str, folder: Path, arriving: Path) -> bool:
+    """Bring a folder here, in the place of one that is here. False: it is not at the URL, or was damaged and set aside there.
+
+    arriving: a folder for files on their way, on the same disk. Files that are whole in one of both are not moved again.
+    """
+    content = objects.read(name + RECORD_END)
+    if content is None:
+        return False
+    try:
+        record = _record_of(objects, name, content)
+        if folder.exists() and FolderRecord.of(folder) == record:
+            return True
+        _each(record.files.items(), lambda item: _download(objects, item[1], arriving / item[0], folder / item[0]))
+    except DamagedObjectError:
+        _set_aside(objects, name, content)
+        return False
+    write_bytes(arriving / DIGESTS_FILE, content)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    arriving.rename(folder)
+    return True
+
+
+def publish(objects: Objects, name: str, folder: Path, record: FolderRecord, *, replace: bool = False) -> bool:
+    """Bring a folder to the URL, with the files that its record names. False: a folder of this name is there, and stays.
+
+    replace: then it takes its place.
+    """
+    contents = {digest.sha256: (folder / name, digest) for name, digest in record.files.items()}
+    _each(contents.values(), lambda one: _upload(objects, *one))
+    if replace:
+        objects.write(name + RECORD_END, record.content())
+        return True
+    return objects.create(name + RECORD_END, record.content())
+
+
+def is_there(objects: Objects, name: str) -> bool:
+    """Whether a folder is at the URL."""
+    return objects.size(name + RECORD_END) is not None
+
+
+def _record_of(objects: Objects, name: str, content: bytes) -> FolderRecord:
+    try:
+        record = FolderRecord.model_validate_json(content)
+    except ValidationError as error:
+        raise DamagedObjectError(f"storage '{objects.url}'", f"the record of {name} cannot be read") from error
+    if record.version != FORMAT:
+        got = f"{name} has version {record.version}; this version of autotailor reads {FORMAT}"
+        raise UserError(f"storage '{objects.url}'", got, next_step="choose another with output_dir=…")
+    return record
+
+
+def _each(items: Iterable[One], work: Callable[[One], Result]) -> list[Result]:
+    """Move files, some at a time. The first error ends it, once what is on its way has arrived."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _download(objects: Objects, digest: FileDigest, file: Path, earlier: Path) -> None:
+    """A file with its content checked, or a copy of an earlier equal one. DamagedObjectError: it is another one, twice."""
+    if _is_whole(file, digest):
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if _is_whole(earlier, digest):
+        shutil.copyfile(earlier, file)
+        return
+    for _ in range(2):
+        if objects.download(f"{FILES}/{digest.sha256}", file) and _is_whole(file, digest):
+            return
+    if file.exists():
+        objects.upload(file, f"{DAMAGED}/{digest.sha256}")
+        objects.remove(f"{FILES}/{digest.sha256}")
+        file.unlink()
+    raise DamagedObjectError(f"storage '{objects.url}'", f"{FILES}/{digest.sha256} is damaged")
+
+
+def _is_whole(file: Path, digest: FileDigest) -> bool:
+    return file.is_file() and file.stat().st_size == digest.size and FileDigest.of(file) == digest
+
+
+def _upload(objects: Objects, file: Path, digest: FileDigest) -> None:
+    name = f"{FILES}/{digest.sha256}"
+    if objects.size(name) != digest.size:
+        objects.upload(file, name)
+
+
+def _set_aside(objects: Objects, name: str, content: bytes) -> None:
+    """The record of a folder that is not whole, out of the way: it can be published again."""
+    objects.write(f"{DAMAGED}/{name}{RECORD_END}", content)
+    objects.remove(name + RECORD_END)

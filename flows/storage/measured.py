@@ -1,0 +1,116 @@
+"""Measurements at a URL with many writers: pieces that never change, under names of their own, merged where they are read.
+
+    luts/DEVICE/part-….parquet      parts of look-up tables, as they are in a folder
+    subnets/KEY/SHA256.jsonl        lines of measured SubNets that one machine had, and nobody had brought yet
+    subnets/KEY/key.json            the conditions that all lines of KEY share
+
+Nothing is locked and nothing is written twice: whoever has measured something brings it.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+from flows.storage.objects import Objects
+from tasks.artifacts.files import write_bytes
+from tasks.artifacts.lines import intact_lines, merge_lines
+from tasks.artifacts.measured import KEY_FILE, RECORDS_FILE
+from tasks.lut.parts import PARTS
+
+PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/part-[A-Za-z0-9._-]+\.parquet")
+PIECE = re.compile(r"[0-9a-f]{16}/[0-9a-f]{64}\.jsonl")
+PIECES = "pieces"
+"""Folder beside the lines of a key: the pieces that were brought from here or there."""
+DAMAGED_END = ".damaged"
+
+
+class SharedTables:
+    """The look-up tables in a folder here, and those at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
+        """name: of the folder at the URL; "": the URL is the folder's own."""
+        self._objects = objects
+        self._name = name
+        self._folder = folder
+
+    def fetch(self) -> int:
+        """Bring the parts that are not here; how many. A part that was set aside here as damaged is left there."""
+        missing = [part for part in self._there() if not self._is_known(self._folder / part)]
+        for part in missing:
+            file = self._folder / part
+            file.parent.mkdir(parents=True, exist_ok=True)
+            arriving = file.with_name(f".{file.name}.tmp")
+            if self._objects.download(self._at(part), arriving):
+                arriving.replace(file)
+        return len(missing)
+
+    def publish(self) -> int:
+        """Bring the parts that are not there; how many."""
+        there = set(self._there())
+        own = [file.relative_to(self._folder).as_posix() for file in sorted(self._folder.glob(f"*/{PARTS}"))]
+        new = [part for part in own if part not in there and PART.fullmatch(part)]
+        for part in new:
+            self._objects.upload(self._folder / part, self._at(part))
+        return len(new)
+
+    def _there(self) -> list[str]:
+        names = (name.removeprefix(self._name).lstrip("/") for name in self._objects.names(self._name))
+        return [name for name in names if PART.fullmatch(name)]
+
+    def _at(self, part: str) -> str:
+        return f"{self._name}/{part}".lstrip("/")
+
+    @staticmethod
+    def _is_known(file: Path) -> bool:
+        return file.exists() or file.with_name(file.name + DAMAGED_END).exists()
+
+
+class SharedLines:
+    """The measured SubNets in a folder here, and those at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
+        self._objects = objects
+        self._name = name
+        self._folder = folder
+
+    def fetch(self) -> int:
+        """Bring the pieces that are not here, and append their lines to the records; how many. A damaged piece is left out."""
+        found = 0
+        for piece in self._there():
+            key, _, name = piece.partition("/")
+            file = self._folder / key / PIECES / name
+            if file.exists():
+                continue
+            content = self._objects.read(f"{self._name}/{piece}") or b""
+            if _name_of(content) != name:
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            merge_lines(self._folder / key / RECORDS_FILE, content)
+            write_bytes(file, content)
+            found += 1
+        return found
+
+    def publish(self) -> int:
+        """Bring the lines that are in no piece yet, a piece for each key; how many pieces."""
+        new = 0
+        for records in sorted(self._folder.glob(f"*/{RECORDS_FILE}")):
+            folder, key = records.parent, records.parent.name
+            pieces = folder / PIECES
+            known = {line for piece in pieces.glob("*.jsonl") for line in intact_lines(piece.read_bytes())}
+            content = b"".join(line for line in intact_lines(records.read_bytes()) if line not in known)
+            if not content:
+                continue
+            self._objects.create(f"{self._name}/{key}/{KEY_FILE}", (folder / KEY_FILE).read_bytes())
+            self._objects.write(f"{self._name}/{key}/{_name_of(content)}", content)
+            pieces.mkdir(exist_ok=True)
+            write_bytes(pieces / _name_of(content), content)
+            new += 1
+        return new
+
+    def _there(self) -> list[str]:
+        names = (name.removeprefix(f"{self._name}/") for name in self._objects.names(self._name))
+        return [name for name in names if PIECE.fullmatch(name)]
+
+
+def _name_of(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()}.jsonl"

@@ -1,0 +1,199 @@
+"""An output folder at a URL, and its local copy in which a run works.
+
+A stage that is at the URL comes here instead of being worked. A stage that was worked here goes there when it is complete.
+While one machine works a stage, others that need it wait, and then have it. Measurements, and what the stage has so far, go
+there while it is worked: where its machine is lost, the next one goes on from there.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from flows.storage import manifests
+from flows.storage.address import is_shared, local_folder
+from flows.storage.layout import EXPORTS_FOLDER, STAGES_FOLDER, SUBNETS_FOLDER, TABLES_FOLDER
+from flows.storage.leases import Locks
+from flows.storage.measured import SharedLines, SharedTables
+from flows.storage.objects import Objects, open_objects
+from flows.storage.unfinished import UnfinishedStage
+from tasks.artifacts import RESULT_FILE, StageFolder, digest_of, json_bytes, write_bytes
+from tasks.artifacts.digests import DIGESTS_FILE, FolderRecord
+from tasks.errors import UserError
+
+MARK = "autotailor.json"
+FORMAT = 1
+"""Of what is where at a URL; also the content of `MARK`, which each run writes there."""
+ARRIVING = ".arriving"
+"""Folder of the local copy for files on their way."""
+MACHINE_FILE = ".machine"
+BRING_SECONDS = 20.0
+"""Between the times when measurements, and what a stage has so far, are brought to the URL."""
+PAUSE = 9
+"""The least pause, in times of what bringing took: large checkpoints take a tenth of the time."""
+
+Say = Callable[[str], None]
+
+
+class Mirror:
+    """An output folder at a URL, and its local copy."""
+
+    def __init__(self, objects: Objects, folder: Path) -> None:
+        self.objects = objects
+        self.folder = folder
+        self.locks = Locks(objects.unhindered())
+        self.bring_s = BRING_SECONDS
+        self.tables = SharedTables(objects, TABLES_FOLDER, folder / TABLES_FOLDER)
+        self._lines = SharedLines(objects, SUBNETS_FOLDER, folder / SUBNETS_FOLDER)
+        self._measured = threading.Lock()
+
+    def check(self) -> None:
+        """UserError: the URL cannot be written, or has an output folder of another version."""
+        content, known = json_bytes({"format": FORMAT}), self.objects.read(MARK)
+        if known is not None and known != content:
+            got = f"'{MARK}' there says {known[:80]!r}; this version of autotailor reads format {FORMAT}"
+            raise UserError(f"storage '{self.objects.url}'", got, next_step="choose another with output_dir=…")
+        self.objects.write(MARK, content)  # each time: hours of work would not go to where nothing can be written
+
+    @contextmanager
+    def turn(self, folder: StageFolder, say: Say) -> Iterator[None]:
+        """The block works a stage in its folder where it is not complete; then it is at the URL as well.
+
+        Where it is at the URL, it comes here first. Where another machine works it, the block waits for that one. Files that
+        have to be brought are brought again by the next run. say: hears what the user should know.
+        """
+        name = self._name(folder)
+        if folder.complete or self._comes(folder):
+            yield
+            if not manifests.is_there(self.objects, name):
+                self._publish(folder)
+                self._unfinished(name, 0, folder).forget()
+            return
+        with self.locks.held(name, say) as number:
+            if self._comes(folder):
+                yield
+                return
+            unfinished = self._unfinished(name, number, folder)
+            if not folder.anew and unfinished.fetch():
+                say("goes on from what another machine has left")
+            with self._brought(unfinished, say):
+                yield
+            if not self._publish(folder):
+                say("another machine was faster; its results are used")
+                self.fetch(name)
+            unfinished.forget()
+
+    def fetch_stage(self, folder: StageFolder) -> bool:
+        """Bring a stage's folder here. False: it is not complete at the URL."""
+        return self.fetch(self._name(folder))
+
+    def fetch(self, name: str) -> bool:
+        """Bring a folder here, in the place of one that is here. False: it is not at the URL."""
+        return manifests.fetch(self.objects, name, self.folder / name, self.folder / ARRIVING / digest_of(name))
+
+    def has_stage(self, stage: str) -> bool:
+        """Whether a stage of this name is complete at the URL under any key."""
+        return bool(self._stages(stage))
+
+    def fetch_latest(self, stage: str) -> None:
+        """Bring the folder here that was completed last, of those that a stage has at the URL."""
+        names = self._stages(stage)
+        if names:
+            latest = max(names, key=self.objects.modified)
+            if not (self.folder / latest / RESULT_FILE).exists():
+                self.fetch(latest)
+
+    def publish_results(self, folders: list[str], files: list[str]) -> None:
+        """Bring folders to the URL, in the place of those that are there, and single files under their own names."""
+        for name in folders:
+            folder = self.folder / name
+            manifests.publish(self.objects, name, folder, FolderRecord.of(folder), replace=True)
+        for name in files:
+            self.objects.upload(self.folder / name, name)
+
+    def _name(self, folder: StageFolder) -> str:
+        return folder.final.relative_to(self.folder).as_posix()
+
+    def _stages(self, stage: str) -> list[str]:
+        """Names of the folders that a stage has at the URL."""
+        place = f"{STAGES_FOLDER}/{stage}"
+        names = (name.removesuffix(manifests.RECORD_END) for name in self.objects.names(place))
+        return [name for name in names if name.rpartition("/")[0] == place]
+
+    def _publish(self, folder: StageFolder) -> bool:
+        record = FolderRecord.model_validate_json((folder.final / DIGESTS_FILE).read_bytes())
+        return manifests.publish(self.objects, self._name(folder), folder.final, record, replace=folder.anew)
+
+    def _comes(self, folder: StageFolder) -> bool:
+        """Whether a stage was at the URL, and is here now."""
+        if folder.anew or not self.fetch_stage(folder):
+            return False
+        shutil.rmtree(folder.partial, ignore_errors=True)
+        return True
+
+    def _unfinished(self, name: str, number: int, folder: StageFolder) -> UnfinishedStage:
+        still = self.folder / ARRIVING / f"{digest_of(name)}-still"
+        return UnfinishedStage(self.objects, name, number, folder.partial, still, self._machine())
+
+    def _machine(self) -> str:
+        """The name of this copy of the output folder, unlike any other."""
+        file = self.folder / MACHINE_FILE
+        if not file.exists():
+            write_bytes(file, uuid4().hex.encode())
+        return file.read_text()
+
+    @contextmanager
+    def _brought(self, unfinished: UnfinishedStage, say: Say) -> Iterator[None]:
+        """Measurements come here before the block, and go there while it works and at its end, however it ends."""
+        with self._measured:
+            self.tables.fetch()
+            self._lines.fetch()
+        ends = threading.Event()
+        brings = threading.Thread(target=self._bring, args=(unfinished, ends, say), daemon=True)
+        brings.start()
+        is_complete = False
+        try:
+            yield
+            is_complete = True
+        finally:
+            ends.set()
+            brings.join()
+            if not is_complete:
+                self._publish_or_say(unfinished, say)
+        self._publish_measured()
+
+    def _bring(self, unfinished: UnfinishedStage, ends: threading.Event, say: Say) -> None:
+        pause_s = self.bring_s
+        while not ends.wait(pause_s):
+            began = time.monotonic()
+            self._publish_or_say(unfinished, say)
+            pause_s = max(self.bring_s, PAUSE * (time.monotonic() - began))
+
+    def _publish_or_say(self, unfinished: UnfinishedStage, say: Say) -> None:
+        """Where the storage is away: what is not brought now is brought later."""
+        try:
+            self._publish_measured()
+            unfinished.publish()
+        except UserError as error:
+            say(str(error))
+
+    def _publish_measured(self) -> None:
+        with self._measured:
+            self.tables.publish()
+            self._lines.publish()
+
+
+def exports_here(place: Path | str, device: str) -> Path:
+    """The output folder here, with the latest exported files of a device, which come from the URL where it is at one."""
+    mirror = mirror_of(place)
+    if mirror is not None:
+        mirror.fetch(f"{EXPORTS_FOLDER}/{device}")
+    return local_folder(place)
+
+
+def mirror_of(place: Path | str) -> Mirror | None:
+    """The mirror of an output folder at a URL; None for a folder of this machine. UserError: what it needs is missing."""
+    return Mirror(open_objects(str(place)), local_folder(place)) if is_shared(place) else None

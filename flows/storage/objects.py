@@ -1,0 +1,326 @@
+"""Objects below a URL: each is there whole, or not at all, and can be made on the condition that there is none yet.
+
+Stores of objects (S3, Google Cloud Storage) do both in one request: `If-None-Match: *`, `ifGenerationMatch=0`. On file
+systems an object is written under another name beside its own; then it gets its own name, by a link, or by a rename that
+replaces nothing where it has to be new.
+"""
+
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from fsspec.core import url_to_fs
+
+from flows.storage.address import SECRETS, SIGN, protocol_of
+from profiling_agents.serving.store import NO_SPACE
+from tasks.errors import UserError, shortened
+
+ARRIVING = ".arriving-"
+"""The name of a file that is being written on a file system begins so."""
+MAKINGS = 10
+CONNECT_SECONDS = 10
+READ_SECONDS = 60
+ATTEMPTS = 1
+"""Again, of botocore; s3fs tries again itself."""
+TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+"""Codes of S3 for a condition that did not hold, or that another request has just broken."""
+FULL = {
+    "QuotaExceeded",
+    "InsufficientStorage",
+    "EntityTooLarge",
+    "507",
+    "XMinioStorageFull",
+    "XMinioAdminBucketQuotaExceeded",
+}
+
+
+class _Reached(NamedTuple):
+    """How a protocol is reached: options of its file system, and the errors of its packages that are no OSError."""
+
+    options: dict[str, Any]
+    errors: tuple[type[Exception], ...] = ()
+
+
+def _s3() -> _Reached:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": ATTEMPTS}}
+    return _Reached({"use_listings_cache": False, "config_kwargs": limits}, (BotoCoreError, ClientError))
+
+
+def _gs() -> _Reached:
+    from aiohttp import ClientError
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    return _Reached({"use_listings_cache": False}, (HttpError, GoogleAuthError, ClientError))
+
+
+def _ssh() -> _Reached:
+    from paramiko import SSHException
+
+    from flows.storage.ssh import KnownHosts
+
+    return _Reached({"host_key_policy": KnownHosts(), "timeout": CONNECT_SECONDS}, (SSHException,))
+
+
+REACHED: dict[str, Callable[[], _Reached]] = {"s3": _s3, "gs": _gs, "gcs": _gs, "ssh": _ssh, "sftp": _ssh}
+
+
+class Objects:
+    """The objects below a URL, by names with slashes. Every method may raise a UserError, one line without secrets."""
+
+    def __init__(self, url: str, system: Any, root: str, errors: tuple[type[Exception], ...] = ()) -> None:
+        """system: fsspec's. root: its path of the URL. errors: what it raises besides OSError."""
+        self.url = url
+        self.system = system
+        self._root = root.rstrip("/")
+        self._errors = (OSError, *errors)
+        self._turn: AbstractContextManager[object] = nullcontext()
+        """Held by each request, where only one at a time is possible."""
+
+    def read(self, name: str) -> bytes | None:
+        """The content of an object; None: there is none."""
+        with self._told(), suppress(FileNotFoundError):
+            content: bytes = self.system.cat_file(self.path(name))
+            return content
+        return None
+
+    def size(self, name: str) -> int | None:
+        """The size of an object [bytes]; None: there is none."""
+        with self._told(), suppress(FileNotFoundError):
+            found = self.system.info(self.path(name))
+            return int(found["size"]) if found["type"] == "file" else None
+        return None
+
+    def modified(self, name: str) -> float:
+        """When an object was written last [s since 1970]; 0: there is none."""
+        with self._told(), suppress(FileNotFoundError):
+            return float(self.system.modified(self.path(name)).timestamp())
+        return 0.0
+
+    def names(self, folder: str) -> list[str]:
+        """Names of all objects in a folder and below, in order."""
+        with self._told(), suppress(FileNotFoundError):
+            found = self.system.find(self.path(folder))
+            names = (str(path).removeprefix(self._root).lstrip("/") for path in found)
+            return sorted(name for name in names if not name.rpartition("/")[2].startswith(ARRIVING))
+        return []
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object, in the place of one that is there."""
+        with self._told():
+            self.system.pipe_file(self.path(name), content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object if there is none; False, at any number of machines but one: there is one."""
+        with self._told():
+            try:
+                self.system.pipe_file(self.path(name), content, mode="create")
+                return True
+            except FileExistsError:
+                return False
+            except self._errors as error:
+                if _code(error) in TAKEN:
+                    return False
+                raise
+
+    def upload(self, file: Path, name: str) -> None:
+        """A file as an object, in the place of one that is there."""
+        with self._told():
+            self.system.put_file(str(file), self.path(name))
+
+    def download(self, name: str, file: Path) -> bool:
+        """An object as a file; False: there is none."""
+        with self._told(), suppress(FileNotFoundError):
+            self.system.get_file(self.path(name), str(file))
+            return True
+        return False
+
+    def remove(self, name: str) -> None:
+        """Remove an object that may be gone already."""
+        with self._told(), suppress(FileNotFoundError):
+            self.system.rm_file(self.path(name))
+
+    def path(self, name: str) -> str:
+        """The path of an object in fsspec's system."""
+        return f"{self._root}/{name}".rstrip("/")
+
+    def unhindered(self) -> "Objects":
+        """The same objects, over a connection that files on their way do not hold up."""
+        return self
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the storage does not do, as one line. A missing object is the caller's."""
+        with self._turn:
+            try:
+                yield
+            except self._errors as error:
+                raise told(self.url, error) from error
+
+
+class _MemoryObjects(Objects):
+    """Of this process, whose threads share them."""
+
+    _ALL = threading.RLock()
+
+    def __init__(self, url: str, system: Any, root: str, errors: tuple[type[Exception], ...] = ()) -> None:
+        super().__init__(url, system, root, errors)
+        self._turn = self._ALL
+
+
+class _Files(Objects):
+    """Objects that are files of a file system."""
+
+    def write(self, name: str, content: bytes) -> None:
+        with self._told(), self._beside(name) as (arriving, path):
+            self._fill(arriving, content)
+            self._replace(arriving, path)
+
+    def create(self, name: str, content: bytes) -> bool:
+        with self._told(), self._beside(name) as (arriving, path):
+            self._fill(arriving, content)
+            return self._name(arriving, path)
+
+    def upload(self, file: Path, name: str) -> None:
+        with self._told(), self._beside(name) as (arriving, path):
+            self.system.put_file(str(file), arriving)
+            self._replace(arriving, path)
+
+    @contextmanager
+    def _beside(self, name: str) -> Iterator[tuple[str, str]]:
+        """A free name beside an object's own, and its own; nothing is left under the first."""
+        path = self.path(name)
+        folder, _, last = path.rpartition("/")
+        self._make(folder)
+        arriving = f"{folder}/{ARRIVING}{uuid4().hex[:12]}-{last}"
+        try:
+            yield arriving, path
+        finally:
+            with suppress(*self._errors):  # it has its own name now, or the storage is gone
+                self.system.rm_file(arriving)
+
+    def _make(self, folder: str) -> None:
+        """Make a folder, and those above it. fsspec takes it for an error where another one is making one of them."""
+        for attempt in range(MAKINGS):
+            try:
+                self.system.makedirs(folder, exist_ok=True)
+                return
+            except OSError:
+                if attempt == MAKINGS - 1:
+                    raise
+
+    def _fill(self, arriving: str, content: bytes) -> None:
+        with self.system.open(arriving, "wb") as stream:
+            stream.write(content)
+
+    @abstractmethod
+    def _replace(self, arriving: str, path: str) -> None:
+        """Give a file its name, in the place of another one."""
+
+    @abstractmethod
+    def _name(self, arriving: str, path: str) -> bool:
+        """Give a file its name; False: another one has it."""
+
+
+class _LocalFiles(_Files):
+    """Of this machine, or of a network's disk that is mounted here."""
+
+    def _replace(self, arriving: str, path: str) -> None:
+        _sync(arriving)
+        os.replace(arriving, path)
+
+    def _name(self, arriving: str, path: str) -> bool:
+        _sync(arriving)
+        try:
+            os.link(arriving, path)
+        except FileExistsError:
+            return False
+        return True
+
+
+class _RemoteFiles(_Files):
+    """Of a machine that ssh reaches: over one connection, one request at a time."""
+
+    def __init__(self, url: str, system: Any, root: str, errors: tuple[type[Exception], ...] = ()) -> None:
+        super().__init__(url, system, root, errors)
+        self._turn = threading.RLock()
+
+    def unhindered(self) -> Objects:
+        return open_objects(self.url)
+
+    def _replace(self, arriving: str, path: str) -> None:
+        self.system.ftp.posix_rename(arriving, path)
+
+    def _name(self, arriving: str, path: str) -> bool:
+        try:
+            self.system.ftp.rename(arriving, path)  # SFTP's own rename replaces nothing
+        except OSError:
+            if not self.system.exists(path):
+                raise
+            return False
+        return True
+
+
+KINDS: dict[str, type[Objects]] = {
+    "memory": _MemoryObjects,
+    "file": _LocalFiles,
+    "ssh": _RemoteFiles,
+    "sftp": _RemoteFiles,
+}
+
+
+def open_objects(url: str) -> Objects:
+    """The objects below a checked address. UserError: what it needs is not installed, or it is not reached."""
+    scheme, protocol = url.partition(SIGN)[0], protocol_of(url)
+    if protocol.package is not None and find_spec(protocol.package) is None:
+        got = f"needs the package {protocol.package}"
+        raise UserError(f"storage '{url}'", got, next_step="pip install 'autotailor[cloud]'")
+    reached = REACHED.get(scheme, lambda: _Reached({}))()
+    try:
+        system, root = url_to_fs(url, skip_instance_cache=True, **reached.options)
+    except (OSError, *reached.errors) as error:
+        raise told(url, error) from error
+    return KINDS.get(scheme, Objects)(url, system, root, reached.errors)
+
+
+def told(url: str, error: Exception) -> UserError:
+    """One line on what a storage does not do, and what to do about it."""
+    told_by = OSError(error.strerror) if isinstance(error, OSError) and error.strerror else error
+    code, text = _code(error), shortened(told_by) or type(error).__name__
+    next_step = "is it reachable from here? The same command goes on from where this one ends"
+    if isinstance(error, FileNotFoundError) or code == "NoSuchBucket":
+        text, next_step = (
+            f"there is no such bucket or folder ({text})",
+            "make it first, or choose another with output_dir=…",
+        )
+    elif code in FULL or getattr(error, "errno", None) in NO_SPACE:
+        text, next_step = f"is full ({text})", "make room; the same command goes on from where this one ends"
+    elif isinstance(error, PermissionError) or "redential" in f"{type(error).__name__}{text}":
+        text, next_step = f"refuses ({text})", SECRETS
+    return UserError(f"storage '{url}'", text, next_step=next_step)
+
+
+def _code(error: BaseException) -> str:
+    """The code of S3 for an error, or for what caused it."""
+    for one in (error, error.__cause__):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+    return ""
+
+
+def _sync(path: str) -> None:
+    """A file's content on disk, before its name is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,141 @@
+"""What a stage that is being worked has so far, at a URL: whoever takes the stage over goes on from there.
+
+    unfinished/NAME/NUMBER/SHA256       its files; NUMBER is that of the lock's holder, so that nobody touches another one's
+    unfinished/NAME/NUMBER.json         which files it has, written last, and the machine that they are of
+
+Files are taken as they are at one moment: by a link, since they are replaced whole, and lines, which grow, by a copy.
+"""
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from flows.storage.objects import Objects
+from tasks.artifacts.digests import FileDigest, FolderRecord
+
+UNFINISHED = "unfinished"
+LINES_END = ".jsonl"
+ATTEMPTS = 5
+"""To take files as they are at one moment, while the stage writes them."""
+
+
+class Progressed(BaseModel):
+    """The files of an unfinished stage. machine: the copy of the output folder that they are of."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    machine: str
+    record: FolderRecord
+
+
+@dataclass(slots=True)
+class UnfinishedStage:
+    """A stage that is worked under the lock of this number. folder: where it is worked. still: an empty folder beside it.
+
+    machine: the name of this copy of the output folder, unlike any other.
+    """
+
+    objects: Objects
+    name: str
+    number: int
+    folder: Path
+    still: Path
+    machine: str
+    _brought: FolderRecord | None = field(init=False, default=None)
+
+    def fetch(self) -> bool:
+        """Bring here what the latest holder had, unless that was this machine, whose folder has as much. False: nothing."""
+        number = max(self._numbers(), default=0)
+        found = self._found(number) if number else None
+        if found is None or (found.machine == self.machine and any(self.folder.iterdir())):
+            return False
+        shutil.rmtree(self.still, ignore_errors=True)
+        for name, digest in found.record.files.items():
+            file = self.still / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not self.objects.download(self._file(number, digest), file) or FileDigest.of(file) != digest:
+                shutil.rmtree(self.still)
+                return False
+        shutil.rmtree(self.folder)
+        self.still.rename(self.folder)
+        return True
+
+    def publish(self) -> bool:
+        """Bring to the URL what there is, if it has changed. False: nothing, or files that changed meanwhile, each time."""
+        for _ in range(ATTEMPTS):
+            if self._is_still():
+                break
+        else:
+            return False
+        record = FolderRecord.of(self.still)
+        if not record.files or record == self._brought:
+            return False
+        there = set(self.objects.names(f"{UNFINISHED}/{self.name}/{self.number}"))
+        for name, digest in record.files.items():
+            if self._file(self.number, digest) not in there:
+                self.objects.upload(self.still / name, self._file(self.number, digest))
+        content = Progressed(machine=self.machine, record=record).model_dump_json().encode()
+        self.objects.write(self._record(self.number), content)
+        for old in there - {self._file(self.number, digest) for digest in record.files.values()}:
+            self.objects.remove(old)
+        self._forget([number for number in self._numbers() if number < self.number])
+        self._brought = record
+        return True
+
+    def forget(self) -> None:
+        """Remove it: the stage is complete."""
+        self._forget(self._numbers())
+
+    def _is_still(self) -> bool:
+        """Whether the files are taken, none of which changed meanwhile."""
+        shutil.rmtree(self.still, ignore_errors=True)
+        before = _seen(self.folder)
+        for file in before:
+            taken = self.still / file.relative_to(self.folder)
+            taken.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                (shutil.copyfile if file.suffix == LINES_END else os.link)(file, taken)
+            except FileNotFoundError:  # the stage has removed it, or is complete
+                return False
+        return before == _seen(self.folder)
+
+    def _numbers(self) -> list[int]:
+        place = f"{UNFINISHED}/{self.name}/"
+        names = (name.removeprefix(place) for name in self.objects.names(place.rstrip("/")))
+        return [int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name[:-5].isdecimal()]
+
+    def _found(self, number: int) -> Progressed | None:
+        try:
+            return Progressed.model_validate_json(self.objects.read(self._record(number)) or b"")
+        except ValidationError:
+            return None
+
+    def _forget(self, numbers: list[int]) -> None:
+        """Records first: nobody is told of files that go."""
+        for number in numbers:
+            self.objects.remove(self._record(number))
+            for name in self.objects.names(f"{UNFINISHED}/{self.name}/{number}"):
+                self.objects.remove(name)
+
+    def _record(self, number: int) -> str:
+        return f"{UNFINISHED}/{self.name}/{number}.json"
+
+    def _file(self, number: int, digest: FileDigest) -> str:
+        return f"{UNFINISHED}/{self.name}/{number}/{digest.sha256}"
+
+
+def _seen(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Size and time of change of each file that is no temporary one."""
+    found = {}
+    for place, _, names in os.walk(folder):  # folders that go meanwhile are left out
+        for name in names:
+            path = Path(place, name)
+            with suppress(FileNotFoundError):
+                state = path.stat()
+                if not name.startswith("."):
+                    found[path] = (state.st_size, state.st_mtime_ns)
+    return found

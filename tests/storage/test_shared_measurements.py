@@ -1,0 +1,110 @@
+"""Look-up tables and measured SubNets at a URL: many write, nobody waits, and no row is lost."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from flows.storage.measured import SharedLines, SharedTables
+from flows.storage.objects import open_objects
+from tasks.artifacts import SubNetStore, append_line, read_lines
+from tasks.lut import LutStore, parts
+from tasks.progress import Silent
+from tests.damage import flip
+from tests.storage.server import S3
+from tests.tables.lut_entries import DEVICE, entry
+
+WRITERS = 4
+ROUNDS = 4
+KEY = {"supernet": "abc"}
+WRITER = """
+import sys
+from pathlib import Path
+from flows.storage.measured import SharedLines, SharedTables
+from flows.storage.objects import open_objects
+from tasks.lut import LutStore
+from tests.storage.test_shared_measurements import ROUNDS, measure
+from tests.tables.lut_entries import DEVICE, entry
+url, folder, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+tables = SharedTables(open_objects(url), "luts", folder / "luts")
+lines = SharedLines(open_objects(url), "subnets", folder / "subnets")
+for number in range(ROUNDS):
+    tables.fetch()
+    lines.fetch()
+    LutStore(folder / "luts").open(DEVICE).append([entry(f"{name}-{number}-{index}") for index in range(3)])
+    measure(folder / "subnets", f"{name}-{number}")
+    tables.publish()
+    lines.publish()
+"""
+
+
+def measure(folder: Path, digest: str) -> None:
+    """One more measured SubNet in a store."""
+    file = SubNetStore(folder).open(KEY, Silent())
+    assert file is not None
+    append_line(file, {"digest": digest, "measured": {"key": digest, "p50_ms": 1.5}})
+
+
+def measured(folder: Path) -> list[str]:
+    """The SubNets in a store, in order."""
+    file = SubNetStore(folder).open(KEY, Silent())
+    assert file is not None
+    return [line["digest"] for line in read_lines(file)]
+
+
+def test_rows_and_lines_of_many_writers_are_all_there_and_none_is_rewritten(
+    s3: S3, bucket: str, tmp_path: Path
+) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", WRITER, bucket, str(tmp_path / str(number)), f"w{number}"])
+        for number in range(WRITERS)
+    ]
+    assert [process.wait(120) for process in processes] == [0] * WRITERS
+    own = [
+        name for name in s3.written() if name.startswith(bucket.rpartition("/")[2]) and not name.endswith("key.json")
+    ]
+    assert len(own) == len(set(own)) == 2 * WRITERS * ROUNDS
+
+    tables = SharedTables(open_objects(bucket), "luts", tmp_path / "new" / "luts")
+    assert tables.fetch() == WRITERS * ROUNDS
+    names = {f"w{writer}-{number}" for writer in range(WRITERS) for number in range(ROUNDS)}
+    found = LutStore(tmp_path / "new" / "luts").open(DEVICE).entries()
+    assert {one.digest for one in found} == {f"{name}-{index}" for name in names for index in range(3)}
+
+    lines = SharedLines(open_objects(bucket), "subnets", tmp_path / "new" / "subnets")
+    assert lines.fetch() == WRITERS * ROUNDS
+    assert sorted(measured(tmp_path / "new" / "subnets")) == sorted(names)
+    assert tables.fetch() == tables.publish() == lines.fetch() == lines.publish() == 0
+
+
+def test_a_damaged_part_is_measured_again_and_is_not_brought_again(url: str, tmp_path: Path) -> None:
+    LutStore(tmp_path / "1").open(DEVICE).append([entry("a")])
+    SharedTables(open_objects(url), "luts", tmp_path / "1").publish()
+    tables = SharedTables(open_objects(url), "luts", tmp_path / "2")
+    assert tables.fetch() == 1
+    (part,) = (tmp_path / "2").glob(f"*/{parts.PARTS}")
+    flip(part)
+    store = LutStore(tmp_path / "2")
+    assert "is damaged: set aside as" in next(store.mend(DEVICE))
+    assert tables.fetch() == 0
+    store.open(DEVICE).append([entry("a", p50_ms=3.0)])
+    assert tables.publish() == 1
+    assert SharedTables(open_objects(url), "", tmp_path / "3").fetch() == 0, (
+        "tables of a folder above are not of the URL"
+    )
+    assert SharedTables(open_objects(f"{url}/luts"), "", tmp_path / "3").fetch() == 2
+
+
+def test_a_damaged_piece_of_lines_is_left_out(url: str, tmp_path: Path) -> None:
+    storage = open_objects(url)
+    for digest in "ab":
+        measure(tmp_path / digest, digest)
+        SharedLines(storage, "subnets", tmp_path / digest).publish()
+    piece = next(name for name in storage.names("subnets") if name.endswith(".jsonl"))
+    content = storage.read(piece) or b""
+    storage.write(piece, content.replace(b"1.5", b"9.5"))
+    lines = SharedLines(storage, "subnets", tmp_path / "new")
+    assert lines.fetch() == 1
+    assert len(measured(tmp_path / "new")) == 1
+    storage.write(piece, content)
+    assert lines.fetch() == 1
+    assert sorted(measured(tmp_path / "new")) == ["a", "b"]
