@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,6 +16,7 @@ from flows.machine.signals import is_interrupted
 from flows.progress import StageProgress, is_interruption
 from flows.results import SECONDS
 from flows.sharing import RunLocks
+from flows.storage.mirror import Mirror
 from flows.tracking import Tracker
 from flows.tracking.metrics import numbers
 from flows.versions import code_version
@@ -104,13 +107,31 @@ class StageRun:
 class Surroundings:
     """The store of finished stages, and the devices: enough to look at stages. A plain class, as `Run` is.
 
-    workers: where stages evaluate SubNets; None: in this process.
+    workers: where stages evaluate SubNets; None: in this process. mirror: of an output folder at a URL.
     """
 
-    def __init__(self, store: Store, devices: Devices, workers: EvaluationWorkers | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        devices: Devices,
+        workers: EvaluationWorkers | None = None,
+        mirror: Mirror | None = None,
+    ) -> None:
         self.store = store
         self.devices = devices
         self.workers = workers
+        self.mirror = mirror
+
+    def found(self, stage: StageRun) -> StageFolder:
+        """The folder of a stage as it is, from the URL where it is complete there; nothing is mended, made or worked."""
+        folder = self.store.folder(stage.name, stage.key(), anew=stage.anew)
+        if self.mirror is not None and not stage.anew and not folder.complete:
+            self.mirror.fetch_stage(folder)
+        return folder
+
+    def is_known(self, stage: str) -> bool:
+        """Whether a stage of this name was ever completed, under any key."""
+        return bool(self.store.finished(stage)) or (self.mirror is not None and self.mirror.has_stage(stage))
 
 
 class Run(Surroundings):
@@ -125,8 +146,9 @@ class Run(Surroundings):
         workers: EvaluationWorkers | None,
         folder: Path,
         locks: RunLocks,
+        mirror: Mirror | None = None,
     ) -> None:
-        super().__init__(store, devices, workers)
+        super().__init__(store, devices, workers, mirror)
         self.tracker = tracker
         self.bars = bars
         self.folder = folder
@@ -170,12 +192,14 @@ class Run(Surroundings):
         """A stage that is this worker's: worked where it is not complete, and told MLflow where it was not yet."""
         told = tell is not None and self.tracker.has_told(stage.name, key)
         folder = self.store.open_stage(stage.name, key, anew=stage.anew and not told)
+        say = partial(self._say, stage.name)
         for line in folder.mended:
-            self.bars.console.print(f"{stage.name}: {line}", markup=False, highlight=False, soft_wrap=True)
-        cached = folder.complete
-        run_id = None if told and cached else self.tracker.start_stage(stage.name, key)
-        if run_id and not cached:
-            self._work(stage, body, folder, run_id)
+            say(line)
+        with self.mirror.turn(folder, say) if self.mirror else nullcontext():
+            cached = folder.complete
+            run_id = None if told and cached else self.tracker.start_stage(stage.name, key)
+            if run_id and not cached:
+                self._work(stage, body, folder, run_id)
         output = Output(
             stage=stage.name,
             key=key,
@@ -191,6 +215,9 @@ class Run(Surroundings):
                 tell(output)
                 self.tracker.set_told(stage.name, key)
         return output
+
+    def _say(self, stage: str, line: str) -> None:
+        self.bars.console.print(f"{stage}: {line}", markup=False, highlight=False, soft_wrap=True)
 
     def _work(self, stage: StageRun, body: Body, folder: StageFolder, run_id: str) -> None:
         """Run the body and publish its result; the stage's MLflow run says how it ended."""

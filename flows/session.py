@@ -14,16 +14,20 @@ from flows.machine.signals import interruptible_again
 from flows.progress import is_interruption, terminal_bars
 from flows.run import Run
 from flows.sharing import RunLocks, run_locks
+from flows.storage.layout import EXPORTS_FOLDER, RUNS_FOLDER, STAGES_FOLDER
+from flows.storage.mirror import Mirror, mirror_of
 from flows.tracking import Tracker, start_tracking
 from flows.tracking.addresses import address_of
 from flows.workers.opened import evaluation_workers
 from tasks.artifacts import Store, digest_of, write_bytes
+from tasks.report import DATA_FILE, PAGE_FILE
 
-STORE_FOLDER = "stages"
-RUNS_FOLDER = "runs"
 CONFIG_FILE = "config.yaml"
 WITHOUT_DEVICES = ("compile", "finetune", "enumerate")
 STREAM = "stream"
+REPORT = "report"
+EXPORTING = ("export", REPORT)
+"""Commands that write files under readable names."""
 WITHOUT_EVALUATION = (*WITHOUT_DEVICES, "plan", "profile", STREAM)
 """Commands up to stages before those that evaluate SubNets; a stream that searches evaluates some."""
 
@@ -35,18 +39,21 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
     key = digest_of(plain, until)
     with ExitStack() as stack:
         stack.enter_context(interruptible_again())
-        locks = stack.enter_context(run_locks(config.locks, config.output_dir, key))
+        locks = stack.enter_context(run_locks(config.locks, config.folder, key))
+        mirror = mirror_of(config.output_dir)
+        if mirror is not None:
+            mirror.check()
         devices = stack.enter_context(Devices(config.device, locks.turn))
         if _asks_devices(config, until):
             for name in config.device:
                 devices.fingerprint(name)
         workers = stack.enter_context(evaluation_workers(config.evaluate, needed=until not in WITHOUT_EVALUATION))
-        folder = config.output_dir / RUNS_FOLDER / key
+        folder = config.folder / RUNS_FOLDER / key
         with locks.own_turn("beginning"):
             tracker = _begun(config, plain, key, folder, locks)
         bars = stack.enter_context(terminal_bars(Console(stderr=True)))
-        run = Run(Store(config.output_dir / STORE_FOLDER), tracker, bars, devices, workers, folder, locks)
-        yield from _ended(run)
+        run = Run(Store(config.folder / STAGES_FOLDER), tracker, bars, devices, workers, folder, locks, mirror)
+        yield from _ended(run, config, until)
 
 
 def _asks_devices(config: FlowConfig, until: str) -> bool:
@@ -67,10 +74,12 @@ def _begun(config: FlowConfig, plain: dict[str, Any], key: str, folder: Path, lo
     return tracker
 
 
-def _ended(run: Run) -> Iterator[Run]:
+def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
     """The run; MLflow hears how it ended, also when Prefect cancels it. With workers that go on, a run has not failed."""
     try:
         yield run
+        if run.mirror is not None:
+            _publish(run.mirror, run.folder, config, until)
     except BaseException as error:
         if not run.locks.is_lost and not run.is_shared:
             run.tracker.end("KILLED" if is_interruption(error) else "FAILED")
@@ -79,6 +88,13 @@ def _ended(run: Run) -> Iterator[Run]:
         run.tracker.finish(run.tracker.run_id)
     else:
         run.tracker.end()
+
+
+def _publish(mirror: Mirror, folder: Path, config: FlowConfig, until: str) -> None:
+    """Bring to the URL what is there for people: the run's folder, the latest report, the latest files of each device."""
+    exports = [f"{EXPORTS_FOLDER}/{name}" for name in config.device] if until in EXPORTING else []
+    files = [file.relative_to(mirror.folder).as_posix() for file in sorted(folder.iterdir())]
+    mirror.publish_results(exports, [*files, *((PAGE_FILE, DATA_FILE) if until == REPORT else ())])
 
 
 def plain_config(config: FlowConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def tailor(
     check_streams(config, until)
     check_adapted(config)
     with open_run(config, until) as run:
-        devices, place = ", ".join(config.device), config.output_dir.resolve()
+        devices, place = ", ".join(config.device), config.folder.resolve()
         get_run_logger().info(f"{config.name} for {devices}, up to '{until}': results in '{place}'")
         outputs = walk(table, run, config, until)
         joint = found_jointly(outputs)
@@ -53,6 +53,8 @@ def tailor(
 
 
 def _plan(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, ProfilePlan]:
+    if run.mirror is not None:
+        run.mirror.tables.fetch()
     found = {name: plan(run, config, name, outputs) for name in config.device}
     rows = plan_rows(found)
     for row in rows:

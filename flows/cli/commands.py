@@ -51,7 +51,7 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
     if question and not question.files:
         for row in result.get("chosen", ()):
             terminal.show((placed_tables if "plan" in row else chosen_tables)(row, score))
-            file = arguments.to or config.output_dir / CHOSEN_FOLDER / f"{row['device']}.json"
+            file = arguments.to or config.folder / CHOSEN_FOLDER / f"{row['device']}.json"
             row["file"] = str(write_chosen(row, file))
             terminal.say(f"file: {row['file']}")
         terminal.show(*(comparison_table(row, score) for row in result.get("compared", ())))

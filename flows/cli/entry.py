@@ -137,7 +137,7 @@ def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: di
     import tasks.view
     from flows.stages import SUPERNET
 
-    page = view if isinstance(view, Path) else config.output_dir / VIEW_FILE
+    page = view if isinstance(view, Path) else config.folder / VIEW_FILE
     compiled = next(stage for stage in result["stages"] if stage["stage"] == "compile")
     tasks.view.run(Path(compiled["folder"]) / SUPERNET, config.name, page)
     print(f"view: {page}")

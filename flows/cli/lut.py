@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,6 +13,9 @@ from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import LUT_ACTIONS
 from flows.compose import compose_config
+from flows.storage.address import SIGN, OutputPlace, is_shared, local_folder
+from flows.storage.measured import SharedTables
+from flows.storage.objects import open_objects
 from flows.validate import validate
 from tasks.errors import UserError
 from tasks.lut import LutStore, ProfilingMethod
@@ -40,8 +43,9 @@ class LutConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    output_dir: Path = Path("outputs")
-    store: Path = Field(default=Path("outputs/luts"), description="folder of the look-up tables")
+    output_dir: OutputPlace = Path("outputs")
+    store: OutputPlace = Path("outputs/luts")
+    """Folder of the look-up tables."""
     devices: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     methods: tuple[ProfilingMethod, ...] = ()
@@ -85,7 +89,7 @@ def check(arguments: Arguments) -> tuple[str, tuple[str, ...]]:
 
 
 def _show(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
-    tables: Sequence[LutAnswer] = show(config.filter.apply(LutStore(config.store).rows()))
+    tables: Sequence[LutAnswer] = show(config.filter.apply(_store_here(config.store).rows()))
     overview = Table(title=escape(f"look-up tables in {config.store}"), title_justify="left")
     overview.add_column("device")
     overview.add_column("method")
@@ -160,10 +164,10 @@ def _worst(worst: LutAnswer, row: str) -> str:
     return f"{name}{shape}: {before_ms:.3g} → {after_ms:.3g} ms"
 
 
-def _table(store: Path, word: str) -> list[Row]:
+def _table(store: Path | str, word: str) -> list[Row]:
     """Valid entries of the one table of `store` whose name has `word` in it, or of the folder of that name."""
     folder = LutStore(Path(word))
-    rows = folder.valid_rows() if folder.folders() else LutStore(store).valid_rows()
+    rows = folder.valid_rows() if folder.folders() else _store_here(store).valid_rows()
     names = sorted({device_of(row).name for row in rows})
     found = names if folder.folders() else [name for name in names if word == name] or [n for n in names if word in n]
     if len(found) != 1:
@@ -176,13 +180,19 @@ def _export(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Lu
     file = Path(words[0])
     if file.suffix != ".csv":
         raise UserError("lut export", f"got '{file}'", allowed="a file that ends in .csv")
-    rows = config.filter.apply(LutStore(config.store).rows())
+    rows = config.filter.apply(_store_here(config.store).rows())
     export(rows, file)
     terminal.say(f"{len(rows)} entries: {file}")
     return {"store": str(config.store), "file": str(file), "entries": len(rows)}
 
 
 def _merge(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+    for word in words:
+        if SIGN in word:
+            got = f"got '{word}'"
+            raise UserError(
+                "lut merge", got, allowed="folders", next_step="a run brings its own tables to output_dir=URL"
+            )
     *sources, target = (Path(word) for word in words)
     if any(source.resolve() == target.resolve() for source in sources):
         raise UserError("lut merge", f"'{target}' is a source and where it goes", next_step="name another folder last")
@@ -195,13 +205,23 @@ def _merge(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Lut
 
 
 def _compact(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
-    store = LutStore(config.store)
+    if is_shared(config.store):
+        got = f"parts at '{config.store}' are never rewritten, since other machines have them"
+        raise UserError("lut compact", got, allowed="a folder")
+    store = _store_here(config.store)
     store.rows()  # refuses a folder without tables
     tables = []
     for name, before, entries in store.compact():
         terminal.say(f"{name}: {before} parts are 1, {entries} entries")
         tables.append({"device": name, "parts_before": before, "entries": entries})
     return {"store": str(config.store), "tables": tables}
+
+
+def _store_here(place: Path | str) -> LutStore:
+    """A store of tables; of one at a URL a copy with what is there now. UserError: it is not reached."""
+    if is_shared(place):
+        SharedTables(open_objects(str(place)), "", local_folder(place)).fetch()
+    return LutStore(local_folder(place))
 
 
 ACTIONS: dict[str, Callable[[LutConfig, tuple[str, ...], Terminal], LutAnswer]] = {

@@ -11,6 +11,7 @@ from rich.table import Table
 from flows.cli.arguments import PARTITIONING, Arguments
 from flows.cli.terminal import Terminal
 from flows.compose import compose_config
+from flows.storage.address import OutputPlace, local_folder
 from flows.validate import validate
 from tasks.choose.pick import FILE_END
 from tasks.errors import UserError
@@ -33,7 +34,7 @@ class PartitionConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    output_dir: Path = Path("outputs")
+    output_dir: OutputPlace = Path("outputs")
     supernet: Path | None = None
     subnet: str = "largest"
     partition: Settings
@@ -64,8 +65,9 @@ def execute(arguments: Arguments) -> PartitionJson:
     from tasks.schemas.chosen import ChosenSubNet
 
     settings, terminal = config.partition, Terminal()
-    tables = open_tables(config.output_dir, settings.devices)
-    net = tailor_ir.load(config.supernet or find_supernet(config.output_dir))
+    output = _output_here(config)
+    tables = open_tables(output, settings.devices)
+    net = tailor_ir.load(config.supernet or find_supernet(output))
     if config.subnet.endswith(FILE_END):
         chosen = ChosenSubNet.read(Path(config.subnet))
         subnet: Mapping[str, Any] = chosen.subnet.config
@@ -75,7 +77,7 @@ def execute(arguments: Arguments) -> PartitionJson:
         subnet = net.max_config if config.subnet == ENDS[0] else net.min_config
     answer = plan_partition(net, subnet, tables, settings)
     _show(answer, terminal)
-    page = settings.page or config.output_dir / PAGE_FILE
+    page = settings.page or output / PAGE_FILE
     try:
         write_bytes(page, render(answer).encode())
     except OSError as error:
@@ -91,6 +93,17 @@ def execute(arguments: Arguments) -> PartitionJson:
         plans = write_plans(net, answer.config, tables, settings, settings.plans, threads=threads, ncnn=ncnn)
         terminal.say(f"{len(plans.plans)} plans for {len(plans.home_ms)} segments: {settings.plans}")
     return answer.to_json()
+
+
+def _output_here(config: PartitionConfig) -> Path:
+    """The output folder here, with the stages that are read, which come from the URL where it is at one."""
+    from flows.storage.mirror import mirror_of
+    from tasks.partition import stages_of
+
+    if mirror := mirror_of(config.output_dir):
+        for stage in stages_of(config.partition.devices):
+            mirror.fetch_latest(stage)
+    return local_folder(config.output_dir)
 
 
 def _show(answer: "PartitionAnswer", terminal: Terminal) -> None:

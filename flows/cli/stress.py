@@ -45,8 +45,9 @@ def execute(arguments: Arguments) -> StressJson:
 
 def _bundle(config: "StressConfig", device: str) -> Path:
     from flows.config.bundles import bundle_of, devices_with_bundles
+    from flows.storage.mirror import exports_here
 
-    known = devices_with_bundles(config.output_dir)
+    known = devices_with_bundles(exports_here(config.output_dir, device)) if device else []
     if known and config.stress.bundle is None and device not in known:
         hint = nearest(device, known) or "the run writes it with export.bundle=true"
         raise UserError(

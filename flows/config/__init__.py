@@ -4,12 +4,11 @@ from flows.config.deploy import DeployConfig
 from flows.config.device import DeviceProfile, SshSettings
 from flows.config.evaluate import EvaluateSettings
 from flows.config.placed import leveled
-from flows.config.run import EXPORTS_FOLDER, AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
+from flows.config.run import AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
 from flows.config.together import sharing
 from flows.config.until import AdaptStage, RunStage
 
 __all__ = [
-    "EXPORTS_FOLDER",
     "AdaptConfig",
     "AdaptStage",
     "CommonConfig",

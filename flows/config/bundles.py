@@ -3,14 +3,15 @@
 from pathlib import Path
 
 from adaptive_runtime.bundles import BUNDLE_FILE
-from flows.config.run import EXPORTS_FOLDER
+from flows.storage.layout import EXPORTS_FOLDER
+from flows.storage.mirror import exports_here
 from tasks.errors import UserError
 from tasks.export.bundles import BUNDLE_FOLDER
 
 
-def bundle_of(output_dir: Path, device: str, given: Path | None, option: str) -> Path:
-    """The folder of a device's bundle, or the one that was given. UserError: it is not there."""
-    found = given or output_dir / EXPORTS_FOLDER / device / BUNDLE_FOLDER
+def bundle_of(output_dir: Path | str, device: str, given: Path | None, option: str) -> Path:
+    """The folder of a device's bundle, or the one that was given; it comes from a URL. UserError: it is not there."""
+    found = given or exports_here(output_dir, device) / EXPORTS_FOLDER / device / BUNDLE_FOLDER
     if not (found / BUNDLE_FILE).is_file():
         hint = f"the run writes it with export.bundle=true: autotailor export export.bundle=true …; or {option}=FOLDER"
         raise UserError(f"bundle '{found}'", "is not there", next_step=hint)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from flows.config.bundles import bundle_of
 from flows.config.device import DeviceName, DeviceProfile
+from flows.storage.address import OutputPlace
 from profiling_agents.client.ssh import SshTarget
 from tasks.deploy import Settings
 
@@ -18,7 +19,7 @@ class DeployConfig(BaseModel):
 
     device: dict[DeviceName, DeviceProfile]
     deploy: Settings = Settings()
-    output_dir: Path = Path("outputs")
+    output_dir: OutputPlace = Path("outputs")
 
     @model_validator(mode="after")
     def _devices_take_software(self) -> Self:

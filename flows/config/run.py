@@ -18,6 +18,8 @@ from flows.config.placed import check_placed
 from flows.config.pretraining import PretrainingConfig, check_pretraining
 from flows.config.space import SpaceSelectors
 from flows.config.together import check_together, sharing
+from flows.storage.address import OutputPlace, local_folder
+from flows.storage.layout import TABLES_FOLDER
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
 from tasks.adaptation.settings import AdaptationSettings
@@ -36,16 +38,12 @@ from tasks.nightly.settings import Settings as NightlySettings
 from tasks.partition.settings import Settings as PartitionSettings
 from tasks.predict.resources import Settings as ResourceSettings
 from tasks.predict.settings import Settings as PredictSettings
-from tasks.profile import STORE_FOLDER
 from tasks.profile import Settings as ProfileSettings
 from tasks.quantise import Int8
 from tasks.refine.settings import Settings as RefineSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
 from tasks.streams.settings import Settings as StreamSettings
-
-EXPORTS_FOLDER = "exports"
-"""In the output folder: the files of the latest run for each device, under readable names."""
 
 
 class TrackingSettings(BaseModel):
@@ -87,7 +85,7 @@ class CommonConfig(BaseModel):
     partition: PartitionSettings = PartitionSettings()
     report: ReportSettings = ReportSettings()
     tracking: TrackingSettings = TrackingSettings()
-    output_dir: Path = Path("outputs")
+    output_dir: OutputPlace = Path("outputs")
     locks: LockAddress | None = Field(
         default=None,
         repr=False,
@@ -206,6 +204,11 @@ class CommonConfig(BaseModel):
         check_abilities(self, self.data)
         return self
 
+    @property
+    def folder(self) -> Path:
+        """The output folder; of one at a URL the local copy, in which a run works."""
+        return local_folder(self.output_dir)
+
     def resources_of(self, device: str) -> ResourceSettings:
         """The settings of one device for memory and energy."""
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
@@ -234,7 +237,7 @@ class CommonConfig(BaseModel):
 
     def profile_of(self, device: str) -> ProfileSettings:
         """The profile settings of one device, with the changes of its own profile, and the store of the tables."""
-        store = self.profile.store or self.output_dir / STORE_FOLDER
+        store = self.profile.store or self.folder / TABLES_FOLDER
         own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
         return self.profile.model_copy(update=own)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from flows.storage.address import OutputPlace
 from tasks.stress import Settings
 
 
@@ -13,4 +14,4 @@ class StressConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     stress: Settings = Settings()
-    output_dir: Path = Path("outputs")
+    output_dir: OutputPlace = Path("outputs")

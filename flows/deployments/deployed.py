@@ -72,7 +72,7 @@ def run(
         devices: What the network is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
         budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: finetune.epochs=20, device.remote.agent=URL.
-        output_dir: A folder on the worker's machine. Empty: outputs.
+        output_dir: A folder on the worker's machine, or a URL. Empty: outputs.
         until: The last stage; "plan" tells how long profiling will take.
         settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """
@@ -138,7 +138,7 @@ def adapt_to(
         devices: What the SuperNet is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
         budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: search.seed=1, device.remote.agent=URL.
-        output_dir: A folder on the worker's machine. Empty: outputs.
+        output_dir: A folder on the worker's machine, or a URL. Empty: outputs.
         until: The last stage; "plan" tells how long profiling will take.
         settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """

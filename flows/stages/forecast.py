@@ -14,9 +14,10 @@ from flows.config import FlowConfig
 from flows.devices import Devices
 from flows.results import SECONDS
 from flows.run import Output, StageRun, Surroundings
-from flows.session import STORE_FOLDER
 from flows.stages.spec import ALONE, Context, StageSpec
 from flows.stages.walk import rows
+from flows.storage.layout import STAGES_FOLDER
+from flows.storage.mirror import mirror_of
 from tasks.artifacts import MadeFrom, StageFolder, Store, damage
 
 State = Literal["complete", "to work", "depends"]
@@ -61,7 +62,8 @@ class Expectation:
 def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[Expectation]:
     """A row for each stage of a run up to command `until`. Devices are asked only where a key needs their fingerprint."""
     with Devices(config.device) as devices:
-        found = _Forecast(Surroundings(Store(config.output_dir / STORE_FOLDER), devices), config)
+        store, mirror = Store(config.folder / STAGES_FOLDER), mirror_of(config.output_dir)
+        found = _Forecast(Surroundings(store, devices, mirror=mirror), config)
         expected = [row for spec in rows(table, config, until) for row in found.of(spec)]
     report = [Expectation("report", "to work", "always made anew")] if until == "report" else []
     return [*expected, *report]
@@ -101,34 +103,38 @@ class _Forecast:
 
     def _depending(self, at: Context, waits_for: Sequence[str]) -> Expectation:
         title, device_s = at.title, at.spec.device_s(at)
-        if not self._around.store.finished(title):
+        if not self._around.is_known(title):
             return Expectation(title, "to work", "no folder yet", device_s)
         return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give", device_s)
 
     def _known(self, stage: StageRun, device_s: float | None) -> tuple[Expectation, Output | None]:
         """The row of a stage whose key is known, and its output when it is complete."""
-        store, key = self._around.store, stage.key()
-        folder = store.folder(stage.name, key, anew=stage.anew)
+        folder = self._around.found(stage)
         harm = damage(folder.final) if folder.complete else None
         if not folder.complete or harm:
-            why = f"damaged: {harm}" if harm else _why(stage, folder, store)
+            why = f"damaged: {harm}" if harm else _why(stage, folder, self._around)
             return Expectation(stage.name, "to work", why, device_s), None
         seconds = folder.result()[SECONDS]
         output = Output(
-            stage=stage.name, key=key, folder=folder.final, result=folder.result(), seconds=seconds, cached=True
+            stage=stage.name,
+            key=folder.final.name,
+            folder=folder.final,
+            result=folder.result(),
+            seconds=seconds,
+            cached=True,
         )
         return Expectation(stage.name, "complete", f"took {seconds:.1f} s", folder=folder.final), output
 
 
-def _why(stage: StageRun, folder: StageFolder, store: Store) -> str:
+def _why(stage: StageRun, folder: StageFolder, around: Surroundings) -> str:
     """Why a stage is not complete."""
     if stage.anew and folder.final.exists():
         return "asked for anew"
     if folder.partial.exists() and any(folder.partial.iterdir()):
         return "unfinished; goes on from there"
-    finished = store.finished(stage.name)
-    if not finished:
+    if not around.is_known(stage.name):
         return "no folder yet"
+    finished = around.store.finished(stage.name)
     settings = json.loads(json.dumps(stage.settings))
     told = [made_from for path in finished if (made_from := MadeFrom.of(path))]
     changes = [(list(changes(one.settings, settings)), one.code != stage.code) for one in told]

@@ -5,11 +5,12 @@ from typing import Any
 
 import tailor_ir
 import tasks.exits.stage
-from flows.config import EXPORTS_FOLDER, AdaptConfig, FlowConfig
+from flows.config import AdaptConfig, FlowConfig
 from flows.pages import policies as facts
 from flows.results import of
 from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
 from flows.stages.winners import chosen, target_of
+from flows.storage.layout import EXPORTS_FOLDER
 from tasks.artifacts import key_settings, write_bytes
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.exits.bench import PolicyDevice
@@ -97,7 +98,7 @@ POLICY = StageSpec(
 def readable_policies(config: FlowConfig, outputs: Outputs) -> None:
     """Write thresholds and tables of exits of each device beside its exported files; those of earlier runs are removed."""
     for name, output in outputs.get("policy", {}).items():
-        folder = config.output_dir / EXPORTS_FOLDER / name / POLICY_FOLDER
+        folder = config.folder / EXPORTS_FOLDER / name / POLICY_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         files = [file for pattern in (TABLE_FILE, THRESHOLDS_FILE.format("*")) for file in output.folder.glob(pattern)]
         for old in (*folder.glob(TABLE_FILE), *folder.glob(THRESHOLDS_FILE.format("*"))):

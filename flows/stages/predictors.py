@@ -204,5 +204,5 @@ def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> tasks.p
 
 def _known_engine(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> Engine:
     stage = ENGINE.at(Context(run, config, ENGINE, device, outputs))
-    folder = run.store.folder(stage.name, stage.key())
+    folder = run.found(stage)
     return ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE

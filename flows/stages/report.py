@@ -22,13 +22,13 @@ from tasks.report import run as write_report
 
 def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
     """The report in the run's folder, and a copy in the output folder: the latest."""
-    before = _before(config.output_dir)
+    before = _before(config.folder)
     result = _write(run, config, _sources(run, config, outputs))
     if not run.tracker.has_told("report", run.key):
         run.tracker.log_series(run.tracker.run_id, speed_ups(result, config.report.accuracy_points))
         publish_worse_fronts(config.name, before, result)
         run.tracker.set_told("report", run.key)
-    return {"report_html": str(config.output_dir / PAGE_FILE), "run": str(run.folder), **result}
+    return {"report_html": str(config.folder / PAGE_FILE), "run": str(run.folder), **result}
 
 
 def _before(output: Path) -> dict[str, Any] | None:
@@ -44,7 +44,7 @@ def _before(output: Path) -> dict[str, Any] | None:
 def _write(run: Run, config: FlowConfig, sources: Sources) -> dict[str, Any]:
     result, tracker = write_report(sources, config.report, run.folder), run.tracker
     for name in (PAGE_FILE, DATA_FILE):
-        shutil.copyfile(run.folder / name, config.output_dir / name)
+        shutil.copyfile(run.folder / name, config.folder / name)
         tracker.client.log_artifact(tracker.run_id, str(run.folder / name))
     for card in result["headline"]:
         get_run_logger().info("%s: %s, %s", card["label"], card["value"], card["note"])

@@ -13,6 +13,7 @@ from flows.config import AdaptConfig, FlowConfig, RunConfig
 from flows.pages.facts import Facts, nothing, plain
 from flows.run import Output, StageRun, Surroundings
 from flows.stages.inputs import data_key
+from flows.storage.layout import SUBNETS_FOLDER
 from flows.versions import code_version
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import SubNetStore, digest_of
@@ -29,10 +30,8 @@ Outputs = Mapping[str, Mapping[str, Output]]
 
 SUPERNET = "supernet"
 """Folder of the SuperNet in the stages that make one."""
-MEASURED = "subnets"
-"""Folder of the store of measured SubNets, in the output folder."""
 MEASURES = ("tasks.measuring.subnets", "tasks.evaluation.subnets")
-"""The modules that measure them."""
+"""The modules that measure SubNets."""
 ALONE = ""
 """Label of a stage that is worked once in a run."""
 
@@ -143,7 +142,7 @@ class Context:
     @property
     def store(self) -> SubNetStore:
         """SubNets that stages have measured, in all runs with this output folder."""
-        return SubNetStore(self.config.output_dir / MEASURED, code_version(*MEASURES), digest_of(self.data))
+        return SubNetStore(self.config.folder / SUBNETS_FOLDER, code_version(*MEASURES), digest_of(self.data))
 
     @property
     def workers(self) -> EvaluationWorkers | None:

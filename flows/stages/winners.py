@@ -10,7 +10,7 @@ from typing import Any
 import tasks.export
 import tasks.refine
 import tasks.search
-from flows.config import EXPORTS_FOLDER, FlowConfig, RunConfig, sharing
+from flows.config import FlowConfig, RunConfig, sharing
 from flows.pages import facts
 from flows.pages.tables import exported_rows, front_rows
 from flows.results import of
@@ -18,6 +18,7 @@ from flows.run import Output
 from flows.stages.inputs import content_of
 from flows.stages.placed import is_placed, placed_files, placed_settings, placements
 from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
+from flows.storage.layout import EXPORTS_FOLDER
 from profiling_agents.client import AgentClient
 from tasks.artifacts import digest_of, key_settings
 from tasks.data import load_splits
@@ -422,7 +423,7 @@ EXPORT = StageSpec(
 
 def readable_exports(config: FlowConfig, outputs: Outputs) -> dict[str, dict[str, str]]:
     """Write the exported files of each device under readable names; `exports`: their folders."""
-    folders = {name: config.output_dir / EXPORTS_FOLDER / name for name in config.device}
+    folders = {name: config.folder / EXPORTS_FOLDER / name for name in config.device}
     for name, folder in folders.items():
         tasks.export.write_readable(outputs["export"][name].folder, folder)
     return {"exports": {name: str(folder) for name, folder in folders.items()}}

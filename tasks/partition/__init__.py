@@ -6,7 +6,15 @@ from tasks.partition.parts import write_parts
 from tasks.partition.planning import plan_partition
 from tasks.partition.plans import PlansAhead, placement_plans, plan_ahead, write_chain, write_plans
 from tasks.partition.settings import PartitionLink, PlacementSettings, Settings
-from tasks.partition.tables import DeviceTable, DeviceTimes, FeatureTimes, find_supernet, open_tables, table_of
+from tasks.partition.tables import (
+    DeviceTable,
+    DeviceTimes,
+    FeatureTimes,
+    find_supernet,
+    open_tables,
+    stages_of,
+    table_of,
+)
 from tasks.schemas.placed import PlanRow, StayRow
 
 __all__ = [
@@ -29,6 +37,7 @@ __all__ = [
     "plan_partition",
     "render",
     "sections",
+    "stages_of",
     "table_of",
     "write_chain",
     "write_parts",

@@ -21,6 +21,8 @@ from tasks.profile import LUT_FOLDER
 STAGES = "stages"
 LATENCY_STAGE, PROFILE_STAGE = "latency", "profile"
 SUPERNET_FOLDER = "supernet"
+SUPERNET_STAGES = ("finetune", "compile")
+"""The trained SuperNet, if there is one, before the other."""
 
 
 class RunOffset(Protocol):
@@ -98,9 +100,14 @@ def table_of(name: str, profile: Path, latency: Path | None) -> DeviceTable:
     return DeviceTable(name, Lut.open(profile / LUT_FOLDER), correction)
 
 
+def stages_of(devices: Sequence[str]) -> tuple[str, ...]:
+    """The stages of an output folder that are read for a partition over these devices."""
+    return (*SUPERNET_STAGES, *(f"{stage}/{name}" for stage in (PROFILE_STAGE, LATENCY_STAGE) for name in devices))
+
+
 def find_supernet(output_dir: Path) -> Path:
     """The folder of the SuperNet that was made last, trained if one is. UserError: there is none."""
-    for stage in ("finetune", "compile"):
+    for stage in SUPERNET_STAGES:
         newest = _newest(output_dir / STAGES / stage)
         if newest is not None:
             return newest / SUPERNET_FOLDER
