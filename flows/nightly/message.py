@@ -11,6 +11,7 @@ from prefect import get_run_logger
 from prefect.events import emit_event
 
 from flows.config import RunConfig
+from flows.storage.address import is_shared
 from tasks.errors import UserError
 from tasks.nightly import Finding, Night
 from tasks.nightly.page import change_of, when
@@ -67,7 +68,8 @@ def tell(config: RunConfig, night: Night, page: Path, webhook: str | None) -> No
     """Tell of a regression, inside a flow run. A webhook that does not take it is told in the log, and ends no night."""
     line, logger = line_of(night, page), get_run_logger()
     logger.error(line)
-    place = f"{socket.gethostname()}:{config.output_dir.resolve()}"
+    at_url = is_shared(config.output_dir)
+    place = str(config.output_dir) if at_url else f"{socket.gethostname()}:{config.folder.resolve()}"
     payload: dict[str, Any] = {
         "line": line,
         "network": night.network,

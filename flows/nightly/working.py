@@ -51,8 +51,8 @@ class _Tonight:
 
     def conclude(self, webhook: str | None) -> dict[str, Any]:
         """Time, compare, show, tell, promote. The record comes last: a night that is killed before it is no night."""
-        settings, page = self.config.nightly, self.config.output_dir / PAGE_FILE
-        history = History(self.config.output_dir / NIGHTS_FOLDER)
+        settings, page = self.config.nightly, self.config.folder / PAGE_FILE
+        history = History(self.config.folder / NIGHTS_FOLDER)
         earlier = history.nights(self.config.name, get_run_logger().warning)
         before = earlier[-1] if earlier else None
         night, comparison = self._compared(earlier, before)
@@ -113,7 +113,7 @@ class _Tonight:
         return NightReport(
             night=night,
             comparison=comparison,
-            changed=changed_inputs(before, night, self.config.output_dir),
+            changed=changed_inputs(before, night, self.config.folder),
             stages=changed_stages(before, night, store),
             tables=table_differences(before, night, store),
         )

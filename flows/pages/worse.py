@@ -16,7 +16,7 @@ SAME = ("model", "data")
 """Reports that are of different ones are not compared."""
 
 Report = Mapping[str, Any]
-Point = tuple[float, float]
+WinnerPoint = tuple[float, float]
 """Latency [ms] and accuracy of a winner, as measured."""
 
 
@@ -41,7 +41,7 @@ def worse_fronts(before: Report, now: Report) -> dict[str, float]:
     return {device: points for device, points in lost.items() if points > LOST_POINTS}
 
 
-def lost_points(before: Sequence[Point], now: Sequence[Point]) -> float:
+def lost_points(before: Sequence[WinnerPoint], now: Sequence[WinnerPoint]) -> float:
     """Accuracy [points] that a front lost, as the mean over the points of the front before.
 
     Each is compared with the most accurate SubNet that is no slower now; without one, all of its accuracy is lost.
@@ -53,7 +53,7 @@ def lost_points(before: Sequence[Point], now: Sequence[Point]) -> float:
     return 100 * sum(accuracy - best(ms) for ms, accuracy in before) / len(before)
 
 
-def _points(device: Mapping[str, Any]) -> list[Point]:
+def _points(device: Mapping[str, Any]) -> list[WinnerPoint]:
     return [
         (row["measured_ms"], row["accuracy"])
         for row in device["winners"]
