@@ -22,7 +22,7 @@ DEBIAN = Path("/usr/lib/postgresql")
 NEEDED = ("initdb", "postgres", "pg_isready")
 USER = "autotailor"
 START_SECONDS = 120
-STOP_SECONDS = 30
+STOP_SECONDS = 120
 SMALL = (
     "fsync=off",
     "shared_buffers=32MB",
@@ -70,39 +70,21 @@ class Postgres:
 @contextmanager
 def postgres(bin_folder: Path) -> Iterator[Postgres]:
     """A server on a free port of loopback, in a folder of its own, as a user who is not root."""
-    account = _account()
-    folder = Path(tempfile.mkdtemp(prefix="postgres-"))
-    password = secrets.token_hex(12)
-    secret, passwords = folder / "secret", folder / "passwords"
-    secret.write_text(password)
+    folder, password = Path(tempfile.mkdtemp(prefix="postgres-")), secrets.token_hex(12)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    owner: dict[str, Any] = {}
-    if account is not None:
-        owner = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-        for path in (folder, secret):
-            os.chown(path, account.pw_uid, account.pw_gid)
+    passwords = folder / "passwords"
     passwords.write_text(f"127.0.0.1:{port}:*:{USER}:{password}\n")
     passwords.chmod(0o600)
-    words = [
-        "-D",
-        str(folder / "data"),
-        "-U",
-        USER,
-        "-A",
-        "scram-sha-256",
-        f"--pwfile={secret}",
-        "--locale=C",
-        "-E",
-        "UTF8",
-        "-N",
-    ]
-    subprocess.run([bin_folder / "initdb", *words], cwd=folder, check=True, capture_output=True, **owner)
+    owner = _owner(folder)
+    _initialise(bin_folder, folder, password, owner)
+    settings = [word for setting in SMALL for word in ("-c", setting)]
+    command = [str(bin_folder / "postgres"), "-D", str(folder / "data"), "-p", str(port), *settings]
     with (folder / "log").open("wb") as log:
-        settings = [word for setting in SMALL for word in ("-c", setting)]
-        command = [bin_folder / "postgres", "-D", str(folder / "data"), "-p", str(port), *settings]
-        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True, **owner)
+        server: subprocess.Popen[bytes] = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True, **owner
+        )
     try:
         _wait_until_ready(bin_folder, port, server, folder / "log")
         yield Postgres(port, password, passwords)
@@ -115,17 +97,26 @@ def postgres(bin_folder: Path) -> Iterator[Postgres]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _account() -> pwd.struct_passwd | None:
-    """A user for the server where this one is root; None: this one."""
+def _owner(folder: Path) -> dict[str, Any]:
+    """The user of the server, as options of a process; where this one is root, the folder becomes another one's."""
     if os.getuid() != 0:
-        return None
+        return {}
     known = {account.pw_name: account for account in pwd.getpwall()}
-    return known.get("postgres") or known["nobody"]
+    account = known.get("postgres") or known["nobody"]
+    os.chown(folder, account.pw_uid, account.pw_gid)
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def _initialise(bin_folder: Path, folder: Path, password: str, owner: dict[str, Any]) -> None:
+    """The files of a server with one user."""
+    (folder / "secret").write_text(password)
+    words = f"-D data -U {USER} -A scram-sha-256 --pwfile=secret --locale=C -E UTF8 -N".split()
+    subprocess.run([str(bin_folder / "initdb"), *words], cwd=folder, check=True, capture_output=True, **owner)
 
 
 def _wait_until_ready(bin_folder: Path, port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + START_SECONDS
-    asked = [bin_folder / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+    asked = [str(bin_folder / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
     while subprocess.run(asked).returncode != 0:
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < until, log.read_text()

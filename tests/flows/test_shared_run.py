@@ -25,6 +25,8 @@ from tests.flows.tiny import TINY
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 500
+PATIENCE_S = "300"
+"""Of the server with its database: on a busy machine Prefect's own 5 and 10 seconds are answers with an error."""
 KILLS = 2
 DEPLOYMENT = "autotailor/on-demand"
 STAGES = {
@@ -37,7 +39,12 @@ STAGES = {
 def shared(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A Prefect server on PostgreSQL, with one deployment."""
     database = postgres.database("prefect").replace("+psycopg", "+asyncpg")
-    settings = {"PREFECT_API_DATABASE_CONNECTION_URL": database, "PREFECT_WORKER_QUERY_SECONDS": "1"}
+    settings = {
+        "PREFECT_API_DATABASE_CONNECTION_URL": database,
+        "PREFECT_API_DATABASE_TIMEOUT": PATIENCE_S,
+        "PREFECT_API_DATABASE_CONNECTION_TIMEOUT": PATIENCE_S,
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+    }
     with started(tmp_path_factory.mktemp("prefect"), settings) as server:
         server.shell(
             "prefect work-pool create autotailor --type process --overwrite\n"
