@@ -81,7 +81,7 @@ class Objects:
         self.url = url
         self.system = system
         self._root = root.rstrip("/")
-        self._errors = (OSError, *errors)
+        self._errors: tuple[type[Exception], ...] = (OSError, *errors)
         self._turn: AbstractContextManager[object] = nullcontext()
         """Held by each request, where only one at a time is possible."""
 
@@ -284,9 +284,10 @@ def open_objects(url: str) -> Objects:
         got = f"needs the package {protocol.package}"
         raise UserError(f"storage '{url}'", got, next_step="pip install 'autotailor[cloud]'")
     reached = REACHED.get(scheme, lambda: _Reached({}))()
+    errors: tuple[type[Exception], ...] = (OSError, *reached.errors)
     try:
         system, root = url_to_fs(url, skip_instance_cache=True, **reached.options)
-    except (OSError, *reached.errors) as error:
+    except errors as error:
         raise told(url, error) from error
     return KINDS.get(scheme, Objects)(url, system, root, reached.errors)
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ class Machine:
         self.mirror = Mirror(open_objects(url), folder)
         self.mirror.locks = Locks(self.mirror.objects, lease_s, poll_s=0.1)
         self.said: list[str] = []
-        self.hears: Callable[[str], object] = self.said.append
+        self.hears: Callable[[str], None] = self.said.append
         self.works = 0
 
     @contextmanager
@@ -191,7 +192,9 @@ def said(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def told(process: "subprocess.Popen[str]") -> None:
+def heard(machine: Machine, process: "subprocess.Popen[str]", line: str) -> None:
+    """The machine hears a line, and the process gets its own."""
+    machine.said.append(line)
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -209,7 +212,7 @@ def test_one_machine_works_a_stage_and_another_one_takes_over_once_it_is_killed(
             assert storage.names("locks") == [lock], "the holder lives: nobody has taken its place after a lease"
             killed.kill()
             assert said(other) == "works"
-            third.hears = lambda line: (third.said.append(line), told(other))
+            third.hears = partial(heard, third, other)
             third.work()
             assert other.wait(60) == 0
     assert third.works == 0
