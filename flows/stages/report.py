@@ -16,7 +16,7 @@ from flows.stages.spec import ALONE, SUPERNET, Outputs
 from flows.tracking.metrics import speed_ups
 from flows.versions import library_versions
 from tasks.artifacts import read_json
-from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, Sources
+from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources
 from tasks.report import run as write_report
 
 
@@ -61,6 +61,7 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         base=_folder(outputs, "base"),
         finetune=_folder(outputs, "finetune"),
         given=_folder(outputs, "given"),
+        pretraining=_pretraining(config, outputs),
         enumerate=outputs["enumerate"][ALONE].folder,
         sensitivities=outputs["sensitivities"][ALONE].folder,
         partition=config.partition if config.partition.asked else None,
@@ -69,6 +70,22 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         stages=[output.row() for output in run.outputs],
         config=plain_config(config),
         versions=library_versions(),
+    )
+
+
+def _pretraining(config: FlowConfig, outputs: Outputs) -> PretrainingSources | None:
+    """Of a run that is trained in two stages."""
+    if isinstance(config, AdaptConfig) or config.pretraining.backbone is None:
+        return None
+    first = config.pretraining
+    return PretrainingSources(
+        part=config.pretraining.backbone,
+        data=first.data.kind,
+        trained=_folder(outputs, "pretrain"),
+        elastic=outputs["backbone"][ALONE].folder,
+        distilled=outputs["distill"][ALONE].folder,
+        joined=outputs["join"][ALONE].folder,
+        epochs=(first.base.epochs, first.finetune.epochs),
     )
 
 

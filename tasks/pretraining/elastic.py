@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import tailor_ir
 from tailor_ir import SuperNet
@@ -15,18 +15,8 @@ from tasks.models import ModelSettings, remember_origin
 from tasks.pretraining.classifier import fit_classifier
 from tasks.pretraining.settings import Settings
 from tasks.progress import Progress
-
-
-class BackboneResult(TypedDict):
-    """The backbone's SuperNet. Numbers of its variables, its distinct SubNets, and the tensors that it shares with the whole.
-
-    validation_accuracy: of the largest SubNet on the first data, with the fitted classifier, in [0, 1].
-    """
-
-    variables: int
-    distinct: int
-    shared_tensors: int
-    validation_accuracy: float
+from tasks.schemas.results import BackboneResult
+from tasks.schemas.stored import StageResult
 
 
 def run(
@@ -37,7 +27,7 @@ def run(
     whole: Path,
     folder: Path,
     progress: Progress,
-) -> BackboneResult:
+) -> StageResult:
     """Leave the backbone's SuperNet in `folder`/supernet. whole: the folder of the SuperNet of the whole network.
 
     BatchNorm statistics are those of the first data. Raises UserError or TailorError where the backbone's SuperNet cannot be
@@ -56,12 +46,12 @@ def run(
     net.save(folder / "supernet")
     remember(splits["train"], folder / "supernet")
     remember_origin(model, folder / "supernet")
-    return {
-        "variables": len(net.space.variables),
-        "distinct": net.space.distinct,
-        "shared_tensors": len(shared),
-        "validation_accuracy": accuracy(net, net.max_config, validation).share,
-    }
+    return BackboneResult(
+        variables=len(net.space.variables),
+        distinct=net.space.distinct,
+        shared_tensors=len(shared),
+        validation_accuracy=accuracy(net, net.max_config, validation).share,
+    ).to_json()
 
 
 def cut_out(

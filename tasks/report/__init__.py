@@ -5,13 +5,22 @@ from typing import Any
 
 from tasks.artifacts import write_bytes, write_json
 from tasks.report.settings import Settings
-from tasks.report.sources import DeviceSources, Sources
+from tasks.report.sources import DeviceSources, PretrainingSources, Sources
 from tasks.report.terminal import terminal_table
 
 PAGE_FILE = "report.html"
 DATA_FILE = "report.json"
 
-__all__ = ["DATA_FILE", "PAGE_FILE", "DeviceSources", "Settings", "Sources", "run", "terminal_table"]
+__all__ = [
+    "DATA_FILE",
+    "PAGE_FILE",
+    "DeviceSources",
+    "PretrainingSources",
+    "Settings",
+    "Sources",
+    "run",
+    "terminal_table",
+]
 
 
 def run(sources: Sources, settings: Settings, out: Path) -> dict[str, Any]:

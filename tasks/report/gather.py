@@ -40,7 +40,7 @@ from tasks.report.rows import (
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
 from tasks.report.streams import streams
-from tasks.report.training import histories, range_accuracies
+from tasks.report.training import histories, pretraining, range_accuracies
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
 from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
 from tasks.schemas.exports import EXPORTS_FILE, Exports, Latency
@@ -80,6 +80,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "sensitivities": _sensitivities(sources.sensitivities),
         "answers": _answers(sources.sensitivities / ANSWERS_FILE),
         "training": histories(sources),
+        "pretraining": pretraining(sources.pretraining),
         "ranges": range_accuracies(sources, net),
         "streams": streams(sources.streams),
         "stages": [

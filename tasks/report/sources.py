@@ -31,9 +31,27 @@ class DeviceSources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainingSources:
+    """Stage folders of the first of two stages of training. `part`: the path of the backbone; `data`: the kind of its data.
+
+    `trained`: of the backbone as a classifier; None: the network had weights. `elastic`: of its SuperNet, `distilled`: of the
+    same after training, `joined`: with the head, on the second data. `epochs`: of the classifier, and of the SuperNet.
+    """
+
+    part: str
+    data: str
+    trained: Path | None
+    elastic: Path
+    distilled: Path
+    joined: Path
+    epochs: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Stage folders of one run. `base` and `finetune` are None where they were not trained; `given` tells accuracies then.
 
+    `pretraining`: of a run that is trained in two stages; None: in one.
     `partition`: how the largest SubNet is split; None: it is not. `streams`: of SubNets that played a stream that drifts.
     `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
     `problem`: the learning problem, whose score accuracies are.
@@ -46,6 +64,7 @@ class Sources:
     base: Path | None
     finetune: Path | None
     given: Path | None = None
+    pretraining: PretrainingSources | None = None
     enumerate: Path
     sensitivities: Path
     devices: Sequence[DeviceSources]

@@ -51,6 +51,21 @@ class FinetuneResult(EndsAccuracy, Result):
     micro_batch: int
 
 
+class BackboneResult(Result):
+    """Of the backbone's SuperNet: numbers of its variables, its distinct SubNets, and the tensors that the whole has, too.
+
+    validation_accuracy: of the largest SubNet on the first data, with the fitted classifier, in [0, 1].
+    """
+
+    STAGE: ClassVar[str] = "backbone"
+    COMMAND: ClassVar[str] = "finetune"
+
+    variables: int
+    distinct: int
+    shared_tensors: int
+    validation_accuracy: float
+
+
 class JoinResult(EndsAccuracy, Result):
     """Of the SuperNet whose backbone was trained on other data.
 

@@ -12,10 +12,18 @@ from tasks.artifacts import append_line, write_json
 from tasks.finetune.ranges import choose
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.validate import LATENCY_FILE
-from tasks.report import Settings, Sources, training
+from tasks.report import PretrainingSources, Settings, Sources, training
 from tasks.report.gather import gather
 from tasks.report.page import MOST_STEPS, render
-from tasks.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, FinetuneResult, WatchedSubNets
+from tasks.schemas.results import (
+    RANGE_ACCURACIES_FILE,
+    RANGES_FILE,
+    BackboneResult,
+    BaseResult,
+    FinetuneResult,
+    JoinResult,
+    WatchedSubNets,
+)
 
 STEPS = [10 * number for number in range(1, 9)]
 TOTAL = 200
@@ -108,3 +116,87 @@ def test_a_run_without_evaluations_has_no_ranges(sources: Sources, tmp_path: Pat
     report = gather(sources, Settings())
     assert report["ranges"] is None
     assert "Latency-range accuracy" not in render(report)
+
+
+ENDS = {
+    "largest_validation_accuracy": 0.91,
+    "smallest_validation_accuracy": 0.62,
+    "largest_test_accuracy": 0.9,
+    "smallest_test_accuracy": 0.61,
+}
+
+
+@pytest.fixture(scope="module")
+def pretrained(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> PretrainingSources:
+    """The folders of a first stage of training, each with the result of its stage."""
+    root = tmp_path_factory.mktemp("first")
+    results = {
+        "pretrain": BaseResult(trained=True, validation_accuracy=0.8, test_accuracy=0.79, seconds=61.25),
+        "backbone": BackboneResult(variables=7, distinct=10**18, shared_tensors=5, validation_accuracy=0.77, seconds=2),
+        "distill": FinetuneResult.model_validate(
+            {"strategy": "sandwich", "steps": 40, "micro_batch": 16, "seconds": 30.5, **ENDS}
+        ),
+        "join": JoinResult.model_validate(
+            {"tensors": 5, "moved": True, "seconds": 1.5, **{name: share / 2 for name, share in ENDS.items()}}
+        ),
+    }
+    for stage, result in results.items():
+        (root / stage).mkdir()
+        write_json(root / stage / "result.json", result.to_json())
+        append_line(root / stage / "history.jsonl", {"step": 1, "epoch": 0, "loss": 2.0})
+    for step in (20, 40):
+        append_line(
+            root / "distill" / RANGE_ACCURACIES_FILE, {"step": step, "correct": [step, 2 * step], "total": TOTAL}
+        )
+    return PretrainingSources(
+        part="body",
+        data="glyphs",
+        trained=root / "pretrain",
+        elastic=root / "backbone",
+        distilled=root / "distill",
+        joined=root / "join",
+        epochs=(6, 2),
+    )
+
+
+def test_the_first_of_two_stages_is_told_with_what_it_came_to(sources: Sources, pretrained: PretrainingSources) -> None:
+    report = gather(replace(sources, pretraining=pretrained), Settings())
+    found = report["pretraining"]
+    assert [(row["stage"], row["epochs"], row["seconds"]) for row in found["times"]] == [
+        ("pretrain", 6, 61.25),
+        ("backbone", None, 2.0),
+        ("distill", 2, 30.5),
+        ("join", None, 1.5),
+    ]
+    steps = {row["name"]: (row["on"], row["validation"], row["test"], row["images"]) for row in found["steps"]}
+    assert steps == {
+        "backbone, as a classifier": ("first", 0.8, 0.79, None),
+        "largest SubNet, before it is trained": ("first", 0.77, None, None),
+        "largest SubNet": ("first", 0.91, 0.9, None),
+        "smallest SubNet": ("first", 0.62, 0.61, None),
+        "mean of 2 random SubNets": ("first", 60 / TOTAL, None, TOTAL),
+        "largest SubNet, joined": ("second", 0.455, 0.45, None),
+        "smallest SubNet, joined": ("second", 0.31, 0.305, None),
+    }
+    assert list(report["training"]) == ["backbone", "SuperNet of the backbone", "base network"]
+    page = render(report)
+    section = page[page.index("First stage of training") :].partition("</section>")[0]
+    assert "<td>smallest SubNet</td><td>glyphs</td><td>62.0 %</td><td>61.0 %</td>" in section
+    assert "<td>30.0 % of 200 images</td>" in section
+    assert "<td>pretrain</td><td>6</td><td>61.2 s</td>" in section
+    assert "1.00e18 different SubNets" in section
+
+
+def test_a_backbone_that_had_weights_and_a_training_without_random_subnets_have_no_rows(
+    sources: Sources, pretrained: PretrainingSources, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "result.json", FinetuneResult.read(pretrained.distilled / "result.json").to_json())
+    first = replace(pretrained, trained=None, distilled=tmp_path)
+    report = gather(replace(sources, pretraining=first), Settings())
+    names = [row["name"] for row in report["pretraining"]["steps"]]
+    assert names[0] == "largest SubNet, before it is trained"
+    assert not any(name.startswith("mean of") for name in names)
+    assert report["pretraining"]["times"][0]["stage"] == "backbone"
+    alone = gather(sources, Settings())
+    assert alone["pretraining"] is None
+    assert "First stage of training" not in render(alone)

@@ -1,13 +1,20 @@
 """The histories of the trainings of a run."""
 
+from pathlib import Path
+
 from tasks.artifacts import read_lines
 from tasks.report.looks import Row
-from tasks.report.sources import Sources
+from tasks.report.sources import PretrainingSources, Sources
 from tasks.schemas.results import HISTORY_FILE
 
 
 def histories(sources: Sources) -> dict[str, list[Row]]:
     """The lines of each training that there was, by its name."""
-    folders = {"base network": sources.base, "fine-tuning": sources.finetune}
+    folders = {**_first(sources.pretraining), "base network": sources.base, "fine-tuning": sources.finetune}
     found = {name: read_lines(folder / HISTORY_FILE) for name, folder in folders.items() if folder}
     return {name: rows for name, rows in found.items() if rows}
+
+
+def _first(sources: PretrainingSources | None) -> dict[str, Path | None]:
+    """Of the first of two stages."""
+    return {} if sources is None else {"backbone": sources.trained, "SuperNet of the backbone": sources.distilled}
