@@ -17,7 +17,7 @@ SCALING = Scaling("central square", "bilinear, antialiased")
 WHOLE_SCALING = Scaling("none", "bilinear, antialiased")
 """That of images with boxes, which are scaled as a whole."""
 Content = tuple[str, Callable[[], Image.Image]]
-"""Name for messages, and how to open the image."""
+"""The image in messages, such as a file in quotes with its row, and how to open it."""
 
 
 class Decoder:
@@ -37,13 +37,13 @@ class Decoder:
         return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(torch.float32).div_(255)
 
     def _one(self, content: Content, draws_D: np.ndarray | None) -> np.ndarray:
-        name, open_image = content
+        told, open_image = content
         try:
             with open_image() as opened:
                 image = opened.convert(self._mode)
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
             raise UserError(
-                f"image '{name}'", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
+                f"image {told}", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
             ) from error
         top, left, height, width = (
             self._plain_box(image.height, image.width)

@@ -33,7 +33,7 @@ class Folder:
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
         files = [self._files[index] for index in indices]
-        return self._decoder.batch([(str(file), partial(Image.open, file)) for file in files], draws)
+        return self._decoder.batch([(f"'{file}'", partial(Image.open, file)) for file in files], draws)
 
 
 def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:

@@ -78,7 +78,7 @@ class Parquet:
         content = column[row].as_py()
         if content is None:
             raise UserError(f"parquet '{shard}'", f"row {row} of row group {number} has no image")
-        return f"{shard.name} row group {number} row {row}", lambda: Image.open(io.BytesIO(content))
+        return f"'{shard.name} row group {number} row {row}'", lambda: Image.open(io.BytesIO(content))
 
 
 def side_by_side(order: np.ndarray, batch_size: int) -> np.ndarray:
@@ -122,10 +122,12 @@ def _check_columns(shard: Path, file: pyarrow.parquet.ParquetFile) -> None:
 def _labels(shard: Path, file: pyarrow.parquet.ParquetFile) -> np.ndarray:
     column = file.read(columns=["label"]).column("label")
     if column.null_count:
-        raise UserError(f"parquet '{shard}'", f"{column.null_count} rows have no label")
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
+        raise UserError(f"parquet '{shard}'", f"row {row} has no label", next_step="mend or remove it")
     labels = column.to_numpy().astype(np.int64)
-    if labels.size and labels.min() < 0:
-        raise UserError(f"parquet '{shard}'", f"label {labels.min()}", allowed="0, 1, 2, …")
+    if len(negative := np.flatnonzero(labels < 0)):
+        got = f"row {negative[0] + 1}: label {labels[negative[0]]}"
+        raise UserError(f"parquet '{shard}'", got, allowed="0, 1, 2, …", next_step="mend or remove it")
     return labels
 
 

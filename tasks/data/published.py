@@ -45,7 +45,7 @@ class Published:
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Scaled images; augmented by a random resized crop and a flip."""
-        contents = [(f"{self._name} {index}", partial(self._image, int(index))) for index in indices]
+        contents = [(f"'{self._name} {index}'", partial(self._image, int(index))) for index in indices]
         return self._decoder.batch(contents, draws)
 
     def _image(self, index: int) -> Image.Image:

@@ -168,6 +168,18 @@ def test_an_image_of_another_size_than_its_annotations_say_is_one_line(tmp_path:
         source.boxed(np.array([0]), None)
 
 
+@pytest.mark.parametrize("content", [b"", b"no picture"])
+def test_an_empty_or_broken_image_is_told_with_the_row_of_its_annotation(content: bytes, tmp_path: Path) -> None:
+    write_coco(tmp_path)
+    source, _ = open_coco(settings("coco", tmp_path))
+    (file,) = tmp_path.rglob("3.png")
+    file.write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"image '.*3\.png' of annotations '.*all\.json', images\[3\]: cannot be decoded"
+    ):
+        source.boxed(np.array([3]), None)
+
+
 def test_a_file_for_each_split_is_used_as_it_is(tmp_path: Path) -> None:
     content = write_coco(tmp_path)
     (tmp_path / "all.json").unlink()

@@ -143,6 +143,11 @@ def test_absent_empty_and_malformed_shards_are_one_clear_line(tmp_path: Path) ->
     pyarrow.parquet.write_table(pyarrow.table({"picture": [b"x"], "label": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"columns picture: binary, label: int64; allowed: image: binary"):
         load_splits(settings(tmp_path))
+    for label, told in ((None, "row 3 has no label; mend"), (-2, "row 3: label -2; allowed: 0, 1, 2, …")):
+        content = {"image": [b"x"] * 3, "label": [1, 0, label]}
+        pyarrow.parquet.write_table(pyarrow.table(content), tmp_path / "a.parquet")
+        with pytest.raises(UserError, match=rf"parquet '.*a\.parquet': {told}"):
+            load_splits(settings(tmp_path))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(UserError, match="cannot be read"):
         load_splits(settings(tmp_path))

@@ -48,7 +48,7 @@ class BoxedPictures:
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
         own = [self._images[index] for index in indices]
-        return self._decoder.batch([(str(image.file), partial(_opened, image)) for image in own], draws)
+        return self._decoder.batch([(f"'{one.file}' of {one.where}", partial(_opened, one)) for one in own], draws)
 
     def boxed(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
         """x_BCHW float32 in [0, 1], and a target of detection (B, M, 5); `draws` move both alike."""

@@ -95,7 +95,7 @@ class TableSamples:
         for index in indices:
             table, row = self._places[index]
             file = table.parent / self._images[name][index]
-            contents.append((f"{file}' of row {row + 1} of '{table}", partial(Image.open, file)))
+            contents.append((f"'{file}' of row {row + 1} of '{table}'", partial(Image.open, file)))
         return self._decoder.batch(contents, draws)
 
 

@@ -117,13 +117,27 @@ def _read(file: Path) -> _Table:
 
 def _numbers(file: Path, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.float64]:
     if not (pyarrow.types.is_floating(column.type) or pyarrow.types.is_integer(column.type)):
-        raise UserError(f"series '{file}'", f"column '{name}' is {column.type}", allowed="numbers")
+        where = f"series '{file}'"
+        for row, value in enumerate(column.to_pylist() if pyarrow.types.is_string(column.type) else (), 1):
+            if not _is_number(value):
+                raise UserError(
+                    where, f"row {row}: '{value}' in column '{name}'", allowed="numbers", next_step="mend it"
+                )
+        raise UserError(where, f"column '{name}' is {column.type}", allowed="numbers")
     values_R = column.to_numpy().astype(np.float64)
     if len(bad := np.flatnonzero(~np.isfinite(values_R))):
         raise UserError(
             f"series '{file}'", f"row {bad[0] + 1}: no number in column '{name}'", next_step="fill or remove it"
         )
     return values_R
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _texts(file: Path, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.str_]:
