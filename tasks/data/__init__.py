@@ -49,6 +49,12 @@ def _voc(settings: DataSettings) -> Opened:
     return open_voc(settings)
 
 
+def _masks(settings: DataSettings) -> Opened:
+    from tasks.data.masks import open_masks
+
+    return open_masks(settings)
+
+
 def _sounds(settings: DataSettings) -> Opened:
     from tasks.data.signals import open_sounds
 
@@ -134,16 +140,17 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "torchvision": _published,
     "coco": _coco,
     "voc": _voc,
+    "masks": _masks,
 }
 """Sources by kind; the libraries of a kind are imported only when it is chosen."""
-CHECKED_BOXES = ("coco", "voc")
-"""Kinds whose images may have boxes of no or of many classes; their openers check that splits have boxes of each class."""
+CHECKED = ("coco", "voc", "masks")
+"""Kinds whose images may have parts of no or of many classes; their openers check that splits have parts of each class."""
 
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
     """All three splits, opened once. Raises UserError for data that is absent, empty, malformed or lacks a class."""
     source, splits = OPENERS[settings.kind](settings)
-    if settings.kind not in CHECKED_BOXES:
+    if settings.kind not in CHECKED:
         check_classes(source, splits, settings)
     names: tuple[Split, ...] = ("train", "validation", "test")
     return {name: Dataset(settings, source, splits[name], name) for name in names}

@@ -16,6 +16,8 @@ SCALING = Scaling("central square", "bilinear, antialiased")
 """The scaling of images that are not augmented."""
 WHOLE_SCALING = Scaling("none", "bilinear, antialiased")
 """That of images with boxes, which are scaled as a whole."""
+UNDECODED = (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError)
+"""What Pillow raises for files that are no images."""
 Content = tuple[str, Callable[[], Image.Image]]
 """The image in messages, such as a file in quotes with its row, and how to open it."""
 
@@ -41,7 +43,7 @@ class Decoder:
         try:
             with open_image() as opened:
                 image = opened.convert(self._mode)
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+        except UNDECODED as error:
             raise UserError(
                 f"image {told}", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
             ) from error

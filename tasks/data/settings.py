@@ -34,6 +34,7 @@ RESOLUTIONS = {
     "torchvision": 32,
     "coco": 320,
     "voc": 320,
+    "masks": 256,
     "wavfolder": 64,
     "series": 32,
     "texts": 32,
@@ -44,7 +45,7 @@ RESOLUTIONS = {
 """Height and width by kind, in pixels; words of a text."""
 DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000, "texts": 9000, "seen_and_felt": 6000}
 """Images of a kind that are drawn."""
-MASKED = ("glyph_scenes",)
+MASKED = ("glyph_scenes", "masks")
 """Kinds whose images have the class of each pixel."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
@@ -73,6 +74,7 @@ DataKind = Literal[
     "series",
     "texts",
     "jsonl",
+    "masks",
     "seen_and_felt",
     "table",
 ]

@@ -1,9 +1,13 @@
 """Stratified splits as scikit-learn's `train_test_split` draws them; importing it takes more than a second in each rank."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 _Integers = NDArray[np.int64]
+FEWEST = 12
+"""Splits have about the same share of each class that so many images have as their rarest one."""
 
 
 class TooFewError(Exception):
@@ -43,3 +47,15 @@ def _apportioned(sizes: _Integers, total: int, rng: np.random.RandomState) -> _I
         found[winners] += 1
         left -= len(winners)
     return found.astype(np.int64)
+
+
+def rarest_classes(occurring: Sequence[_Integers], classes: int) -> _Integers:
+    """(images,): the class by which splits of images of several classes are made even; 0 for an image of none.
+
+    occurring: the classes of each image, one as often as it counts. It is the rarest of an image, unless fewer than `FEWEST`
+    images come to that.
+    """
+    everywhere = np.bincount(np.concatenate(occurring), minlength=classes)
+    labels = np.array([min(own, key=lambda label: everywhere[label], default=0) for own in occurring], dtype=np.int64)
+    counts = np.bincount(labels, minlength=classes)
+    return np.where(counts[labels] < FEWEST, counts.argmax(), labels).astype(np.int64)

@@ -23,6 +23,7 @@ MANDATORY = {
     "torchvision": ["data.path=published"],
     "coco": ["data.path=photos"],
     "voc": ["data.path=photos"],
+    "masks": ["data.path=photos"],
     "wavfolder": ["data.path=sounds"],
     "series": ["data.path=recordings"],
     "jsonl": ["data.path=texts", "device=[onnxruntime]", "export.formats=[onnx]"],

@@ -13,14 +13,13 @@ from tasks.data.decode import WHOLE_SCALING, Decoder
 from tasks.data.images import random_box
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits, first_of
+from tasks.data.stratified import rarest_classes
 from tasks.errors import UserError
 from tasks.problems.detection import Rows, flipped, packed, within
 
 BACKGROUND = "background"
 SEEN = 0.25
 """The least share of a box inside of an augmented image."""
-FEWEST = 12
-"""Splits have about the same share of each class that so many images have as their rarest one."""
 
 
 class BoxedPictures:
@@ -38,7 +37,7 @@ class BoxedPictures:
         self.notes = tuple(notes)
         self._images = images
         self._rows = [_rows(image, self.class_names) for image in images]
-        self.labels = _labels(self._rows, len(self.class_names))
+        self.labels = rarest_classes([rows[:, 0].astype(np.int64) for rows in self._rows], len(self.class_names))
         self._decoder = Decoder(settings, whole=True)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
@@ -85,14 +84,6 @@ def _augmented(image: AnnotatedImage, rows_N5: Rows, draws_D: np.ndarray) -> Row
     window = left / image.width, top / image.height, width / image.width, height / image.height
     inside_N5 = within(rows_N5, window, SEEN)
     return flipped(inside_N5) if draws_D[4] < 0.5 else inside_N5
-
-
-def _labels(rows: Sequence[Rows], classes: int) -> np.ndarray:
-    """(images,): the class by which splits are made even."""
-    everywhere = np.bincount(np.concatenate([own[:, 0] for own in rows]).astype(np.int64), minlength=classes)
-    labels = np.array([min(own[:, 0].astype(int), key=lambda label: everywhere[label], default=0) for own in rows])
-    counts = np.bincount(labels, minlength=classes)
-    return np.where(counts[labels] < FEWEST, counts.argmax(), labels).astype(np.int64)
 
 
 def opened_source(

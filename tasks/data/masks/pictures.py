@@ -1,0 +1,191 @@
+"""Images with masks in PNG: PATH/images/* with PATH/masks/*.png of the same names, or the same in folders train, val and test.
+
+A pixel of a mask, which is grey or has a palette, is the number of its class, or 255: nobody has labelled it. Names of classes
+are the lines of PATH/classes.txt, in order from 0; without that file they are the numbers. Images are scaled as a whole.
+Legend: B batch, H height, W width, K classes.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from tasks.data.decode import UNDECODED, WHOLE_SCALING, Decoder
+from tasks.data.settings import DataSettings
+from tasks.data.source import complete_splits, first_of, split_folders
+from tasks.data.stratified import rarest_classes
+from tasks.errors import UserError
+from tasks.problems.segmentation import IGNORED
+
+UNLABELLED = 255
+NAMES_FILE = "classes.txt"
+MODES = ("L", "P")
+"""Of Pillow: a byte a pixel, which is its brightness, or its place in a palette."""
+
+
+class MaskedFile(NamedTuple):
+    """An image and its mask."""
+
+    image: Path
+    mask: Path
+
+
+class MaskedPictures:
+    """Files with masks, decoded when asked for. `labels`: the rarest class of each image, or one that has images enough.
+
+    All masks are looked at once: occurring: the classes of each image, without `UNLABELLED`.
+    """
+
+    scaling = WHOLE_SCALING
+
+    def __init__(self, settings: DataSettings, files: Sequence[MaskedFile]) -> None:
+        """UserError: a mask is none of its image, or has a class without a name."""
+        assert settings.path is not None
+        self.notes: tuple[str, ...] = ()
+        self._files, self._size = files, (settings.resolution, settings.resolution)
+        self._decoder = Decoder(settings, whole=True)
+        self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="masks")
+        names = _names(settings.path)
+        self.occurring = list(self._pool.map(partial(_classes_of, len(names) if names else UNLABELLED), files))
+        count = 1 + max((int(own.max()) for own in self.occurring if len(own)), default=0)
+        self.class_names = names or tuple(map(str, range(count)))
+        self.labels = rarest_classes(self.occurring, len(self.class_names))
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Any order: each image is a file of its own."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """Decoded images. Without masks they cannot be augmented: `draws` is None."""
+        assert draws is None, "images are augmented together with their masks"
+        contents = [
+            (f"'{self._files[index].image}'", partial(Image.open, self._files[index].image)) for index in indices
+        ]
+        return self._decoder.batch(contents, None)
+
+    def masked(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """x_BCHW float32 in [0, 1], and the class of each pixel y_BHW int64, of the nearest pixel of the mask."""
+        masks = list(self._pool.map(self._scaled, indices))
+        y_BHW = torch.from_numpy(np.stack(masks).astype(np.int64))
+        return self.images(indices, None), torch.where(y_BHW == UNLABELLED, IGNORED, y_BHW)
+
+    def _scaled(self, index: int) -> NDArray[np.uint8]:
+        mask = Image.fromarray(_mask(self._files[index].mask))
+        return np.asarray(mask.resize(self._size, Image.Resampling.NEAREST), dtype=np.uint8)
+
+
+def _names(root: Path) -> tuple[str, ...]:
+    """Of the classes; () where there is no file of them. UserError: two have the same name, or there are too many."""
+    file = root / NAMES_FILE
+    if not file.is_file():
+        return ()
+    try:
+        names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"names '{file}'", f"cannot be read ({type(error).__name__})", next_step="mend it") from error
+    if not 2 <= len(names) <= UNLABELLED:
+        raise UserError(f"names '{file}'", f"{len(names)} lines", allowed=f"2 to {UNLABELLED}, one for each class")
+    for row, name in enumerate(names):
+        if name in names[:row]:
+            got = f"row {row + 1}: '{name}' is there twice"
+            raise UserError(f"names '{file}'", got, allowed="each class once")
+    return names
+
+
+def _mask(file: Path) -> NDArray[np.uint8]:
+    """(H, W) as stored. UserError: it cannot be decoded, or has no byte for each pixel."""
+    try:
+        with Image.open(file) as opened:
+            if opened.mode in MODES:
+                return np.array(opened, dtype=np.uint8)
+            mode = opened.mode
+    except UNDECODED as error:
+        got = f"cannot be decoded ({type(error).__name__})"
+        raise UserError(f"mask '{file}'", got, next_step="remove or replace it") from error
+    allowed = "a grey image or one with a palette, of 8 bits a pixel, whose values are the numbers of classes"
+    raise UserError(f"mask '{file}'", f"is a picture of mode {mode}", allowed=allowed, next_step="convert it")
+
+
+def _classes_of(classes: int, pair: MaskedFile) -> NDArray[np.int64]:
+    """The numbers that a mask has, ascending. UserError: one is that of no class, or its image has another size."""
+    mask_HW = _mask(pair.mask)
+    try:
+        with Image.open(pair.image) as opened:
+            width, height = opened.size
+    except UNDECODED as error:
+        got = f"cannot be decoded ({type(error).__name__})"
+        raise UserError(f"image '{pair.image}'", got, next_step="remove or replace it") from error
+    if mask_HW.shape != (height, width):
+        got = f"{mask_HW.shape[1]} x {mask_HW.shape[0]} pixels, but '{pair.image}' has {width} x {height}"
+        raise UserError(f"mask '{pair.mask}'", got, next_step="replace one of them")
+    found = np.unique(mask_HW).astype(np.int64)
+    if len(unknown := found[(found >= classes) & (found != UNLABELLED)]):
+        row, column = np.argwhere(mask_HW == unknown[0])[0]
+        got = f"row {row + 1}, column {column + 1}: class {unknown[0]}"
+        allowed = f"0 to {classes - 1}, the lines of {NAMES_FILE}; {UNLABELLED} where nobody has labelled"
+        raise UserError(f"mask '{pair.mask}'", got, allowed=allowed, next_step="mend it")
+    return found[found != UNLABELLED]
+
+
+def _pairs(folder: Path) -> list[MaskedFile]:
+    """The images of a split with their masks. UserError: none, or one without the other."""
+    images, masks = folder / "images", folder / "masks"
+    if not (images.is_dir() and masks.is_dir()):
+        next_step = "choose another with data.path=FOLDER"
+        allowed = "images/* and masks/*.png of the same names"
+        raise UserError(
+            f"data folder '{folder}'", "no folders of images and masks", allowed=allowed, next_step=next_step
+        )
+    found = {file.stem: file for file in sorted(masks.glob("*.png"))}
+    pairs = []
+    for image in sorted(file for file in images.iterdir() if file.suffix.lower() in IMG_EXTENSIONS):
+        if image.stem not in found:
+            raise UserError(f"image '{image}'", f"no mask '{masks / image.stem}.png'", next_step="add or remove it")
+        pairs.append(MaskedFile(image, found.pop(image.stem)))
+    if found:
+        mask = next(iter(found.values()))
+        raise UserError(f"mask '{mask}'", f"no image of this name in '{images}'", next_step="add or remove it")
+    if not pairs:
+        raise UserError(f"data folder '{images}'", "no images", allowed=f"*{{{','.join(IMG_EXTENSIONS)}}}")
+    return pairs
+
+
+def open_masks(settings: DataSettings) -> tuple[MaskedPictures, dict[str, np.ndarray]]:
+    """The source and its splits; those without a folder are shares of the training images.
+
+    UserError: absent folders, files that do not belong together, or a class that no training image has.
+    """
+    files: list[MaskedFile] = []
+    splits: dict[str, np.ndarray] = {}
+    for split, folder in split_folders(settings).items():
+        own = _pairs(folder)
+        splits[split] = np.arange(len(files), len(files) + len(own))
+        files += own
+    source = MaskedPictures(settings, files)
+    if len(source.class_names) < 2:
+        raise UserError(f"data folder '{settings.path}'", "masks of one class", allowed="two or more")
+    splits = complete_splits(splits, source, settings)
+    _check_classes(source, splits, settings)
+    return source, splits
+
+
+def _check_classes(source: MaskedPictures, splits: dict[str, np.ndarray], settings: DataSettings) -> None:
+    """UserError for a class that is not trained and yet judged. Classes that a split does not have are told."""
+    has = {split: {int(label) for index in own for label in source.occurring[index]} for split, own in splits.items()}
+    nowhere = [name for label, name in enumerate(source.class_names) if not any(label in one for one in has.values())]
+    if nowhere:
+        source.notes += (f"data: no pixel of {first_of(nowhere)} in any mask",)
+    for split, own in has.items():
+        missing = [name for label, name in enumerate(source.class_names) if label not in own and name not in nowhere]
+        if missing and split == "train":
+            got = f"no pixel of {len(missing)} of {len(source.class_names)} classes in train: {first_of(missing)}"
+            raise UserError(f"data '{settings.path}'", got, next_step="add images with each class")
+        if missing:
+            source.notes += (f"data: {split} has no pixel of {first_of(missing)}, and is judged by the other classes",)
