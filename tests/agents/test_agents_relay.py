@@ -1,5 +1,6 @@
 """Devices that cannot be dialled: agents that pull their work from a real relay."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from profiling_agents import frames
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, Measurement, MeasureSettings
 from profiling_agents.network.guard import MAX_REQUESTS
 from profiling_agents.serving import service
@@ -222,11 +224,20 @@ def test_a_relay_that_leaves_this_machine_needs_tls(tmp_path: Path) -> None:
 
 
 def test_clients_that_gave_up_take_no_places_of_others() -> None:
-    """A device that pulls, and answers nothing."""
+    """A device that goes on to pull, says that it works on all that it got, and answers nothing."""
     headers = {"Authorization": f"Bearer {processes.TOKEN}"}
+    taken: list[str] = []
     with relays.started_relay() as url, httpx.Client(base_url=url, headers=headers, timeout=120) as http:
+
+        def pull() -> None:
+            answer = http.get("/v1/pull", headers={"Working": ",".join(taken)})
+            assert answer.status_code in (200, 204), "no place is left"
+            if answer.status_code == 200:
+                header_bytes, _ = frames.LENGTHS.unpack(answer.content[: frames.LENGTHS.size])
+                taken.append(json.loads(answer.content[frames.LENGTHS.size :][:header_bytes])["request"])
+
         for _ in range(2 * MAX_REQUESTS):
-            assert http.get("/v1/pull").status_code in (200, 204)
+            pull()
             with pytest.raises(httpx.ReadTimeout):
                 http.get("/v1/capabilities", timeout=0.1)
-        assert http.get("/v1/pull").status_code in (200, 204)
+        pull()
