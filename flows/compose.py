@@ -21,7 +21,7 @@ from flows.groups import config_groups, nearest
 from tasks.errors import UserError
 
 CONFIG_MODULE = "conf"
-WITH_DEVICES = ("config", "adapt", "deploy")
+WITH_DEVICES = ("config", "adapt", "deploy", "health")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(
     r"(model\.options|pretraining\.space|baselines\.files|export\.together|engine\.fixed"

@@ -23,8 +23,11 @@ CONVERTING = "convert"
 DEPLOYING = "deploy"
 PARTITIONING = "partition"
 STRESSING = "stress"
+BACKUP, HEALTH, RESTORE = "backup", "health", "restore"
+OPERATIONS = (BACKUP, HEALTH, RESTORE)
+"""Commands that look after an installation."""
 MODEL_END = ".onnx"
-WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING)
+WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING, *OPERATIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,9 @@ class Arguments:
     config_folder: Path | None
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
-    words: tuple[
-        str, ...
-    ] = ()  # of `lut` and `fleet`: the action and its names; of `convert`: the files; of `deploy` and `stress`: the device
+    words: tuple[str, ...] = ()
+    """Of `lut` and `fleet`: the action and its names; of `convert`: files; of `deploy` and `stress`: the device; of `health`:
+    services; of `backup` and `restore`: the folder."""
     device: str | None = None
     question: Question | None = None
     shows_config: bool = False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, PARTITIONING, STRESSING, Arguments
+from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, OPERATIONS, PARTITIONING, STRESSING, Arguments
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups, nearest
 from flows.validate import validate
@@ -90,6 +90,10 @@ def shown(arguments: Arguments) -> str:
         from flows.cli import stress
 
         documents = [stress.config_of(arguments).model_dump(mode="json")]
+    elif arguments.command in OPERATIONS:
+        from flows.cli import operations
+
+        documents = [operations.config_of(arguments).model_dump(mode="json")]
     else:
         configs = [composed(overrides, arguments) for overrides in sweep_of(arguments)]
         documents = [

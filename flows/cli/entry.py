@@ -7,7 +7,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, PARTITIONING, STRESSING, Arguments, help_of, parse
+from flows.cli.arguments import (
+    CONVERTING,
+    DEPLOYING,
+    FLEET,
+    OPERATIONS,
+    PARTITIONING,
+    STRESSING,
+    Arguments,
+    help_of,
+    parse,
+)
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.imports import quick_imports
 from flows.machine.signals import Terminated, interruptible, is_interrupted
@@ -16,6 +26,7 @@ from tasks.errors import UserError
 if TYPE_CHECKING:
     from flows.config import AdaptConfig, RunConfig
 
+NOT_WELL = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143
@@ -23,7 +34,10 @@ REGRESSED = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0, 2 with one line for bad input, 3 after a night that regressed, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit code: 0, 1 where `health` finds something, 2 with one line for bad input, 3 after a night that regressed.
+
+    130 after Ctrl-C, 143 after SIGTERM.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["agent"]:
         from profiling_agents.cli import main as agent
@@ -66,6 +80,9 @@ def _execute(arguments: Arguments) -> int:
 
     if arguments.command in (DEPLOYING, FLEET, STRESSING):
         return _execute_bundle(arguments)
+
+    if arguments.command in OPERATIONS:
+        return _execute_operation(arguments)
 
     from flows.machine.environment import prepare
     from flows.machine.server import start_server
@@ -114,6 +131,16 @@ def _execute_alone(arguments: Arguments) -> int:
     if arguments.json:
         _write(arguments.json, result)
     return 0
+
+
+def _execute_operation(arguments: Arguments) -> int:
+    """A command that looks after an installation; exit code 1 where a service is not well."""
+    from flows.cli import operations
+
+    result = operations.execute(arguments)
+    if arguments.json:
+        _write(arguments.json, result)
+    return 0 if result.get("well", True) else NOT_WELL
 
 
 def _execute_bundle(arguments: Arguments) -> int:

@@ -12,6 +12,7 @@ import flows.cli.convert
 import flows.cli.deploy
 import flows.cli.fleet
 import flows.cli.lut
+import flows.cli.operations
 import flows.cli.partition
 import flows.cli.stress
 import profiling_agents.serving.relay
@@ -21,7 +22,7 @@ from adaptive_runtime.cli import command_line
 from adaptive_runtime.texts import Vocabulary
 from adaptive_runtime.texts.vocabulary import FIRST_WORD
 from flows.cli import main
-from flows.cli.arguments import parse
+from flows.cli.arguments import OPERATIONS, parse
 from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
 from flows.validate import validate
@@ -90,6 +91,8 @@ def test_a_shown_command_is_accepted(
     elif command.words[0] == "fleet":
         flows.cli.fleet.check(parse(command.words))
         assert flows.cli.fleet.config_of(parse(command.words))
+    elif command.words[0] in OPERATIONS:
+        assert flows.cli.operations.config_of(parse(command.words))
     elif command.words[0] == "partition":
         assert flows.cli.partition.config_of(parse(command.words))
     elif command.words[0] == "stress":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.cli.arguments import parse
+from flows.cli.arguments import OPERATIONS, parse
 from flows.cli.commands import stage_table
 from flows.cli.words import COMMANDS, FLAGS
 from flows.compose import compose_config, split_sweep
@@ -101,7 +101,7 @@ def test_services_have_help_of_their_own(name: str, capsys: pytest.CaptureFixtur
     [
         line
         for name in OWN
-        if name not in ("lut", "convert", "deploy", "fleet", "partition", "stress")
+        if name not in ("lut", "convert", "deploy", "fleet", "partition", "stress", *OPERATIONS)
         for line in COMMANDS[name].examples
     ],
 )

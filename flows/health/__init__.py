@@ -1,0 +1,15 @@
+"""Whether the services of an installation are well: each is asked for something that it can only answer when it works."""
+
+from flows.health.databases import postgres_health, sqlite_health
+from flows.health.servers import guarded_health, mlflow_health, prefect_health, worker_health
+from flows.health.state import ServiceHealth
+
+__all__ = [
+    "ServiceHealth",
+    "guarded_health",
+    "mlflow_health",
+    "postgres_health",
+    "prefect_health",
+    "sqlite_health",
+    "worker_health",
+]

@@ -1,0 +1,36 @@
+"""Agents of the devices of a config: those that run already are asked, for what the config says of them."""
+
+from collections.abc import Iterator, Mapping
+
+from flows.config import DeviceProfile
+from flows.devices import Devices
+from flows.health.state import ServiceHealth
+from profiling_agents.messages import AgentError
+from tasks.errors import UserError
+
+
+def agents_health(profiles: Mapping[str, DeviceProfile]) -> Iterator[ServiceHealth]:
+    """A line for each agent; for a device whose agent is started for the time of a run, that."""
+    for name, profile in profiles.items():
+        if not profile.urls:
+            where = "this machine" if profile.ssh is None else profile.ssh.host
+            yield ServiceHealth(
+                service=f"agent {name}",
+                where=where,
+                well=True,
+                said="is started for the time of a run, and was not asked",
+            )
+        for url in profile.urls:
+            yield _asked(name, url, profile.model_copy(update={"agent": url, "agents": ()}))
+
+
+def _asked(name: str, url: str, profile: DeviceProfile) -> ServiceHealth:
+    try:
+        with Devices({name: profile}) as devices:
+            found = devices.capabilities(name)
+    except (AgentError, UserError) as error:
+        said = str(error).removeprefix(f"agent {url}: ")
+        next_step = "start it: autotailor agent; see docs/agents.md"
+        return ServiceHealth(service=f"agent {name}", where=url, well=False, said=said, next_step=next_step)
+    said = f"{found.backend}, {found.threads} threads, {found.precision}"
+    return ServiceHealth(service=f"agent {name}", where=url, well=True, said=said)

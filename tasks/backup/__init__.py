@@ -1,0 +1,20 @@
+"""Backups of everything that counts, and the way back: folders file by file, databases by what their makers give for it."""
+
+from tasks.backup.databases import Database, database_at
+from tasks.backup.folders import at_work, is_passing, take_folder
+from tasks.backup.manifest import BackupPart, Manifest
+from tasks.backup.restoring import RestoreTarget, restore
+from tasks.backup.store import BackupStore
+
+__all__ = [
+    "BackupPart",
+    "BackupStore",
+    "Database",
+    "Manifest",
+    "RestoreTarget",
+    "at_work",
+    "database_at",
+    "is_passing",
+    "restore",
+    "take_folder",
+]
