@@ -14,12 +14,14 @@ class FileMessage(Message):
     """A message that is a file.
 
     WHERE: what errors call a text whose file they do not know. NEXT_STEP: what to do where a text is no such message.
-    READ_VERSION: the only version that is read; None: the fields say so. CONTENT: what a file of that version is a manifest of.
+    READ_VERSION: the latest version that is read; None: the fields say so. EARLIER_VERSIONS: others that a validator of the
+    message brings to it. CONTENT: what a file of these versions is a manifest of.
     """
 
     WHERE: ClassVar[str]
     NEXT_STEP: ClassVar[str]
     READ_VERSION: ClassVar[int | None] = None
+    EARLIER_VERSIONS: ClassVar[frozenset[int]] = frozenset()
     CONTENT: ClassVar[str]
 
     def to_json(self) -> str:
@@ -54,7 +56,7 @@ class FileMessage(Message):
         if isinstance(found, int) and found > version:
             got = f"has version {found}, of a later autotailor"
             raise AdaptiveError(where, got, allowed=str(version), next_step="update autotailor here")
-        if found != version:
+        if found != version and found not in cls.EARLIER_VERSIONS:
             got = f"has {'no version' if found is None else f'version {found}'}"
             raise AdaptiveError(where, got, allowed=str(version), next_step=cls.NEXT_STEP)
 

@@ -28,6 +28,8 @@ MOST_MANIFEST_BYTES = 64 << 20
 TELLINGS = 3
 """So often sums are told with a later number, where the registry has had this one."""
 
+VERSION: Literal[2] = 2
+
 
 class MemberState(FileMessage):
     """A device in its fleet. active: the bundle that should serve. served: the one that was last said to have answered.
@@ -38,9 +40,11 @@ class MemberState(FileMessage):
 
     WHERE: ClassVar[str] = MEMBER_FILE
     NEXT_STEP: ClassVar[str] = "enrol: autotailor-runtime fleet enrol"
+    READ_VERSION: ClassVar[int | None] = VERSION
+    EARLIER_VERSIONS: ClassVar[frozenset[int]] = frozenset({1})
     CONTENT: ClassVar[str] = "a device of a fleet"
 
-    version: Literal[2] = 2
+    version: Literal[2] = VERSION
     url: str
     device: str
     token: DeviceToken

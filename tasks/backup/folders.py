@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from tasks.artifacts.aside import WORKED_IN
-from tasks.backup.manifest import KeptFile
+from tasks.backup.manifest import BackedUpFile
 from tasks.backup.store import BackupStore
 from tasks.errors import UserError
 
@@ -30,7 +30,7 @@ def at_work(name: str) -> bool:
     return any(part.endswith(WORKED_IN) for part in PurePosixPath(name).parts)
 
 
-def take_folder(store: BackupStore, folder: Path, wanted: Callable[[str], bool]) -> dict[str, KeptFile]:
+def take_folder(store: BackupStore, folder: Path, wanted: Callable[[str], bool]) -> dict[str, BackedUpFile]:
     """Keep the files whose relative path is wanted. UserError: a link, or files that change faster than they are read."""
     for attempt in range(TRIES):
         try:

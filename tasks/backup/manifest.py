@@ -24,7 +24,7 @@ def _inside(name: str) -> str:
 InnerPath = Annotated[str, AfterValidator(_inside)]
 
 
-class KeptFile(Record):
+class BackedUpFile(Record):
     """A file as it was. size: bytes. mode: its permissions. mtime_ns: since 1970."""
 
     sha256: Sha256
@@ -38,7 +38,7 @@ class BackupPart(Record):
 
     kind: PartKind
     place: str
-    files: dict[InnerPath, KeptFile]
+    files: dict[InnerPath, BackedUpFile]
 
     @property
     def size(self) -> int:

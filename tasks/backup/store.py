@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tasks.artifacts.files import json_bytes, write_bytes
-from tasks.backup.manifest import KeptFile, Manifest
+from tasks.backup.manifest import BackedUpFile, Manifest
 from tasks.errors import UserError
 
 FILES, BACKUPS, END = "files", "backups", ".json"
@@ -51,7 +51,7 @@ class BackupStore:
         for folder in self.folder.glob(f"{DUMPING}*"):
             shutil.rmtree(folder)
 
-    def put(self, file: Path) -> KeptFile:
+    def put(self, file: Path) -> BackedUpFile:
         """Keep a file; what it was. A copy that is there and damaged is replaced. OSError: it cannot be read or kept."""
         facts = file.stat()
         digest = sha256_of(file)
@@ -65,7 +65,7 @@ class BackupStore:
                 partial.unlink(missing_ok=True)
             self._whole.add(digest)
         size = self.path(digest).stat().st_size
-        return KeptFile(sha256=digest, size=size, mode=facts.st_mode & 0o777, mtime_ns=facts.st_mtime_ns)
+        return BackedUpFile(sha256=digest, size=size, mode=facts.st_mode & 0o777, mtime_ns=facts.st_mtime_ns)
 
     def path(self, digest: str) -> Path:
         """Where the content of a sha256 is kept."""
@@ -109,7 +109,7 @@ class BackupStore:
                 elif sha256_of(path) != kept.sha256:
                     yield f"{name}: {inner} is damaged in the backup"
 
-    def copy_out(self, kept: KeptFile, target: Path) -> None:
+    def copy_out(self, kept: BackedUpFile, target: Path) -> None:
         """Write a file as it was. UserError: it is missing here, or damaged."""
         source = self.path(kept.sha256)
         where = f"file '{source}' of the backup"
