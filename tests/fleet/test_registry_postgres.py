@@ -10,7 +10,17 @@ from sqlalchemy import delete, text
 
 from adaptive_runtime.fleet import RequestSums, Telemetry
 from tasks.errors import UserError
-from tasks.fleet.registry import BundleStore, Registry, advance, begin, enrol, list_rollouts, new_enrolment, record
+from tasks.fleet.registry import (
+    BundleStore,
+    Registry,
+    advance,
+    begin,
+    enrol,
+    list_devices,
+    list_rollouts,
+    new_enrolment,
+    record,
+)
 from tasks.fleet.registry.tables import metadata, schema
 from tests.agents.agent_processes import soon
 from tests.fleet.postgres import BINARIES, PostgresServer, postgres_server
@@ -117,6 +127,21 @@ def test_telemetry_of_a_device_that_comes_twice_at_once_counts_once(registry: Re
     with registry.reading() as connection:
         assert connection.execute(text("SELECT sum(requests) FROM telemetry")).scalar_one() == 10
         assert connection.execute(text("SELECT restored FROM devices")).scalar_one() == 0
+
+
+def test_a_registry_of_an_earlier_schema_is_upgraded_there_too(server: PostgresServer, registry: Registry) -> None:
+    with registry.writing() as connection:
+        for name in ("told", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
+            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {name}"))
+        connection.execute(text("ALTER TABLE devices ALTER COLUMN sequence TYPE INTEGER"))
+        connection.execute(text("UPDATE fleet_schema SET version = 1"))
+    again = Registry.open(server.url)
+    with again.writing() as connection:
+        device = enrol(connection, new_enrolment(connection, "me", valid_s=60)[0].token, ASKED).device
+        assert record(connection, device, TOLD, 150.0, WINDOW_S) is None
+        (row,) = list_devices(connection)
+    again.close()
+    assert (row.id, row.restored, row.verdict) == (device, 0, None)
 
 
 def test_a_service_outlives_its_database_and_says_when_to_come_again(

@@ -100,7 +100,7 @@ def test_telemetry_that_cannot_be_is_one_line(
 
 
 def test_a_database_that_is_away_is_one_line_and_says_when_to_come_again(
-    service: ServedRegistry, device: Enrolled
+    service: ServedRegistry, device: Enrolled, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def rename(old: str, new: str) -> None:
         with closing(sqlite3.connect(service.log.parent / "fleet.db")) as connection:
@@ -112,8 +112,12 @@ def test_a_database_that_is_away_is_one_line_and_says_when_to_come_again(
             service.post("/v1/telemetry", device.token, TOLD.model_dump_json()),
             service.post("/v1/enrolments", "0" * 64, ASKED.model_dump_json()),
         ]
+        assert main(["fleet", "devices", f"database=sqlite:///{service.log.parent}/fleet.db"]) == 2
     finally:
         rename("away", "devices")
+    told = capsys.readouterr().err
+    assert "failed (no such table: devices); try again when it is there" in told
+    assert told.count("\n") == 1
     for answer in answers:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert line_of(answer) == "the registry's database is away (OperationalError); try again in 5 s"
