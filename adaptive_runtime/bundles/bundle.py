@@ -18,10 +18,10 @@ from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE
 from adaptive_runtime.bundles.signatures import read_key, verify
 from adaptive_runtime.bundles.sources import AdaptationSource, SourceImages
 from adaptive_runtime.bundles.subnets import AdaptableNet, BundledSubNet
-from adaptive_runtime.chains import ChainManifest, ChainSegment
+from adaptive_runtime.chains import ChainManifest, ChainSegment, text_of
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.message_files import read_bytes
-from adaptive_runtime.texts import TextPreparation, Vocabulary
+from adaptive_runtime.texts import Vocabulary
 
 Stamp = tuple[int, int, int]
 
@@ -128,11 +128,11 @@ class OpenBundle:
         return CalibrationSample.from_bytes(read_bytes(file, AGAIN), str(file))
 
     def vocabulary(self) -> Vocabulary | None:
-        """The words of texts; None where samples are images."""
-        prepared = self.manifest.subnets[0].preparation
-        if not isinstance(prepared, TextPreparation):
+        """The words of texts; None where samples have none."""
+        text = text_of(self.manifest.subnets[0].preparation)
+        if text is None:
             return None
-        (file,) = self.verified(prepared.vocabulary)
+        (file,) = self.verified(text.vocabulary)
         return Vocabulary.from_file(file)
 
     def source_images(self) -> SourceImages | None:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from adaptive_runtime.bundles.formats import BundleFormat
 from adaptive_runtime.bundles.taken import TakenSamples
-from adaptive_runtime.chains import ChainTensor, ImagePreparation, InputsPreparation, SamplePreparation
+from adaptive_runtime.chains import ChainTensor, ImagePreparation, InputsPreparation, SamplePreparation, text_of
 from adaptive_runtime.chains.manifest import FileName
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
@@ -194,8 +194,8 @@ class BundledSubNet(Message):
     @property
     def named_files(self) -> Iterator[str]:
         """The files that the SubNet names, of all formats."""
-        if isinstance(self.preparation, TextPreparation):
-            yield self.preparation.vocabulary
+        if (text := text_of(self.preparation)) is not None:
+            yield text.vocabulary
         for net in self.nets.values():
             yield from (*net.files, *net.chain_files)
             if net.chain is not None:

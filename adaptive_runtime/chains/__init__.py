@@ -12,9 +12,11 @@ from adaptive_runtime.chains.manifest import (
     ChainSegment,
     ChainTensor,
     ImagePreparation,
+    InputPreparation,
     InputsPreparation,
     NcnnPair,
     SamplePreparation,
+    text_of,
 )
 from adaptive_runtime.chains.ncnn_runs import NcnnChain, free_net
 from adaptive_runtime.chains.onnx_runs import OnnxChain, inputs_of
@@ -33,6 +35,7 @@ __all__ = [
     "ChainTensor",
     "ExitChain",
     "ImagePreparation",
+    "InputPreparation",
     "InputsPreparation",
     "JoinedFiles",
     "NcnnChain",
@@ -47,4 +50,5 @@ __all__ = [
     "inputs_of",
     "require_runtime",
     "session_options",
+    "text_of",
 ]

@@ -95,33 +95,56 @@ class ImagePreparation(Message):
         return {name: value for name, value in content.items() if name != "spectrogram" or value is not None}
 
 
+InputPreparation = ImagePreparation | NumbersPreparation | TextPreparation
+"""Of one of several inputs: an image, or the spectrogram of a sound; numbers; a text."""
+
+
 class InputsPreparation(Message):
     """What an application does with each input of a sample that has several, by name, in the order of the network's.
 
-    layout: that of each input is its own.
+    layout: that of each input is its own. Texts are of one vocabulary and length.
     """
 
     layout: Literal["each"] = "each"
-    inputs: Annotated[dict[str, ImagePreparation | NumbersPreparation], Field(min_length=2)]
+    inputs: Annotated[dict[str, InputPreparation], Field(min_length=2)]
+
+    @model_validator(mode="after")
+    def _has_like_texts(self) -> Self:
+        texts = [one for one in self.inputs.values() if isinstance(one, TextPreparation)]
+        if any(one != texts[0] for one in texts):
+            raise ValueError("inputs: texts of different vocabularies or lengths")
+        return self
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What applications give of one sample: images in the data's own size."""
-        return {
-            name: one.shape if isinstance(one, NumbersPreparation) else (len(one.mean), *(one.resolution,) * 2)
-            for name, one in self.inputs.items()
-        }
+        return {name: _given_shape(one) for name, one in self.inputs.items()}
 
     @property
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         """What the SubNet takes of one sample."""
-        return {
-            name: one.shape if isinstance(one, NumbersPreparation) else (len(one.mean), *one.size)
-            for name, one in self.inputs.items()
-        }
+        return {name: _own_shape(one) for name, one in self.inputs.items()}
+
+
+def _given_shape(one: InputPreparation) -> tuple[int, ...]:
+    if isinstance(one, ImagePreparation):
+        return len(one.mean), *(one.resolution,) * 2
+    return (one.length,) if isinstance(one, TextPreparation) else one.shape
+
+
+def _own_shape(one: InputPreparation) -> tuple[int, ...]:
+    if isinstance(one, ImagePreparation):
+        return len(one.mean), *one.size
+    return one.size if isinstance(one, TextPreparation) else one.shape
 
 
 SamplePreparation = Annotated[ImagePreparation | TextPreparation | InputsPreparation, Field(discriminator="layout")]
+
+
+def text_of(prepared: SamplePreparation | None) -> TextPreparation | None:
+    """What is done with the text of a sample, or with each of several; None: it has none."""
+    inputs = prepared.inputs.values() if isinstance(prepared, InputsPreparation) else [prepared]
+    return next((one for one in inputs if isinstance(one, TextPreparation)), None)
 
 
 class ChainManifest(FileMessage):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.adapting import Adaptation, ServedRun
 from adaptive_runtime.adapting_weights import WeightAdaptation
 from adaptive_runtime.bundles import BundledSubNet, BundleFormat
+from adaptive_runtime.chains import text_of
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.deployed.decoding import decoder_of
@@ -104,12 +105,16 @@ class DeployedModel:
         return answer
 
     def tokens(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """The numbers of the words of texts (N, T), which `infer` takes. AdaptiveError: the bundle takes images."""
+        """The numbers of the words of texts (N, T), which `infer` takes, also as one of several inputs.
+
+        AdaptiveError: the bundle takes no texts.
+        """
+        text = text_of(self.pool.bundle.manifest.subnets[0].preparation)
         if self._vocabulary is None:
             self._vocabulary = self.pool.bundle.vocabulary()
-        if self._vocabulary is None:
+        if self._vocabulary is None or text is None:
             raise AdaptiveError(str(self.pool.bundle.folder), "takes images, not texts")
-        return self._vocabulary.tokens(texts, self.taken.shape[0])
+        return self._vocabulary.tokens(texts, text.length)
 
     def use(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.chains import ImagePreparation, InputsPreparation, SamplePreparation
+from adaptive_runtime.chains import InputPreparation, InputsPreparation, SamplePreparation
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.several import NumbersPreparation, packed
 from adaptive_runtime.texts import TextPreparation, of_length
@@ -37,8 +37,7 @@ def scaling(before: tuple[int, int], after: tuple[int, int], interpolation: str)
 def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> Callable[[Array], Array] | None:
     """What brings samples of the data's own size to a SubNet with an input of this shape; None: it takes them so."""
     if isinstance(preparation, TextPreparation):
-        (length,) = preparation.size
-        return None if length == preparation.length else partial(of_length, length=length)
+        return _scaling_of_input(preparation)
     if isinstance(preparation, InputsPreparation):
         scales = {name: _scaling_of_input(one) for name, one in preparation.inputs.items()}
         return partial(_scaled_inputs, scales) if any(scales.values()) else None
@@ -46,9 +45,12 @@ def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> 
     return scaling((preparation.resolution,) * 2, (height, width), preparation.size_interpolation)
 
 
-def _scaling_of_input(one: ImagePreparation | NumbersPreparation) -> Callable[[Array], Array] | None:
+def _scaling_of_input(one: InputPreparation) -> Callable[[Array], Array] | None:
     if isinstance(one, NumbersPreparation):
         return None
+    if isinstance(one, TextPreparation):
+        (length,) = one.size
+        return None if length == one.length else partial(of_length, length=length)
     return scaling((one.resolution,) * 2, one.size, one.size_interpolation)
 
 

@@ -48,7 +48,7 @@ class InferenceFormat(NamedTuple):
         """Each input by name."""
         if self.taken.inputs is None:
             return {INPUT: self.taken}
-        return {name: TakenSamples(shape) for name, shape in self.taken.inputs.items()}
+        return dict(self.taken.inputs)
 
     @property
     def outputs(self) -> dict[str, list[int]]:
@@ -69,8 +69,9 @@ class InferenceFormat(NamedTuple):
 
     def require_words(self, values: NDArray[Any]) -> None:
         """Refuse numbers that are no words of the vocabulary; values of images are not looked at. RequestRefused (400)."""
-        if fault := self.taken.fault(values):
-            raise RequestRefused(400, f"input '{INPUT}': {fault}; allowed: from 0, below {self.taken.words}")
+        for name, one in self.inputs.items():
+            if fault := one.fault(values if self.taken.inputs is None else values[name]):
+                raise RequestRefused(400, f"input '{name}': {fault}; allowed: from 0, below {one.words}")
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """The model's metadata, as the protocol has it; −1: any size."""

@@ -45,4 +45,4 @@ def unpacked(x_N: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """The inputs (N, …) in order, each in a piece of memory of its own; of samples with one input the array itself."""
     if x_N.dtype.names is None:
         return (x_N,)
-    return tuple(np.ascontiguousarray(x_N[name]) for name in x_N.dtype.names)
+    return tuple(x_N[name].copy() for name in x_N.dtype.names)  # one sample is contiguous, and may not be aligned

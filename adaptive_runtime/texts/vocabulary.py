@@ -112,6 +112,11 @@ class TextPreparation(Message):
     length: Annotated[int, Field(ge=1, le=LONGEST_TEXT)]
     size: tuple[Annotated[int, Field(ge=1, le=LONGEST_TEXT)]]
 
+    @property
+    def line(self) -> str:
+        """In words."""
+        return f"{self.length} words, of a vocabulary of {self.words}"
+
     @model_validator(mode="after")
     def _is_cut(self) -> Self:
         if self.size[0] > self.length:

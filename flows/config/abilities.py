@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tailor_ir import asks_for_exits
 from tasks.data import DataSettings
-from tasks.data.samples import LACKS
+from tasks.data.samples import lacks_of
 from tasks.problems import problem_named
 
 
@@ -69,7 +69,7 @@ CALLED = {"image": "", "text": " of texts", "sample": " of several inputs"}
 def check_abilities(config: BaseModel, data: DataSettings) -> None:
     """ValueError for an option that needs an ability which the problem of the data, or their form of samples, lacks."""
     problem = data.problem + CALLED[data.sample]
-    lacks = {**problem_named(data.problem).lacks, **LACKS[data.sample]}
+    lacks = {**problem_named(data.problem).lacks, **lacks_of(data)}
     for ability, option, allowed, asked in ASKING:
         section = re.split(r"\W", option)[0]
         if ability in lacks and section in type(config).model_fields and asked(config):

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from adaptive_runtime.several import NumbersPreparation
+from adaptive_runtime.texts import TextPreparation
 from tasks.artifacts import digest_of
 from tasks.data.batches import Inputs
 from tasks.data.images import DRAWS, resize
 from tasks.data.samples import AnyForm, form_of
 from tasks.data.settings import DataSettings
-from tasks.data.source import Source
+from tasks.data.source import OtherInput, Source
 from tasks.errors import UserError
 from tasks.problems import Batch, LearningProblem, problem_named
 
@@ -38,13 +39,8 @@ class Dataset:
         self.form: AnyForm = form_of(settings, source.scaling)
         self._source = source
         self._indices = indices
-        shape = (settings.channels, 1, 1)
-        self._mean = torch.tensor(settings.per_channel(settings.mean)).reshape(shape)
-        self._deviation = torch.tensor(settings.per_channel(settings.deviation)).reshape(shape)
-        self._scales = [
-            (self._mean, self._deviation) if numbers is None else _scale_of(numbers)
-            for numbers in (source.scaling.inputs or {}).values()
-        ]
+        self._mean, self._deviation = _scale_of_image(settings, settings.channels)
+        self._scales = [_scale_of(settings, one) for one in (source.scaling.inputs or {}).values()]
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -113,11 +109,31 @@ class Dataset:
         """Images on the scale of the settings, numbers on that of the source; texts as they are."""
         if isinstance(x, torch.Tensor):
             return x if self.form.words is not None else (x - self._mean) / self._deviation
-        return tuple(((one - mean) / deviation).float() for one, (mean, deviation) in zip(x, self._scales, strict=True))
+        return tuple(
+            one if scale is None else ((one - scale[0]) / scale[1]).float()
+            for one, scale in zip(x, self._scales, strict=True)
+        )
 
 
-def _scale_of(numbers: NumbersPreparation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of numbers by their first axis, in float64: large numbers may differ little."""
-    shape = (-1, *(1,) * (len(numbers.shape) - 1))
-    mean, deviation = (torch.tensor(one, dtype=torch.float64) for one in (numbers.mean, numbers.deviation))
+_Scale = tuple[torch.Tensor, torch.Tensor]
+"""Mean and deviation."""
+
+
+def _scale_of(settings: DataSettings, one: OtherInput | None) -> _Scale | None:
+    """Of one of several inputs, None of a text. Numbers by their first axis, in float64: large ones may differ little."""
+    if isinstance(one, TextPreparation):
+        return None
+    if not isinstance(one, NumbersPreparation):
+        return _scale_of_image(settings, settings.channels if one is None else one.channels)
+    shape = (-1, *(1,) * (len(one.shape) - 1))
+    mean, deviation = (torch.tensor(values, dtype=torch.float64) for values in (one.mean, one.deviation))
     return mean.reshape(shape), deviation.reshape(shape)
+
+
+def _scale_of_image(settings: DataSettings, channels: int) -> _Scale:
+    """(C, 1, 1) each."""
+    mean, deviation = (
+        torch.tensor(settings.per_channel(values, channels)).reshape(channels, 1, 1)
+        for values in (settings.mean, settings.deviation)
+    )
+    return mean, deviation

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import Vocabulary
 from tasks.data.dataset import Dataset
-from tasks.data.source import first_of
+from tasks.data.source import OtherInput, first_of
 from tasks.errors import UserError
 from tasks.problems import CLASSIFICATION
 from tasks.schemas.stored import Stored
@@ -36,8 +35,8 @@ class DataDescription(Stored):
     spectrogram: Spectrogram | None = None
     """What makes an image of a signal; written where data are signals."""
     vocabulary: Vocabulary | None = None
-    """The words of texts; written where data are texts, of which `resolution` is the number of words."""
-    inputs: dict[str, NumbersPreparation | None] | None = None
+    """The words of texts; written where data are texts, of which `resolution` is the number of words, or have some beside."""
+    inputs: dict[str, OtherInput | None] | None = None
     """The inputs of a sample by name, in their order, images as None; written where there are several."""
     problem: str = CLASSIFICATION.name
     """The learning problem; written where it is another one than classification."""
@@ -77,7 +76,7 @@ class DataDescription(Stored):
         return [name for name, (own, others) in pairs.items() if own != others]
 
 
-def _told_inputs(inputs: Mapping[str, NumbersPreparation | None]) -> str:
+def _told_inputs(inputs: Mapping[str, OtherInput | None]) -> str:
     return " and ".join(name if one is None else f"{name} ({one.line})" for name, one in inputs.items())
 
 

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.texts import TextPreparation
 from tasks.data.batches import Inputs, each
 from tasks.data.settings import DataSettings
-from tasks.data.source import Scaling
+from tasks.data.source import OtherInput, Scaling
 from tasks.errors import UserError
 
 Size = tuple[int, ...]
-"""(height, width) of images, (words,) of texts. Of samples with several inputs: of all their images."""
+"""(height, width) of images, (words,) of texts. Of samples with several inputs: of all their images and sounds."""
 LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "image": {},
@@ -49,6 +51,16 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 """What cannot be done yet, by what a sample is called (`DataSettings.sample`) and ability, and why."""
+
+
+def lacks_of(settings: DataSettings) -> Mapping[str, str]:
+    """What cannot be done yet with samples of such data, by ability, and why."""
+    return _lacks(settings.sample, has_text="text" in (settings.inputs or {}).values())
+
+
+def _lacks(sample: str, *, has_text: bool) -> Mapping[str, str]:
+    """Of samples by what they are called. has_text: one of several inputs is a text."""
+    return {**LACKS[sample], "ncnn": LACKS["text"]["ncnn"]} if has_text else LACKS[sample]
 
 
 class SampleForm(NamedTuple):
@@ -88,7 +100,7 @@ class SampleForm(NamedTuple):
     @property
     def lacks(self) -> Mapping[str, str]:
         """What cannot be done with such samples yet, by ability, and why; beside what the learning problem lacks."""
-        return LACKS["image" if self.words is None else "text"]
+        return _lacks("image" if self.words is None else "text", has_text=False)
 
     def require(self, ability: str, where: str, next_step: str) -> None:
         """UserError where samples lack an ability that a stage needs. where: the option or stage that asks for it."""
@@ -108,12 +120,15 @@ class SampleForm(NamedTuple):
         return torch.zeros(samples, *self.shape, dtype=torch.float32 if self.words is None else torch.int64)
 
     def last_words(self, samples: int) -> torch.Tensor:
-        """So many texts of nothing but the word with the largest number, which a network has to know; of images black ones."""
+        """So many texts of nothing but the word with the largest number, which a network has to know; of others zeros."""
         return self.blank(samples) if self.words is None else torch.full_like(self.blank(samples), self.words - 1)
 
 
 class SeveralInputs(NamedTuple):
-    """Samples with several inputs by name, in the order in which networks take them: square images of one size, and numbers."""
+    """Samples with several inputs by name, in the order in which networks take them.
+
+    Images, sounds as images among them, are square and of one size; numbers and texts keep their shapes.
+    """
 
     inputs: Mapping[str, SampleForm]
 
@@ -124,7 +139,7 @@ class SeveralInputs(NamedTuple):
 
     @property
     def words(self) -> None:
-        """No input is of words."""
+        """Samples as a whole are no texts."""
 
     @property
     def size(self) -> Size:
@@ -143,13 +158,15 @@ class SeveralInputs(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a function is told that makes a network: the shape of each input."""
-        return {"shapes": {name: one.shape for name, one in self.inputs.items()}}
+        """What a function is told that makes a network: the shape of each input, and how many numbers words have."""
+        words = [one.words for one in self.inputs.values() if one.words is not None]
+        found: dict[str, Any] = {"shapes": {name: one.shape for name, one in self.inputs.items()}}
+        return {**found, "num_words": words[0]} if words else found
 
     @property
     def lacks(self) -> Mapping[str, str]:
         """As `SampleForm.lacks`."""
-        return LACKS["sample"]
+        return _lacks("sample", has_text=any(one.words for one in self.inputs.values()))
 
     def require(self, ability: str, where: str, next_step: str) -> None:
         """As `SampleForm.require`."""
@@ -170,8 +187,8 @@ class SeveralInputs(NamedTuple):
         return tuple(one.blank(samples) for one in self.inputs.values())
 
     def last_words(self, samples: int) -> Inputs:
-        """So many samples of zeros: there are no words."""
-        return self.blank(samples)
+        """So many samples of zeros, with texts as of `SampleForm`."""
+        return tuple(one.last_words(samples) for one in self.inputs.values())
 
 
 AnyForm = SampleForm | SeveralInputs
@@ -191,9 +208,15 @@ def form_of(settings: DataSettings, scaling: Scaling) -> AnyForm:
     """Of data that come in such a scaling."""
     image = image_form(settings.channels, settings.resolution)
     if scaling.inputs is not None:
-        found = {name: image if one is None else SampleForm(one.shape) for name, one in scaling.inputs.items()}
-        return SeveralInputs(found)
+        return SeveralInputs({name: image if one is None else _form_of(one) for name, one in scaling.inputs.items()})
     return image if scaling.vocabulary is None else SampleForm((settings.resolution,), scaling.vocabulary.size)
+
+
+def _form_of(one: OtherInput) -> SampleForm:
+    """Of one of several inputs that is no image."""
+    if isinstance(one, TextPreparation):
+        return SampleForm((one.length,), one.words)
+    return image_form(one.channels, one.bands) if isinstance(one, Spectrogram) else SampleForm(one.shape)
 
 
 def placed(x: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:

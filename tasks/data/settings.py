@@ -49,10 +49,14 @@ MASKED = ("glyph_scenes", "masks")
 """Kinds whose images have the class of each pixel."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
-CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56}
+CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56, "table": 1.0}
 """Length of a signal, for kinds whose images are spectrograms, or that have a signal beside an image."""
 WRITTEN = ("texts", "jsonl")
 """Kinds of texts, which networks take as numbers of words."""
+WORDED = (*WRITTEN, "table")
+"""Kinds that have texts, or may have some beside other inputs."""
+WORDS = {"table": 32}
+"""Words of a text that is one of several inputs."""
 SEVERAL = ("seen_and_felt", "table")
 """Kinds whose samples have several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
@@ -70,11 +74,11 @@ DataKind = Literal[
     "torchvision",
     "coco",
     "voc",
+    "masks",
     "wavfolder",
     "series",
     "texts",
     "jsonl",
-    "masks",
     "seen_and_felt",
     "table",
 ]
@@ -102,8 +106,8 @@ class TextFields(BaseModel):
 
 
 ColumnName = Annotated[str, Field(min_length=1)]
-TableInput = Literal["image"] | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
-"""`image`: a column of this name has names of files. Else the columns of numbers that are one input."""
+TableInput = Literal["image", "sound", "text"] | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
+"""`image`, `sound`: a column of this name has names of files; `text`: it has texts. Else columns of numbers, one input."""
 ArgumentName = Annotated[str, Field(pattern=r"^[a-z]\w*$")]
 
 
@@ -127,18 +131,20 @@ class DataSettings(BaseModel):
     (seen_and_felt)."""
     clip_s: float | None = Field(default_factory=lambda known: CLIPS_S.get(known.get("kind")), gt=0.05, le=3600)
     """How much of a signal an image shows, in seconds (kinds sounds, wavfolder, motion and series), or is beside it
-    (seen_and_felt)."""
+    (seen_and_felt, and sounds of kind table)."""
     vocabulary: VocabularySettings | None = Field(
-        default_factory=lambda known: VocabularySettings() if known.get("kind") in WRITTEN else None
+        default_factory=lambda known: VocabularySettings() if known.get("kind") in WORDED else None
     )
-    """Which words networks know (kinds texts and jsonl)."""
+    """Which words networks know (kinds texts and jsonl, and texts of kind table)."""
+    words: int | None = Field(default_factory=lambda known: WORDS.get(known.get("kind")), ge=1, le=1024)
+    """Words of a text beside other inputs (kind table), which no SubNet takes fewer of; longer ones are cut."""
     fields: TextFields | None = Field(
         default_factory=lambda known: TextFields() if known.get("kind") == "jsonl" else None
     )
     """What the fields of a line are called (kind jsonl)."""
     inputs: dict[ArgumentName, TableInput] | None = None
-    """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image`, whose column has
-    names of files, or the columns of its numbers."""
+    """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image` or `sound`, whose
+    column has names of files, `text`, whose column has texts, or the columns of its numbers."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one. Of
     texts: the number of words; longer ones are cut, and SubNets of smaller lengths take the first words."""
@@ -170,10 +176,8 @@ class DataSettings(BaseModel):
             raise ValueError(
                 f"data.clip_s={self.clip_s} with data.kind={self.kind}; it is for {', '.join(CLIPS_S)}, which need it"
             )
-        if (self.kind in WRITTEN) != (self.vocabulary is not None):
-            raise ValueError(
-                f"data.vocabulary is for data.kind={' and '.join(WRITTEN)}, which need it, not {self.kind}"
-            )
+        if (self.kind in WORDED) != (self.vocabulary is not None):
+            raise ValueError(f"data.vocabulary is for data.kind={', '.join(WORDED)}, which need it, not {self.kind}")
         if (self.kind == "jsonl") != (self.fields is not None):
             raise ValueError(f"data.fields is for data.kind=jsonl, which needs it, not {self.kind}")
         self._check_inputs()
@@ -196,11 +200,12 @@ class DataSettings(BaseModel):
 
     def _check_inputs(self) -> None:
         """ValueError for inputs that are not those of the kind."""
-        if (self.kind == "table") != (self.inputs is not None):
-            raise ValueError(f"data.inputs is for data.kind=table, which needs it, not {self.kind}")
-        if self.inputs is not None and (len(self.inputs) < 2 or "image" not in self.inputs.values()):
+        for name in ("inputs", "words"):
+            if (self.kind == "table") != (getattr(self, name) is not None):
+                raise ValueError(f"data.{name} is for data.kind=table, which needs it, not {self.kind}")
+        if self.inputs is not None and (len(self.inputs) < 2 or not {"image", "sound"} & set(self.inputs.values())):
             told = ", ".join(f"{name}: {value}" for name, value in self.inputs.items()) or "none"
-            raise ValueError(f"data.inputs={{{told}}}; allowed: two or more, of which one is an image")
+            raise ValueError(f"data.inputs={{{told}}}; allowed: two or more, of which one is an image or a sound")
 
     @property
     def title(self) -> str:
@@ -221,8 +226,7 @@ class DataSettings(BaseModel):
             return f"detection_{self.head}"
         return "segmentation" if self.kind in MASKED else "classification"
 
-    def per_channel(self, values: tuple[float, ...]) -> tuple[float, ...]:
-        """`values` for each channel of the network's input: repeated for RGB, averaged for grey."""
-        if len(values) == self.channels:
-            return values
-        return (sum(values) / len(values),) * self.channels
+    def per_channel(self, values: tuple[float, ...], channels: int | None = None) -> tuple[float, ...]:
+        """`values` for each channel of the network's input, or of so many: repeated for RGB, averaged for grey."""
+        wanted = self.channels if channels is None else channels
+        return values if len(values) == wanted else (sum(values) / len(values),) * wanted

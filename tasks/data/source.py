@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
-from adaptive_runtime.texts import Vocabulary
+from adaptive_runtime.texts import TextPreparation, Vocabulary
 from tasks.artifacts import digest_of
 from tasks.data.batches import Inputs
 from tasks.data.settings import DataSettings
@@ -20,19 +20,23 @@ SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test":
 """How folders and files of splits may be called."""
 
 
+OtherInput = NumbersPreparation | Spectrogram | TextPreparation
+"""What is done with an input that is no image: numbers, a sound, which becomes one, or a text."""
+
+
 class Scaling(NamedTuple):
     """The way of an image to the base resolution: the part that is cut out first, and the interpolation.
 
     spectrogram: what makes an image of a signal, in that resolution; None: data are no signals. vocabulary: of texts, which are
-    cut or filled up to the base number of words; None: data are no texts. inputs: of samples with several inputs, by name in
-    their order; an image comes to the base resolution by crop and interpolation (None), and numbers are prepared otherwise.
+    cut or filled up to the base number of words; None: there are no texts. inputs: of samples with several inputs, by name in
+    their order; an image comes to the base resolution by crop and interpolation (None), and others are prepared otherwise.
     """
 
     crop: Literal["central square", "none"]
     interpolation: Literal["bilinear, antialiased", "bicubic, antialiased", "none"]
     spectrogram: Spectrogram | None = None
     vocabulary: Vocabulary | None = None
-    inputs: Mapping[str, NumbersPreparation | None] | None = None
+    inputs: Mapping[str, OtherInput | None] | None = None
 
 
 class Source(Protocol):
@@ -53,7 +57,8 @@ class Source(Protocol):
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1).
 
-        Of texts: numbers of words (B, T) int64. Of samples with several inputs: such images, and numbers (B, …) as they are.
+        Of texts: numbers of words (B, T) int64. Of samples with several inputs: such images and texts, and numbers (B, …) as
+        they are.
         """
         ...
 

@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adaptive_runtime.chains import SEGMENTS_FILE, ImagePreparation, InputsPreparation
+from adaptive_runtime.chains import SEGMENTS_FILE, ImagePreparation, InputPreparation, InputsPreparation
 from adaptive_runtime.several import NumbersPreparation
+from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import PADDING, VOCABULARY_FILE, TextPreparation, Vocabulary
 from profiling_agents.messages import Capabilities
 from tailor_ir import SuperNet
 from tasks.artifacts import json_bytes, write_bytes
 from tasks.data.description import DataDescription
 from tasks.data.images import INTERPOLATION
+from tasks.data.source import OtherInput
+from tasks.data.texts.tokens import text_preparation
 from tasks.engine.chosen import ChosenEngine
 from tasks.problems import problem_named
 from tasks.schemas.exports import (
@@ -78,19 +81,26 @@ def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...
     """The preprocessing of a sample for a network of these inputs, (N, C, H, W) of images, (N, T) of texts."""
     if data.inputs is not None:
         return InputsPreparation(
-            inputs={
-                name: ImagePreparation.model_validate(image_preparation(data, input_shapes[name]).to_json())
-                if one is None
-                else one
-                for name, one in data.inputs.items()
-            }
+            inputs={name: _input_preparation(data, one, input_shapes[name]) for name, one in data.inputs.items()}
         )
     (input_shape,) = input_shapes.values()
     if data.vocabulary is None:
         return image_preparation(data, input_shape)
     (length,) = input_shape[1:]
-    words = {"words": data.vocabulary.size, "length": data.resolution, "size": (length,)}
-    return TextPreparation.model_validate({"layout": "NT", "vocabulary": VOCABULARY_FILE, **words})
+    return text_preparation(data.vocabulary, data.resolution, length)
+
+
+def _input_preparation(data: DataDescription, one: OtherInput | None, input_shape: tuple[int, ...]) -> InputPreparation:
+    """Of one of several inputs: a sound is the image that its spectrogram is, on the scale of grey images."""
+    if isinstance(one, Spectrogram):
+        scale = {
+            name: (sum(values) / len(values),) for name, values in (("mean", data.mean), ("deviation", data.deviation))
+        }
+        own = {"spectrogram": one, "channels": one.channels, "crop": "none", "interpolation": "none", **scale}
+        data = data.model_copy(update=own)
+    elif one is not None:
+        return one
+    return ImagePreparation.model_validate(image_preparation(data, input_shape).to_json())
 
 
 def image_preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
@@ -235,25 +245,37 @@ def _engine(used: UsedEngine | None) -> str:
 
 def _input_rows(card: Card) -> list[tuple[str, str]]:
     """Shape and type of each input."""
-    shapes = {"input": card.input_shape}
-    if isinstance(card.preparation, InputsPreparation):
-        own = card.preparation.own_shapes
-        shapes = {f"input `{name}`": (*card.input_shape[:1], *shape) for name, shape in own.items()}
-    element = "int64" if isinstance(card.preparation, TextPreparation) else "float32"
-    return [(name, f"{' × '.join(map(str, shape))}, {element}") for name, shape in shapes.items()]
+    wanted, batch = card.preparation, card.input_shape[:1]
+    if not isinstance(wanted, InputsPreparation):
+        return [("input", f"{_sizes(card.input_shape)}, {_type_of(wanted)}")]
+    own = wanted.own_shapes
+    return [
+        (f"input `{name}`", f"{_sizes((*batch, *own[name]))}, {_type_of(one)}") for name, one in wanted.inputs.items()
+    ]
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _type_of(wanted: Preparation | InputPreparation) -> str:
+    """Of the numbers of an input."""
+    return "int64" if isinstance(wanted, TextPreparation) else "float32"
 
 
 def _prepared(wanted: Prepared) -> tuple[str, ...]:
     """What an application does with a sample: a heading, and its steps; of several inputs for each."""
     if isinstance(wanted, InputsPreparation):
-        parts = [
-            (f"## Input `{name}`", _numbers_of(one) if isinstance(one, NumbersPreparation) else _images(one))
-            for name, one in wanted.inputs.items()
-        ]
+        parts = [(f"## Input `{name}`", _input(one)) for name, one in wanted.inputs.items()]
         return tuple(part for pair in parts for part in pair)
+    return "## Texts" if isinstance(wanted, TextPreparation) else "## Images", _input(wanted)
+
+
+def _input(wanted: Preparation | InputPreparation) -> str:
+    """What an application does with an input."""
     if isinstance(wanted, TextPreparation):
-        return "## Texts", _texts(wanted)
-    return "## Images", _images(wanted)
+        return _texts(wanted)
+    return _numbers_of(wanted) if isinstance(wanted, NumbersPreparation) else _images(wanted)
 
 
 def _texts(wanted: TextPreparation) -> str:
@@ -269,7 +291,7 @@ def _texts(wanted: TextPreparation) -> str:
 
 def _numbers_of(wanted: NumbersPreparation) -> str:
     """The scale of each number."""
-    sizes = " × ".join(map(str, wanted.shape))
+    sizes = _sizes(wanted.shape)
     rows = list(
         zip(wanted.names, (f"{one:g}" for one in wanted.mean), (f"{one:g}" for one in wanted.deviation), strict=True)
     )
@@ -281,7 +303,7 @@ def _numbers_of(wanted: NumbersPreparation) -> str:
 
 def _images(wanted: Preparation | ImagePreparation) -> str:
     """The preprocessing of an image in an application, step by step."""
-    size = " × ".join(map(str, wanted.size))
+    size = _sizes(wanted.size)
     pixels = [
         f"{wanted.colours}, values in [0, 1]",
         f"cut out: {wanted.crop}",

@@ -17,7 +17,8 @@ from tasks.models.tracebacks import line_of, told
 def create_callable(settings: ModelSettings, classes: int, form: AnyForm) -> nn.Module:
     """Call `module:function` (of the working folder, or on the Python path) or `FILE.py:function`.
 
-    It gets num_classes, and of images in_chans, of texts num_words and length, of several inputs the shapes by name.
+    It gets num_classes, and of images in_chans, of texts num_words and length, of several inputs the shapes by name, and
+    num_words where one is a text.
     """
     where, folder, source = f"model.name '{settings.name}'", code_folder(settings.name), source_of(settings.name)
     with findable((Path.cwd(),) if source is None else source.folders):

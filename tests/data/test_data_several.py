@@ -1,5 +1,6 @@
 """Samples with several inputs: ones that follow from seed and number, and tables whose broken rows are told by number."""
 
+import io
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
+from scipy.io import wavfile
 
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.batches import arrays, concatenated, pieces, rows, samples_in
@@ -18,6 +20,7 @@ from tasks.data.description import DataDescription, describe
 from tasks.data.images import resize
 from tasks.data.several.seen_and_felt import MOTIONS, SeenAndFelt
 from tasks.errors import UserError
+from tests.problems import garden
 
 INPUTS = {"photo": "image", "weather": ("celsius", "wind")}
 HEAD = "photo,celsius,wind,label"
@@ -236,3 +239,68 @@ def test_the_description_tells_inputs_and_their_scale(tmp_path: Path) -> None:
     assert again == one
     assert again.inputs is not None
     assert list(again.inputs) == ["photo", "weather"]
+
+
+def test_texts_and_sounds_of_a_table_are_words_and_spectrograms(tmp_path: Path) -> None:
+    train = load(garden.settings(garden.written(tmp_path)), "train")
+    assert train.form.line == "photo 3x16x16, noise 1x16x16, note 6, weather 1"
+    assert train.notes == ("data: 25.0% of the texts have more than 6 words and are cut",)
+    (photo, noise, note, _), target = next(iter(train.batches(len(train))))
+    assert (photo.dtype, noise.dtype, note.dtype) == (torch.float32, torch.float32, torch.int64)
+    names = [train.class_names[label] for label in target]
+    vocabulary = train.scaling.vocabulary
+    assert vocabulary is not None
+    assert train.form.facts["num_words"] == vocabulary.size
+    for word in ("dry", "wet"):
+        told = (note == vocabulary.numbers[word]).any(1)
+        assert told.tolist() == [name.endswith(word) for name in names]
+    loudest = noise[:, 0].mean(2).argmax(1)
+    low = torch.tensor(["low" in name for name in names])
+    assert loudest[low].max() < loudest[~low].min()
+    changed = load(garden.settings(tmp_path, augment=True), "train")
+    (_, other, _, _), _ = next(iter(changed.batches(len(train), seed=0)))
+    assert len(other.flatten(1).unique(dim=0)) > 10 > len(noise.flatten(1).unique(dim=0))
+    smaller = next(iter(train.batches(4, resolution=8)))[0]
+    assert [tuple(one.shape[1:]) for one in smaller] == [(3, 8, 8), (1, 8, 8), (6,), (1,)]
+    described = describe(train)
+    described.write(tmp_path / "data.json")
+    assert DataDescription.read(tmp_path / "data.json") == described
+    assert "note (6 words, of a vocabulary of" in described.told()["inputs"]
+
+
+def sound(rate_hz: int) -> bytes:
+    stream = io.BytesIO()
+    wavfile.write(stream, rate_hz, np.zeros(100, np.int16))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "high.wav",
+            sound(8000),
+            r"sound '.*high.wav' of row 3 of '.*days.csv': 8000 Hz; allowed: 4000 Hz, as '.*low.wav",
+        ),
+        ("high.wav", b"no sound", r"sound '.*high.wav' of row 3 of '.*days.csv': cannot be decoded"),
+        ("low.wav", sound(100), r"of row 3 of .*: 4000 Hz; allowed: 100 Hz, as '.*low.wav' of row 1 of"),
+    ],
+)
+def test_a_broken_sound_is_told_with_its_row(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    garden.written(tmp_path)
+    (tmp_path / "files" / name).write_bytes(content)
+    with pytest.raises(UserError, match=told):
+        load(garden.settings(tmp_path), "train")
+
+
+def test_a_text_without_words_is_told_with_its_row_and_texts_with_none_in_common_as_such(tmp_path: Path) -> None:
+    file = garden.written(tmp_path) / "days.csv"
+    whole = file.read_text()
+    file.write_text(whole.replace("wet leaves", "  ", 1))
+    with pytest.raises(UserError, match=r"days.csv': row 5: column 'note' has no words; fill or remove it"):
+        load(garden.settings(tmp_path), "train")
+    file.write_text(whole)
+    with pytest.raises(UserError, match=r"no word is in the texts of train 1000 times; lower data.vocabulary"):
+        load(garden.settings(tmp_path, vocabulary={"least_count": 1000}), "train")
+    with pytest.raises(ValidationError, match=r"data.words is for data.kind=table, which needs it, not digits"):
+        DataSettings(kind="digits", words=8)

@@ -98,3 +98,25 @@ def test_options_that_several_inputs_cannot_do_yet_are_one_clear_line(overrides:
     with pytest.raises(UserError, match=message):
         validate(RunConfig, compose_config("config", ["+preset=seen_and_felt", *overrides]))
     validate(RunConfig, compose_config("config", ["+preset=seen_and_felt"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["device=[ncnn]", "export.formats=[onnx]"],
+            "device with backend=ncnn with data.kind=table: .*of several inputs.* looking words up",
+        ),
+        (
+            ["device=[onnxruntime]", "export.formats=[onnx,ncnn]"],
+            "export.formats with ncnn with data.kind=table: .*; allowed: onnx, onnx_int8",
+        ),
+    ],
+)
+def test_a_text_among_several_inputs_is_refused_where_texts_alone_are(words: list[str], message: str) -> None:
+    own = ["data=table", "data.path=garden", *words]
+    with pytest.raises(UserError, match=message):
+        validate(RunConfig, compose_config("config", [*own, "data.inputs={photo:image,note:text}"]))
+    validate(RunConfig, compose_config("config", [*own, "data.inputs={photo:image,noise:sound}"]))
+    other = ["data=table", "data.path=garden", "device=[onnxruntime]", "export.formats=[onnx]"]
+    validate(RunConfig, compose_config("config", [*other, "data.inputs={photo:image,note:text}"]))

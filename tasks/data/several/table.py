@@ -1,7 +1,7 @@
 """Tables of samples, in CSV or Parquet: PATH/*, split by us, or PATH/train/*, PATH/val/*, PATH/test/*.
 
-A row is a sample: columns name files of images, below the table's folder, or have numbers; `label` is the class.
-Legend: B batch, R rows of all tables, V numbers of an input.
+A row is a sample: columns name files of images or sounds, below the table's folder, or have texts or numbers; `label` is the
+class. Legend: B batch, R rows of all tables, V numbers of an input, T words of a text.
 """
 
 import os
@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from adaptive_runtime.several import NumbersPreparation
+from adaptive_runtime.texts import Vocabulary, words_of
 from tasks.data.batches import Inputs
 from tasks.data.decode import SCALING, Decoder
-from tasks.data.settings import DataSettings
-from tasks.data.source import check_classes, complete_splits, split_folders
+from tasks.data.settings import DataSettings, TableInput
+from tasks.data.signals.clips import WavClips
+from tasks.data.source import OtherInput, check_classes, complete_splits, split_folders
+from tasks.data.texts.tokens import augmented, text_preparation, told_longer, vocabulary_of
 from tasks.errors import UserError, shortened
 
 LABEL = "label"
@@ -33,26 +36,29 @@ SUFFIXES = (".csv", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A file. images: names of files by input; numbers: (R, V) by input; labels: (R,), as texts."""
+    """A file. files: their names by input, of images and sounds; texts, numbers (R, V): by input; labels: (R,), as texts."""
 
     file: Path
-    images: dict[str, NDArray[np.str_]]
+    files: dict[str, NDArray[np.str_]]
+    texts: dict[str, list[str]]
     numbers: dict[str, NDArray[np.float64]]
     labels: NDArray[np.str_]
 
 
 class TableSamples:
-    """All rows of all tables: numbers in memory, images decoded when asked for. `learn_scale` is called once, before use."""
+    """All rows of all tables: texts and numbers in memory, files decoded when asked for. `learn` is called once, before use."""
 
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, tables: Sequence[_Table]) -> None:
         assert settings.inputs is not None
-        self._inputs = settings.inputs
+        self._settings, self._inputs = settings, settings.inputs
         self._decoder = Decoder(settings)
         self._places = [(table.file, row) for table in tables for row in range(len(table.labels))]
-        self._images = {name: np.concatenate([table.images[name] for table in tables]) for name in tables[0].images}
+        self._files = {name: np.concatenate([table.files[name] for table in tables]) for name in tables[0].files}
+        self._texts = {name: [text for table in tables for text in table.texts[name]] for name in tables[0].texts}
         self._numbers = {name: np.concatenate([table.numbers[name] for table in tables]) for name in tables[0].numbers}
+        self._clips = {name: self._clips_of(name) for name, wanted in self._inputs.items() if wanted == "sound"}
         names_R = np.concatenate([table.labels for table in tables])
         are_numbers = all(WHOLE.fullmatch(name) for name in np.unique(names_R))
         labels_R = names_R.astype(np.int64) if are_numbers else names_R
@@ -60,43 +66,76 @@ class TableSamples:
         self.class_names = tuple(map(str, classes.tolist()))
         self.scaling = SCALING
 
-    def learn_scale(self, train: np.ndarray) -> None:
-        """Take mean and deviation of all numbers from the samples of training."""
-        found: dict[str, NumbersPreparation | None] = {}
+    def learn(self, train: np.ndarray) -> None:
+        """Take mean and deviation of all numbers, and the words of all texts, from the samples of training.
+
+        UserError: no word is there often enough.
+        """
+        length = self._settings.words
+        assert length is not None
+        vocabulary: Vocabulary | None = None
+        if self._texts:
+            known = [texts[row] for texts in self._texts.values() for row in train]
+            vocabulary = vocabulary_of(known, self._settings)
+            self._tokens = {name: vocabulary.tokens(texts, length) for name, texts in self._texts.items()}
+            self.notes = told_longer([text for texts in self._texts.values() for text in texts], length)
+        found: dict[str, OtherInput | None] = {}
         for name, wanted in self._inputs.items():
             if wanted == "image":
                 found[name] = None
-                continue
-            values_RV = self._numbers[name][train]
-            deviation_V = values_RV.std(0)
-            found[name] = NumbersPreparation(
-                names=wanted,
-                shape=(len(wanted),),
-                mean=tuple(values_RV.mean(0).tolist()),
-                deviation=tuple(np.where(deviation_V > 0, deviation_V, 1.0).tolist()),
-            )
-        self.scaling = SCALING._replace(inputs=found)
+            elif wanted == "sound":
+                found[name] = self._clips[name].spectrogram
+            elif wanted == "text":
+                assert vocabulary is not None
+                found[name] = text_preparation(vocabulary, length, length)
+            else:
+                found[name] = _numbers_preparation(wanted, self._numbers[name][train])
+        self.scaling = SCALING._replace(inputs=found, vocabulary=vocabulary)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """Any order: each image is a file of its own."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
-        """Decoded images (B, C, H, W) and numbers (B, V); all images of a sample are cut and flipped alike by `draws`."""
-        return tuple(
-            self._decoded(name, indices, draws)
-            if name in self._images
-            else torch.from_numpy(self._numbers[name][indices])
-            for name in self._inputs
-        )
+        """Images (B, C, H, W), spectrograms of sounds (B, 1, H, W), texts (B, T) and numbers (B, V).
 
-    def _decoded(self, name: str, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        contents = []
-        for index in indices:
-            table, row = self._places[index]
-            file = table.parent / self._images[name][index]
-            contents.append((f"'{file}' of row {row + 1} of '{table}'", partial(Image.open, file)))
-        return self._decoder.batch(contents, draws)
+        All images of a sample are cut and flipped alike by `draws`, which change sounds and leave out words, too.
+        """
+        return tuple(self._input(name, wanted, indices, draws) for name, wanted in self._inputs.items())
+
+    def _input(self, name: str, wanted: TableInput, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        if wanted == "image":
+            contents = [(self._told(name, index), partial(Image.open, self._path(name, index))) for index in indices]
+            return self._decoder.batch(contents, draws)
+        if wanted == "sound":
+            return self._clips[name].images(indices, draws)
+        if wanted == "text":
+            return augmented(self._tokens[name][indices], draws)
+        return torch.from_numpy(self._numbers[name][indices])
+
+    def _clips_of(self, name: str) -> WavClips:
+        rows = range(len(self._places))
+        files, told = ([one(name, row) for row in rows] for one in (self._path, self._told))
+        return WavClips(self._settings, files, told)
+
+    def _path(self, name: str, index: int) -> Path:
+        return self._places[index][0].parent / str(self._files[name][index])
+
+    def _told(self, name: str, index: int) -> str:
+        """A file with its place, for messages."""
+        table, row = self._places[index]
+        return f"'{self._path(name, index)}' of row {row + 1} of '{table}'"
+
+
+def _numbers_preparation(names: tuple[str, ...], values_RV: NDArray[np.float64]) -> NumbersPreparation:
+    """By mean and deviation of the samples of training."""
+    deviation_V = values_RV.std(0)
+    return NumbersPreparation(
+        names=names,
+        shape=(len(names),),
+        mean=tuple(values_RV.mean(0).tolist()),
+        deviation=tuple(np.where(deviation_V > 0, deviation_V, 1.0).tolist()),
+    )
 
 
 def open_table(settings: DataSettings) -> tuple[TableSamples, dict[str, np.ndarray]]:
@@ -117,7 +156,7 @@ def open_table(settings: DataSettings) -> tuple[TableSamples, dict[str, np.ndarr
         raise UserError(f"data folder '{settings.path}'", f"{len(source.class_names)} class", allowed="two or more")
     check_classes(source, splits, settings)
     splits = complete_splits(splits, source, settings)
-    source.learn_scale(splits["train"])
+    source.learn(splits["train"])
     return source, splits
 
 
@@ -131,22 +170,27 @@ def _read(file: Path, settings: DataSettings) -> _Table:
         raise UserError(where, f"cannot be read ({shortened(error, 80)})", next_step="remove or replace it") from error
     if not table.num_rows:
         raise UserError(where, "has no rows", next_step="remove it")
-    images: dict[str, NDArray[np.str_]] = {}
+    files: dict[str, NDArray[np.str_]] = {}
+    texts: dict[str, list[str]] = {}
     numbers: dict[str, NDArray[np.float64]] = {}
     for name, wanted in settings.inputs.items():
-        if wanted == "image":
-            images[name] = _texts(where, name, _column(where, name, table))
-            _check_files(where, name, file.parent, images[name], settings.path or file.parent)
-        else:
+        if isinstance(wanted, tuple):
             numbers[name] = np.stack([_numbers(where, one, _column(where, one, table)) for one in wanted], 1)
-    return _Table(file, images, numbers, _texts(where, LABEL, _column(where, LABEL, table)))
+        elif wanted == "text":
+            texts[name] = _written(where, name, _column(where, name, table))
+        else:
+            files[name] = _texts(where, name, _column(where, name, table))
+            _check_files(where, name, file.parent, files[name], settings.path or file.parent)
+    return _Table(file, files, texts, numbers, _texts(where, LABEL, _column(where, LABEL, table)))
 
 
 def _csv(file: Path, settings: DataSettings) -> pyarrow.Table:
-    """Labels and names of files are texts, whatever they look like: 01 is not 1."""
-    texts = [LABEL, *(name for name, wanted in (settings.inputs or {}).items() if wanted == "image")]
+    """Labels, texts and names of files are texts, whatever they look like: 01 is not 1. Texts may have several lines."""
+    inputs = settings.inputs or {}
+    texts = [LABEL, *(name for name, wanted in inputs.items() if isinstance(wanted, str))]
     options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pyarrow.string()))
-    return pyarrow.csv.read_csv(file, convert_options=options)
+    form = pyarrow.csv.ParseOptions(newlines_in_values="text" in inputs.values())
+    return pyarrow.csv.read_csv(file, convert_options=options, parse_options=form)
 
 
 def _column(where: str, name: str, table: pyarrow.Table) -> pyarrow.ChunkedArray:
@@ -161,6 +205,15 @@ def _texts(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.st
     found: NDArray[np.str_] = np.array(["" if one is None else str(one) for one in column.to_pylist()], dtype=np.str_)
     if len(empty := np.flatnonzero(found == "")):
         raise UserError(where, f"row {empty[0] + 1}: nothing in column '{name}'", next_step="fill or remove it")
+    return found
+
+
+def _written(where: str, name: str, column: pyarrow.ChunkedArray) -> list[str]:
+    found = ["" if one is None else str(one) for one in column.to_pylist()]
+    for row, text in enumerate(found):
+        if not words_of(text):
+            got = f"row {row + 1}: column '{name}' has no words"
+            raise UserError(where, got, next_step="fill or remove it")
     return found
 
 

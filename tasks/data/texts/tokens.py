@@ -5,8 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from adaptive_runtime.texts import LONGEST_WORD, MOST_BYTES, PADDING, UNKNOWN, Vocabulary, words_of
+from adaptive_runtime.texts import (
+    LONGEST_WORD,
+    MOST_BYTES,
+    PADDING,
+    UNKNOWN,
+    VOCABULARY_FILE,
+    TextPreparation,
+    Vocabulary,
+    words_of,
+)
 from tasks.data.drawn.numbers import uniforms
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling
@@ -15,6 +25,7 @@ from tasks.errors import UserError
 WORD_DROPOUT = 0.02
 """Share of the words of an augmented text that become `UNKNOWN`, so that networks learn to do without them."""
 DRAW_LEVELS = 1 << 24
+Tokens = NDArray[np.int64]
 
 
 class TextSource:
@@ -36,8 +47,7 @@ class TextSource:
         self.vocabulary = vocabulary_of([self.texts[index] for index in indices], settings)
         self.scaling = Scaling("none", "none", vocabulary=self.vocabulary)
         self._tokens_NT = self.vocabulary.tokens(self.texts, self._length)
-        if longer := np.mean([len(words_of(text)) > self._length for text in self.texts]):
-            self.notes = (f"data: {longer:.1%} of the texts have more than {self._length} words and are cut",)
+        self.notes = told_longer(self.texts, self._length)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """Any order: all is in memory."""
@@ -45,12 +55,28 @@ class TextSource:
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Numbers of words (B, T) int64; `draws` (B, D) decide which words are left out."""
-        x_BT = self._tokens_NT[indices]
-        if draws is not None:
-            drawn_B = (draws[:, 0] * DRAW_LEVELS).astype(np.int64)
-            dropped_BT = uniforms(0, drawn_B, self._length).T < WORD_DROPOUT
-            x_BT[dropped_BT & (x_BT != PADDING)] = UNKNOWN
-        return torch.from_numpy(x_BT)
+        return augmented(self._tokens_NT[indices], draws)
+
+
+def augmented(x_BT: Tokens, draws_BD: np.ndarray | None) -> torch.Tensor:
+    """Numbers of words, of which those become `UNKNOWN` that `draws_BD` leave out; None: as they are."""
+    if draws_BD is not None:
+        drawn_B = (draws_BD[:, 0] * DRAW_LEVELS).astype(np.int64)
+        dropped_BT = uniforms(0, drawn_B, x_BT.shape[1]).T < WORD_DROPOUT
+        x_BT = np.where(dropped_BT & (x_BT != PADDING), UNKNOWN, x_BT)
+    return torch.from_numpy(x_BT)
+
+
+def told_longer(texts: Sequence[str], length: int) -> tuple[str, ...]:
+    """A line on how many texts have more words and are cut; nothing where none has."""
+    longer = float(np.mean([len(words_of(text)) > length for text in texts]))
+    return (f"data: {longer:.1%} of the texts have more than {length} words and are cut",) if longer else ()
+
+
+def text_preparation(vocabulary: Vocabulary, length: int, size: int) -> TextPreparation:
+    """Of texts of `length` words, of which a network takes the first `size`; all fields are set, and so are stored."""
+    words = {"words": vocabulary.size, "length": length, "size": (size,)}
+    return TextPreparation.model_validate({"layout": "NT", "vocabulary": VOCABULARY_FILE, **words})
 
 
 def vocabulary_of(texts: Sequence[str], settings: DataSettings) -> Vocabulary:
