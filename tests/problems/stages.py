@@ -1,8 +1,9 @@
-"""A small network that learns here, and the stages from its SuperNet to exported winners and the report, on onnxruntime."""
+"""A small network that learns here, and the stages from its SuperNet to exported winners and the report."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,15 +97,20 @@ def finetuned(
     return folder / "finetuned"
 
 
+def _of_device(stage: Callable[[str, Body], Path], device: str, name: str, body: Body) -> Path:
+    return stage(f"{name}/{device}", body)
+
+
 @dataclass(frozen=True, slots=True)
 class SmallRun:
-    """model: its name in the report. refined: winners are refined before they are exported."""
+    """model: its name in the report. refined: winners are refined before they are exported. backends: the devices, here."""
 
     model: str
     data: DataSettings
     wish: search.Settings
     files: export.Settings
     refined: bool = False
+    backends: tuple[str, ...] = ("onnxruntime",)
 
     def sources(self, supernet: Path, folder: Path) -> report.Sources:
         """The report's, of stages that run in a folder."""
@@ -118,8 +124,11 @@ class SmallRun:
         enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, SILENT))
         predicted = stage("sensitivities", lambda out: sensitivity.run(PREDICT, self.data, supernet, out, SILENT))
         validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=64)
-        with local_agent(backend="onnxruntime") as client, client.lease():
-            here = self._device(supernet, enumerated, predicted, validation, client, stage)
+        devices = []
+        for backend in self.backends:
+            with local_agent(backend=backend) as client, client.lease():
+                own = partial(_of_device, stage, backend)
+                devices.append(self._device(backend, supernet, enumerated, predicted, validation, client, own))
         return report.Sources(
             model=self.model,
             data=self.data.kind,
@@ -130,11 +139,12 @@ class SmallRun:
             given=given,
             enumerate=enumerated,
             sensitivities=predicted,
-            devices=[here],
+            devices=devices,
         )
 
     def _device(
         self,
+        name: str,
         supernet: Path,
         enumerated: Path,
         predicted: Path,
@@ -146,19 +156,19 @@ class SmallRun:
         times = profile.Settings(measure=QUICK, subnet=QUICK.model_copy(update={"layers_ms": 5.0}))
         profiled = stage("profile", lambda out: profile.run(times, enumerated, client, out, SILENT, supernet))
         latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, SILENT))
-        target = search.Target(name="here", latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
+        target = search.Target(name=name, latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
         accuracies = AccuracyPredictor.load(predicted / SENSITIVITIES_FILE)
-        found = stage("search", lambda out: search.run(supernet, [target], accuracies, self.wish, out, SILENT)["here"])
+        found = stage("search", lambda out: search.run(supernet, [target], accuracies, self.wish, out, SILENT)[name])
 
         def refined(out: Path) -> StageResult:
             device = refine.SearchedDevice(target, found, lambda: nullcontext(client))
             wanted = refine.Settings(candidates=2, rounds=1)
             refine.measure(wanted, PREDICT, supernet, [device], accuracies, validation, out, SILENT)
-            return refine.choose(wanted, supernet, {"here": found}, accuracies, validation, out, SILENT)["here"]
+            return refine.choose(wanted, supernet, {name: found}, accuracies, validation, out, SILENT)[name]
 
         chosen = stage("refine", refined) if self.refined else found
         samples = {"validation": validation, "test": validation.of(load_splits(self.data)["test"])}
         exported = stage("export", lambda out: export.run(self.files, supernet, chosen, samples, client, out, SILENT))
         return report.DeviceSources(
-            name="here", profile=profiled, latency=latency, search=chosen, export=exported, sensitivities=predicted
+            name=name, profile=profiled, latency=latency, search=chosen, export=exported, sensitivities=predicted
         )

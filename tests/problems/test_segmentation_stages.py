@@ -3,11 +3,14 @@
 import base64
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
+import adaptive_runtime
 import tailor_ir
+from adaptive_runtime.bundles import BundleFormat, OpenBundle
 from tasks import compile as compile_stage
 from tasks import export, report, search
 from tasks.artifacts import RESULT_FILE, read_json, read_lines
@@ -21,9 +24,11 @@ from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, re
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.settings import Settings
+from tasks.lut import Lut
 from tasks.models import ModelSettings, create
 from tasks.predict import sensitivity
 from tasks.problems import SEGMENTATION
+from tasks.profile import LUT_FOLDER
 from tasks.progress import Silent
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, Sensitivities
 from tests.finetune.one_rank import train_here
@@ -62,12 +67,12 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
-    """The stages from the SuperNet to its exported winners, on onnxruntime here."""
+    """The stages from the SuperNet to its exported winners and bundles, on onnxruntime and on ncnn here."""
     wish, files = (
         search.Settings(method="exact", budgets_ms=(1000.0,)),
-        export.Settings(measure=QUICK, formats=("onnx", "ncnn")),
+        export.Settings(measure=QUICK, formats=("onnx", "ncnn"), bundle=True),
     )
-    run = SmallRun("small_fpn", DATA, wish, files, refined=True)
+    run = SmallRun("small_fpn", DATA, wish, files, refined=True, backends=("onnxruntime", "ncnn"))
     return run.sources(supernet, tmp_path_factory.mktemp("stages"))
 
 
@@ -87,17 +92,43 @@ def test_sensitivities_are_points_of_mean_iou_and_answers_are_drawn(sources: rep
 
 
 def test_winners_are_chosen_by_measured_mean_iou_and_their_files_agree_with_torch(sources: report.Sources) -> None:
-    (device,) = sources.devices
-    winners = read_json(device.search / search.FRONT_FILE)["winners"]
-    assert winners
-    assert all(0 < row["measured_accuracy"] < 1 for row in winners)
-    cards = read_json(device.export / RESULT_FILE)["subnets"]
-    assert {card["digest"] for card in cards} == {row["digest"] for row in winners}
-    for card in cards:
-        assert card["problem"] == "segmentation"
-        assert {name: file["state"] for name, file in card["files"].items()} == {"onnx": "ok", "ncnn": "ok"}
-        assert 0 < card["accuracy"]["test"] < 1
-    assert "mean IoU, test" in next(device.export.glob("*.md")).read_text()
+    for device in sources.devices:
+        winners = read_json(device.search / search.FRONT_FILE)["winners"]
+        assert winners
+        assert all(0 < row["measured_accuracy"] < 1 for row in winners)
+        cards = read_json(device.export / RESULT_FILE)["subnets"]
+        assert {card["digest"] for card in cards} == {row["digest"] for row in winners}
+        for card in cards:
+            assert card["problem"] == "segmentation"
+            assert card["device"]["backend"] == device.name
+            assert card["latency"]["p50_ms"] > 0
+            assert {name: file["state"] for name, file in card["files"].items()} == {"onnx": "ok", "ncnn": "ok"}
+            assert 0 < card["accuracy"]["test"] < 1
+        assert "mean IoU, test" in next(device.export.glob("*.md")).read_text()
+
+
+def test_every_operator_of_a_segmenter_is_measured_on_every_device(sources: report.Sources) -> None:
+    for device in sources.devices:
+        entries = list(Lut.open(device.profile / LUT_FOLDER).entries())
+        assert len(entries) > 20
+        assert {entry.operator: entry.reason for entry in entries if entry.state == "failed"} == {}
+
+
+def test_the_bundle_of_a_device_with_ncnn_gives_the_same_masks_in_both_formats(sources: report.Sources) -> None:
+    _, device = sources.devices
+    bundle = OpenBundle.open(device.export / "bundle")
+    images_NCHW = np.concatenate([x.numpy() for x, _ in load_splits(DATA)["test"].batches(8)])[:8]
+    formats: tuple[BundleFormat, ...] = ("onnx", "ncnn")
+    masks = []
+    for form in formats:
+        with adaptive_runtime.load(bundle.folder, format=form, prepares=False) as model:
+            found = model.infer(images_NCHW).masks
+            assert found is not None
+            masks.append(found)
+    onnx_NHW, ncnn_NHW = masks
+    assert onnx_NHW.shape == (8, 32, 32)
+    assert len(np.unique(onnx_NHW)) > 1
+    assert (onnx_NHW == ncnn_NHW).mean() > 0.999
 
 
 def test_the_report_says_what_accuracy_is_and_shows_answers(sources: report.Sources, tmp_path: Path) -> None:
