@@ -115,8 +115,8 @@ class TableSamples:
 
     def _clips_of(self, name: str) -> WavClips:
         rows = range(len(self._places))
-        files, told = ([one(name, row) for row in rows] for one in (self._path, self._told))
-        return WavClips(self._settings, files, told)
+        files = [self._path(name, row) for row in rows]
+        return WavClips(self._settings, files, [self._told(name, row) for row in rows])
 
     def _path(self, name: str, index: int) -> Path:
         return self._places[index][0].parent / str(self._files[name][index])
