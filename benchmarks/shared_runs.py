@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from flows.sharing import RunLocks, run_locks
-from tests.flows.postgres import postgres, programs
 from tests.flows.tiny import TINY
+from tests.postgres import postgres, programs
 
 LOOK_S = 0.02
 LIMIT_S = 900.0

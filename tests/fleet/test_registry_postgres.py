@@ -23,27 +23,29 @@ from tasks.fleet.registry import (
 )
 from tasks.fleet.registry.tables import metadata, schema
 from tests.agents.agent_processes import soon
-from tests.fleet.postgres import BINARIES, PostgresServer, postgres_server
 from tests.fleet.served_registry import served_registry
 from tests.fleet.told_fleet import ASKED, SETTINGS, WINDOW_S, ToldFleet
+from tests.postgres import Postgres, postgres, programs
 
+PROGRAMS = programs()
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("psycopg") is None or not BINARIES.is_dir(),
-    reason="takes PostgreSQL 15 of Debian and the extra 'postgres'",
+    importlib.util.find_spec("psycopg") is None or PROGRAMS is None,
+    reason="takes PostgreSQL of Debian and the extra 'postgres'",
 )
 TOLD = Telemetry(sequence=2**40, bundle=None, sums=RequestSums(requests=10, log_latency=20, in_time=9, confidence=8))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as found:
+def server() -> Iterator[Postgres]:
+    assert PROGRAMS is not None, "else skipped"
+    with postgres(PROGRAMS) as found:
         yield found
 
 
 @pytest.fixture
-def registry(server: PostgresServer) -> Iterator[Registry]:
+def registry(server: Postgres) -> Iterator[Registry]:
     """An empty one."""
-    found = Registry.open(server.url, WINDOW_S)
+    found = Registry.open(server.url(password=True), WINDOW_S)
     yield found
     with found.writing() as connection:
         for table in reversed(metadata.sorted_tables):
@@ -129,13 +131,13 @@ def test_telemetry_of_a_device_that_comes_twice_at_once_counts_once(registry: Re
         assert connection.execute(text("SELECT restored FROM devices")).scalar_one() == 0
 
 
-def test_a_registry_of_an_earlier_schema_is_upgraded_there_too(server: PostgresServer, registry: Registry) -> None:
+def test_a_registry_of_an_earlier_schema_is_upgraded_there_too(server: Postgres, registry: Registry) -> None:
     with registry.writing() as connection:
         for name in ("told", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
             connection.execute(text(f"ALTER TABLE devices DROP COLUMN {name}"))
         connection.execute(text("ALTER TABLE devices ALTER COLUMN sequence TYPE INTEGER"))
         connection.execute(text("UPDATE fleet_schema SET version = 1"))
-    again = Registry.open(server.url)
+    again = Registry.open(server.url(password=True))
     with again.writing() as connection:
         device = enrol(connection, new_enrolment(connection, "me", valid_s=60)[0].token, ASKED).device
         assert record(connection, device, TOLD, 150.0, WINDOW_S) is None
@@ -145,9 +147,9 @@ def test_a_registry_of_an_earlier_schema_is_upgraded_there_too(server: PostgresS
 
 
 def test_a_service_outlives_its_database_and_says_when_to_come_again(
-    server: PostgresServer, registry: Registry, plain_bundle: Path, tmp_path: Path
+    server: Postgres, registry: Registry, plain_bundle: Path, tmp_path: Path
 ) -> None:
-    with served_registry(tmp_path, plain_bundle, server.url) as service:
+    with served_registry(tmp_path, plain_bundle, server.url(password=True)) as service:
         device = service.enrolled()
         assert service.post("/v1/telemetry", device.token, TOLD.model_dump_json()).json()["bundle"] is None
         server.stop()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.flows.postgres import Postgres, programs
-from tests.flows.postgres import postgres as started_postgres
 from tests.flows.prefect_server import Server, started
 from tests.flows.tiny import TINY
+from tests.postgres import Postgres, programs
+from tests.postgres import postgres as started_postgres
 
 
 @pytest.fixture(scope="session", autouse=True)

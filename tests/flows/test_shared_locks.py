@@ -16,7 +16,7 @@ from flows.machine.locks import only_run
 from flows.sharing import StageElsewhere, database_turn, run_locks, session
 from flows.sharing.session import LockSession
 from tasks.errors import UserError
-from tests.flows.postgres import Postgres
+from tests.postgres import Postgres
 from tests.threads import all_at_once
 
 WITHIN_S = 120.0

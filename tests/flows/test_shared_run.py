@@ -19,9 +19,9 @@ from mlflow import MlflowClient
 
 from flows.sharing import run_locks
 from tasks.artifacts import read_lines
-from tests.flows.postgres import Postgres
 from tests.flows.prefect_server import Server, started, stop, wait_for
 from tests.flows.tiny import TINY
+from tests.postgres import Postgres
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 500

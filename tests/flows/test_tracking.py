@@ -12,7 +12,7 @@ from flows.tracking.addresses import TrackingAddress, address_of, path_of
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
 from tests.flows.databases import database_in
-from tests.flows.postgres import Postgres
+from tests.postgres import Postgres
 
 
 @pytest.fixture

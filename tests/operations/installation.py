@@ -21,8 +21,8 @@ import httpx
 
 from tests.agents.test_agents_cli import write_certificate
 from tests.docs.documents import ROOT
-from tests.flows.postgres import USER, Postgres
 from tests.operations.test_compose import SERVICES
+from tests.postgres import USER, Postgres
 
 HOST = "127.0.0.1"
 START_SECONDS = 400

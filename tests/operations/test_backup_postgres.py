@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from tests.flows.postgres import USER, Postgres, postgres, programs
+from tests.postgres import USER, Postgres, postgres, programs
 
 BINARIES = programs()
 pytestmark = pytest.mark.skipif(BINARIES is None, reason="no PostgreSQL server is installed")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from tests.flows.postgres import USER, postgres, programs
 from tests.operations.installation import Installation, installation, is_ready, make_databases
+from tests.postgres import USER, postgres, programs
 
 BINARIES = programs()
 PORTS = {"prefect": "4200", "mlflow": "5000", "registry": "8763", "relay": "8764", "worker": "8080"}

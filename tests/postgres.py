@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,48 @@ def programs() -> Path | None:
     return Path(on_path).parent if on_path else None
 
 
-@dataclass(frozen=True)
 class Postgres:
-    """A running server. Its password is in a file for PGPASSFILE."""
+    """A server on a free port of loopback. Its password is in a file for PGPASSFILE."""
 
-    port: int
-    password: str
-    passwords: Path
+    def __init__(self, bin_folder: Path, folder: Path) -> None:
+        self._programs, self._folder = bin_folder, folder
+        self.password, self.passwords = secrets.token_hex(12), folder / "passwords"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.passwords.write_text(f"127.0.0.1:{self.port}:*:{USER}:{self.password}\n")
+        self.passwords.chmod(0o600)
+        self._owner = _owner(folder)
+        _initialise(bin_folder, folder, self.password, self._owner)
+        self._server: subprocess.Popen[bytes] | None = None
 
-    def url(self, database: str, *, password: bool = False) -> str:
+    def start(self) -> None:
+        """Until it takes connections."""
+        settings, log = [word for setting in SMALL for word in ("-c", setting)], self._folder / "log"
+        command = [str(self._programs / "postgres"), "-D", f"{self._folder}/data", "-p", str(self.port), *settings]
+        with log.open("ab") as said:
+            server: subprocess.Popen[bytes] = subprocess.Popen(
+                command, cwd=self._folder, stdout=said, stderr=said, start_new_session=True, **self._owner
+            )
+        self._server, until = server, time.monotonic() + START_SECONDS
+        asked = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        while subprocess.run(asked).returncode != 0:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """At once; clients are sent away."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(STOP_SECONDS)
+        finally:
+            server.kill()
+
+    def url(self, database: str = "postgres", *, password: bool = False) -> str:
         """The address of a database, as users give it."""
         user = f"{USER}:{self.password}" if password else USER
         return f"postgresql+psycopg://{user}@127.0.0.1:{self.port}/{database}"
@@ -69,32 +101,17 @@ class Postgres:
 
 @contextmanager
 def postgres(bin_folder: Path) -> Iterator[Postgres]:
-    """A server on a free port of loopback, in a folder of its own, as a user who is not root."""
-    folder, password = Path(tempfile.mkdtemp(prefix="postgres-")), secrets.token_hex(12)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    passwords = folder / "passwords"
-    passwords.write_text(f"127.0.0.1:{port}:*:{USER}:{password}\n")
-    passwords.chmod(0o600)
-    owner = _owner(folder)
-    _initialise(bin_folder, folder, password, owner)
-    settings = [word for setting in SMALL for word in ("-c", setting)]
-    command = [str(bin_folder / "postgres"), "-D", str(folder / "data"), "-p", str(port), *settings]
-    with (folder / "log").open("wb") as log:
-        server: subprocess.Popen[bytes] = subprocess.Popen(
-            command, cwd=folder, stdout=log, stderr=log, start_new_session=True, **owner
-        )
+    """A running server in a folder of its own, as a user who is not root."""
+    folder = Path(tempfile.mkdtemp(prefix="postgres-"))
     try:
-        _wait_until_ready(bin_folder, port, server, folder / "log")
-        yield Postgres(port, password, passwords)
-    finally:
-        server.send_signal(signal.SIGINT)  # clients are sent away
+        server = Postgres(bin_folder, folder)
         try:
-            server.wait(STOP_SECONDS)
+            server.start()
+            yield server
         finally:
-            server.kill()
-            shutil.rmtree(folder, ignore_errors=True)
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _owner(folder: Path) -> dict[str, Any]:
@@ -112,12 +129,3 @@ def _initialise(bin_folder: Path, folder: Path, password: str, owner: dict[str, 
     (folder / "secret").write_text(password)
     words = f"-D data -U {USER} -A scram-sha-256 --pwfile=secret --locale=C -E UTF8 -N".split()
     subprocess.run([str(bin_folder / "initdb"), *words], cwd=folder, check=True, capture_output=True, **owner)
-
-
-def _wait_until_ready(bin_folder: Path, port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + START_SECONDS
-    asked = [str(bin_folder / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-    while subprocess.run(asked).returncode != 0:
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.1)
