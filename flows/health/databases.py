@@ -28,7 +28,7 @@ def postgres_health(address: str, *, timeout_s: float, service: str = "postgres"
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         well, said = False, f"does not answer ({shortened(error) or type(error).__name__})"
         next_step = "start PostgreSQL, or look at its log"
-    where = bare.set(password=None).render_as_string(hide_password=False)
+    where = bare.render_as_string(hide_password=True)
     return ServiceHealth(service=service, where=where, well=well, said=said, next_step=next_step)
 
 
