@@ -110,7 +110,8 @@ async def _put(client: PrefectClient, automation: AutomationCore) -> None:
     if not known:
         await client.create_automation(automation)
         return
-    whole = AutomationCore.model_validate({**automation.model_dump(mode="json"), "enabled": known[0].enabled})
+    plain = automation.model_dump(mode="json", exclude={"owner_resource"})  # which an update may not name
+    whole = AutomationCore.model_validate({**plain, "enabled": known[0].enabled})
     await client.update_automation(known[0].id, whole)
 
 

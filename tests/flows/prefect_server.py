@@ -16,7 +16,6 @@ import httpx
 from tests.docs.documents import blocks
 
 REPOSITORY = Path(__file__).parents[2]
-RUNNING = REPOSITORY / "docs" / "running.md"
 DOCUMENTED_ADDRESS = "127.0.0.1:4200"
 WAIT_SECONDS = 300
 ANSWER_SECONDS = 120
@@ -87,9 +86,10 @@ class Server:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def documented(self, language: str, words: str) -> str:
-        """The one block of docs/running.md with these words, with this server's address."""
-        (block,) = [block.text for block in blocks(RUNNING) if block.language == language and words in block.text]
+    def documented(self, language: str, words: str, page: str = "running.md") -> str:
+        """The one block of a page of docs/ with these words, with this server's address."""
+        found = blocks(REPOSITORY / "docs" / page)
+        (block,) = [block.text for block in found if block.language == language and words in block.text]
         return block.replace(DOCUMENTED_ADDRESS, self.address)
 
     def wait_until_ready(self) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 from mlflow import MlflowClient
+from prefect.utilities.templating import apply_values
 
 from flows.sharing import run_locks
 from tasks.artifacts import read_lines
@@ -61,7 +62,7 @@ def tracking(shared: Server, postgres: Postgres, tmp_path_factory: pytest.TempPa
         port = free.getsockname()[1]
     kept = tmp_path_factory.mktemp("mlflow")
     process = shared.start(
-        f"exec mlflow server --host 127.0.0.1 --port {port} --workers 1 --serve-artifacts --artifacts-destination {kept} "
+        f"exec env MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow server --host 127.0.0.1 --port {port} --workers 1 --serve-artifacts --artifacts-destination {kept} "
         f"--backend-store-uri {postgres.database('mlflow')}"
     )
 
@@ -170,8 +171,19 @@ def test_whichever_worker_is_killed_the_others_finish_the_run(
     assert sorted(str(file.parent.parent.relative_to(output / "stages")) for file in found) == sorted(STAGES)
     assert [path for path in (output / "stages").rglob("*.*") if path.is_dir()] == [], "unfinished, or damaged"
     assert [line["step"] for line in run.lines("finetune", "history.jsonl")] == [*range(1, 19)]
+    check_tasks(shared, ended["id"])
     check_tracking(tracking, output)
     check_secrets(shared, postgres, ended["id"], output)
+
+
+def check_tasks(server: Server, flow_run: str) -> None:
+    """A task is a stage for a device, and has the device's tag; one that another worker was at may have been tried twice."""
+    tasks = server.found("task_runs", flow_runs={"id": {"any_": [flow_run]}})
+    assert {task["name"] for task in tasks} <= STAGES
+    assert len(tasks) < 2 * len(STAGES)
+    asking = {task["name"]: task["tags"] for task in tasks if task["name"].partition("/")[0] in ("profile", "latency")}
+    assert asking
+    assert set(map(tuple, asking.values())) == {("device:onnxruntime",)}
 
 
 def check_tracking(uri: str, output: Path) -> None:
@@ -246,6 +258,28 @@ def test_automations_are_made_once_and_notice_bad_nights_and_worse_fronts(shared
     expected = {made["autotailor: a night failed"], made["autotailor: a front got worse"]}
     wait_for(lambda: fired() >= expected, "both automations")
     assert fired() == expected
+
+
+def test_the_documented_pools_for_containers_take_their_deployments(shared: Server) -> None:
+    shared.shell(shared.documented("bash", "prefect variable set", "workers.md"))
+    docker, kubernetes = (shared.deployment(f"autotailor/{name}") for name in ("docker", "kubernetes"))
+    image = "registry.example.org/autotailor:0.13"
+    assert docker["job_variables"]["image"] == kubernetes["job_variables"]["image"] == image
+    assert docker["job_variables"]["volumes"] == ["/srv/autotailor:/srv/autotailor"]
+    for one in (docker, kubernetes):
+        assert one["entrypoint"] == "flows.deployments.deployed.run"
+        assert one["parameter_openapi_schema"] == shared.deployment(DEPLOYMENT)["parameter_openapi_schema"]
+        (step,) = one["pull_steps"]
+        assert step == {"prefect.deployments.steps.set_working_directory": {"directory": "/srv/autotailor"}}
+    template = shared.api.get("work_pools/autotailor-kubernetes").raise_for_status().json()["base_job_template"]
+    defaults = {name: one["default"] for name, one in template["variables"]["properties"].items() if "default" in one}
+    job = apply_values(template["job_configuration"], {**defaults, **kubernetes["job_variables"]})["job_manifest"]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == image
+    assert pod["containers"][0]["env"] == {"PGPASSFILE": "/etc/autotailor/pgpass"}
+    assert {volume["name"] for volume in pod["volumes"]} == {m["name"] for m in pod["containers"][0]["volumeMounts"]}
+    assert pod["volumes"][1]["secret"]["secretName"] == "autotailor"
+    assert "{{" not in str(pod)
 
 
 def flow_of(server: Server) -> str:
