@@ -62,7 +62,8 @@ def tracking(shared: Server, postgres: Postgres, tmp_path_factory: pytest.TempPa
         port = free.getsockname()[1]
     kept = tmp_path_factory.mktemp("mlflow")
     process = shared.start(
-        f"exec env MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow server --host 127.0.0.1 --port {port} --workers 1 --serve-artifacts --artifacts-destination {kept} "
+        "export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false  # a dozen processes\n"
+        f"exec mlflow server --host 127.0.0.1 --port {port} --workers 1 --serve-artifacts --artifacts-destination {kept} "
         f"--backend-store-uri {postgres.database('mlflow')}"
     )
 
