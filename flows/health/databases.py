@@ -10,6 +10,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from flows.health.state import ServiceHealth
+from tasks.backup import plain_address
 from tasks.errors import UserError, shortened
 
 ADDRESS = "postgresql://USER@HOST:PORT/DATABASE"
@@ -28,8 +29,7 @@ def postgres_health(address: str, *, timeout_s: float, service: str = "postgres"
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         well, said = False, f"does not answer ({shortened(error) or type(error).__name__})"
         next_step = "start PostgreSQL, or look at its log"
-    where = bare.render_as_string(hide_password=True)
-    return ServiceHealth(service=service, where=where, well=well, said=said, next_step=next_step)
+    return ServiceHealth(service=service, where=plain_address(url), well=well, said=said, next_step=next_step)
 
 
 async def _asked(url: URL, timeout_s: float) -> str:

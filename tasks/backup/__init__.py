@@ -1,6 +1,6 @@
 """Backups of everything that counts, and the way back: folders file by file, databases by what their makers give for it."""
 
-from tasks.backup.databases import Database, database_at
+from tasks.backup.databases import Database, database_at, plain_address
 from tasks.backup.folders import at_work, is_passing, take_folder
 from tasks.backup.manifest import BackupPart, Manifest
 from tasks.backup.restoring import RestoreTarget, restore
@@ -15,6 +15,7 @@ __all__ = [
     "at_work",
     "database_at",
     "is_passing",
+    "plain_address",
     "restore",
     "take_folder",
 ]

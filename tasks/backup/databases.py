@@ -94,7 +94,7 @@ class PostgresDatabase:
     @property
     def where(self) -> str:
         """Its address without a password."""
-        return self._url.set(drivername="postgresql").render_as_string(hide_password=True)
+        return plain_address(self._url)
 
     def exists(self) -> bool:
         """Whether it has tables."""
@@ -121,8 +121,7 @@ class PostgresDatabase:
 
     def _to(self) -> list[str]:
         """Words that name it: asked for a password, the programs fail instead of waiting."""
-        bare = self._url.set(drivername="postgresql", password=None)
-        return ["--no-password", f"--dbname={bare.render_as_string(hide_password=False)}"]
+        return ["--no-password", f"--dbname={plain_address(self._url)}"]
 
     def _ask(self, words: list[str]) -> str:
         """The output of a program. UserError: it failed, with its last line."""
@@ -134,6 +133,12 @@ class PostgresDatabase:
             told = next((line for line in lines if "ERROR" in line or "FATAL" in line), lines[0])
             raise UserError(f"database '{self.where}'", f"{Path(words[0]).name} failed ({told.strip()})")
         return done.stdout
+
+
+def plain_address(url: URL) -> str:
+    """Of a PostgreSQL database, as its own programs take it, without a password. (`URL.set` takes none away.)"""
+    query = dict(url.query)
+    return URL.create("postgresql", url.username, None, url.host, url.port, url.database, query).render_as_string()
 
 
 def database_at(address: str, where: str) -> SqliteDatabase | PostgresDatabase:

@@ -1,9 +1,9 @@
 """What a backup has: for each part its files with their digests, as a file whose name has its own digest."""
 
 from pathlib import PurePosixPath
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from tasks.schemas.stored import Record, Stored
 
@@ -39,6 +39,12 @@ class BackupPart(Record):
     kind: PartKind
     place: str
     files: dict[InnerPath, BackedUpFile]
+
+    @model_validator(mode="after")
+    def _a_database_has_one_file(self) -> Self:
+        if self.kind != "folder" and self.files.keys() != {DUMP}:
+            raise ValueError(f"a database has one file, '{DUMP}'")
+        return self
 
     @property
     def size(self) -> int:

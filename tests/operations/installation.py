@@ -66,6 +66,8 @@ class Installation:
         environment = {key: self._here(str(value)) for key, value in service.get("environment", {}).items()}
         environment = {key: value for key, value in environment.items() if "redis" not in value}
         words = [word for word in words if "/redis" not in word]
+        for at in (0, words.index("--") + 1) if "--" in words else (0,):
+            words[at] = sys.executable if words[at] == "python" else str(BINARIES / words[at])
         log = stack.enter_context((self.folder / f"{name}.log").open("wb"))
         process = subprocess.Popen(
             words,
@@ -90,8 +92,6 @@ class Installation:
 
     def _here(self, word: str) -> str:
         """A word of compose on this machine."""
-        if word in ("python", "prefect", "mlflow", "autotailor"):
-            return sys.executable if word == "python" else str(BINARIES / word)
         word = re.sub(r"\$\{AUTOTAILOR_HOST[^}]*\}", HOST, word).replace("0.0.0.0", "127.0.0.1")
         word = word.replace("/run/secrets", str(self.secrets)).replace("/srv/", f"{self.folder}/")
         word = word.replace("/tmp/prefect", f"{self.folder}/prefect").replace("/opt/autotailor", str(ROOT))

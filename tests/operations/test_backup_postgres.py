@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,8 +79,18 @@ def test_a_wrong_password_is_one_line_without_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("PGPASSFILE", raising=False)
     address = f"postgresql://{USER}:not-the-password@127.0.0.1:{server.port}/postgres"
+    asked: list[list[str]] = []
+    run = subprocess.run
+
+    def remembered(words: list[str], **options: Any) -> Any:
+        asked.append(words)
+        return run(words, **options)
+
+    monkeypatch.setattr(subprocess, "run", remembered)
     assert main(["backup", "kept", f"mlflow={address}", *OTHERS]) == 2
     told = capsys.readouterr().err
     assert "password authentication failed" in told
     assert told.count("\n") == 1
     assert "not-the-password" not in told
+    assert asked
+    assert not any("not-the-password" in word for words in asked for word in words)

@@ -166,6 +166,12 @@ def _places(config: BackupConfig) -> dict[str, RestoreTarget]:
 
     tracking = address_of(None if config.mlflow in (AUTO, None) else config.mlflow)
     found: dict[str, RestoreTarget] = {}
+    for part in DATABASES:  # before folders: files are written before a database names them
+        value = getattr(config, part)
+        if part == "mlflow" and value == AUTO:
+            value = None if tracking.uri.startswith("http") else tracking.uri  # a server's is kept where the server is
+        if value is not None:
+            found[part] = database_at(value, part)
     for part in FOLDERS:
         value = getattr(config, part)
         if value == AUTO:
@@ -174,12 +180,6 @@ def _places(config: BackupConfig) -> dict[str, RestoreTarget]:
             raise UserError(part, f"'{value}' is no folder of this machine", next_step="its store keeps copies itself")
         if value is not None:
             found[part] = Path(value)
-    for part in DATABASES:
-        value = getattr(config, part)
-        if part == "mlflow" and value == AUTO:
-            value = None if tracking.uri.startswith("http") else tracking.uri  # a server's is kept where the server is
-        if value is not None:
-            found[part] = database_at(value, part)
     return found
 
 
