@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
+from adaptive_runtime.telemetry import span
 from flows.config import DeviceProfile
 from flows.machine.locks import in_turn
 from profiling_agents.client import AgentClient, local_agent
@@ -115,7 +116,8 @@ class Devices:
     def _client_or_anew(self, name: str) -> Iterator[AgentClient]:
         """The device's client; after an AgentError the next use connects anew."""
         try:
-            yield self.client(name)
+            with span("device work", device=name):
+                yield self.client(name)
         except AgentError:
             self._disconnect(name)
             raise

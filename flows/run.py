@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from rich.progress import Progress as Bars
 
+from adaptive_runtime.telemetry import span
 from flows.devices import Devices
 from flows.machine.signals import is_interrupted
 from flows.progress import StageProgress, is_interruption
@@ -224,7 +225,8 @@ class Run(Surroundings):
         metrics = self.tracker.metrics(run_id)
         started = time.monotonic()
         try:
-            result = body(folder.path, StageProgress(stage.name, self.bars, self.is_interrupted, metrics.add))
+            with span(f"stage {stage.name}", stage=stage.name, key=folder.final.name, run=self.folder.name):
+                result = body(folder.path, StageProgress(stage.name, self.bars, self.is_interrupted, metrics.add))
             seconds = round(time.monotonic() - started, 3)
             self.locks.check()
             folder.publish({**result, SECONDS: seconds}, MadeFrom(settings=stage.settings, code=stage.code))

@@ -1,6 +1,6 @@
 """Metrics of a service in the text format of Prometheus."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -47,6 +47,10 @@ class ServiceMetrics:
         self._waited_s.observe(waited_ms / 1e3)
         for labels in zip(answer.subnets, answer.exits, answer.formats, strict=True):
             self._samples.labels(*labels).inc()
+
+    def families(self) -> Iterable[Metric]:
+        """All of them, as they are now."""
+        return self._registry.collect()
 
     def text(self) -> bytes:
         """All of them."""

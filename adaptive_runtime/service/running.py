@@ -18,6 +18,7 @@ from adaptive_runtime.service.pages import PATHS
 from adaptive_runtime.service.remembered import ChoiceMemory
 from adaptive_runtime.service.routes import create_app
 from adaptive_runtime.service.waiting import RequestQueue
+from adaptive_runtime.telemetry import metrics_export
 from adaptive_runtime.traces import LoadRecorder
 from profiling_agents.messages import MIB
 from profiling_agents.network.endpoint import address, bound, check_bind
@@ -91,6 +92,7 @@ async def _serve(
     server = http_server(options.network, create_app(service), token, rules)
     ready = f"{READY}{address(options.network, listener)}"
     works = [*(queue.work() for _ in range(options.workers)), _observe(service, model.memory)]
+    works += metrics_export("autotailor-service", service.metrics.families)
     if local is not None:
         works.append(serve_local(local, service, most_bytes))
     if recorder is not None and options.load_trace is not None:

@@ -29,7 +29,13 @@ from tests.flows.tiny import TINY
 pytestmark = pytest.mark.slow
 
 NETWORK = "test_resnet-digits"
-WORDS = ("nightly.operators=4", "nightly.rounds=3", "nightly.slower=1", "nightly.smaller_front=1", "nightly.error_points=0")
+WORDS = (
+    "nightly.operators=4",
+    "nightly.rounds=3",
+    "nightly.slower=1",
+    "nightly.smaller_front=1",
+    "nightly.error_points=0",
+)
 """Devices share their cores with other tests: latencies of two nights may differ by anything."""
 FASTER = 100.0
 NEVER_WRONG = {f"made {number}": 0.0 for number in range(60)}

@@ -3,13 +3,16 @@
 import asyncio
 import time
 
+from prometheus_client.core import Metric
 from sqlalchemy.exc import SQLAlchemyError
 
+from adaptive_runtime.telemetry import metrics_export
 from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind
 from profiling_agents.network.folder import ended_by_signal
 from profiling_agents.network.guard import GuardRules
 from profiling_agents.network.server import allow_open_files, http_server, serve_with
 from tasks.fleet.registry import BundleStore, Registry, advance
+from tasks.fleet.service.metrics import registry_metrics
 from tasks.fleet.service.routes import RegistryRoutes, create_app
 
 READY = "registry ready: "
@@ -31,7 +34,8 @@ def serve_registry(registry: Registry, store: BundleStore, network: Endpoint) ->
         server = http_server(network, create_app(routes), routes.admits, rules)
         listener.listen(CONNECTIONS)
         ready = f"{READY}{address(network, listener)}"
-        asyncio.run(serve_with(server, listener, network, ready, _decide(registry)))
+        told = metrics_export("autotailor-registry", lambda: _metrics(registry), in_thread=True)
+        asyncio.run(serve_with(server, listener, network, ready, _decide(registry), *told))
 
 
 async def _decide(registry: Registry) -> None:
@@ -39,6 +43,14 @@ async def _decide(registry: Registry) -> None:
     while True:
         await asyncio.to_thread(look, registry)
         await asyncio.sleep(min(LONGEST_PAUSE_S, registry.window_s / LOOKS_PER_WINDOW))
+
+
+def _metrics(registry: Registry) -> list[Metric]:
+    """None while the database is away: devices are answered all the same."""
+    try:
+        return list(registry_metrics(registry))
+    except SQLAlchemyError:
+        return []
 
 
 def look(registry: Registry) -> None:

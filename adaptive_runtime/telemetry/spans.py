@@ -1,0 +1,45 @@
+"""Spans: what takes how long, inside of what."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from adaptive_runtime.telemetry.wanted import endpoint_variable, missing, resource
+
+SERVICE = "autotailor"
+Attribute = str | int | float | bool
+
+
+@contextmanager
+def span(name: str, **attributes: Attribute) -> Iterator[None]:
+    """A span around a block, inside the one that is open in this thread. Of an error its class is told, and no message."""
+    tracer = _tracer() if endpoint_variable("TRACES") else None
+    if tracer is None:
+        yield
+        return
+    from opentelemetry.trace import Status, StatusCode
+
+    told = {f"autotailor.{key}": value for key, value in attributes.items()}
+    options: dict[str, Any] = {"record_exception": False, "set_status_on_exception": False}
+    with tracer.start_as_current_span(name, attributes=told, **options) as opened:
+        try:
+            yield
+        except BaseException as error:
+            opened.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            raise
+
+
+@functools.cache
+def _tracer() -> Any:
+    """Sends spans in a thread of its own, the last ones when the process ends; None: the packages are missing."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        missing("TRACES", error)
+        return None
+    provider = TracerProvider(resource=resource(SERVICE))  # ours alone: MLflow has one, too
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider.get_tracer(SERVICE)

@@ -1,0 +1,32 @@
+"""Whether telemetry is asked for, and what it says of its sender."""
+
+import logging
+import os
+from typing import Any, Literal
+
+Signal = Literal["METRICS", "TRACES"]
+LOG = logging.getLogger("adaptive_runtime")
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+EXTRA = "pip install 'autotailor[telemetry]', on a device 'autotailor-runtime[telemetry]'"
+
+
+def endpoint_variable(signal: Signal) -> str | None:
+    """The variable that names the place for a signal; None: there is none, or it is switched off."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if os.environ.get(f"OTEL_{signal}_EXPORTER", "otlp") != "otlp":
+        return None
+    names = (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", ENDPOINT)
+    return next((name for name in names if os.environ.get(name)), None)
+
+
+def missing(signal: Signal, error: ImportError) -> None:
+    """Tell that the packages are not there: whoever set the variables may have meant other programs."""
+    LOG.warning("%s is set, and '%s' is missing: nothing is sent; %s", endpoint_variable(signal), error.name, EXTRA)
+
+
+def resource(service: str) -> Any:
+    """What says of whom a signal is: the name of the service, unless `OTEL_SERVICE_NAME` says another one."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    return Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service})
