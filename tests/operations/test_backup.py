@@ -166,7 +166,7 @@ def test_what_is_there_is_overwritten_only_when_told_and_stays_beside(
         capsys.readouterr()
         assert main(["restore", "kept"]) == 2
         told = capsys.readouterr().err
-        assert "'outputs' has something in it; overwrite=true puts it aside, output_dir=ELSEWHERE leaves it" in told
+        assert "mlflow.db' has something in it; overwrite=true puts it aside, mlflow=ELSEWHERE leaves it" in told
         assert (place / "outputs/luts/ncnn/part-0.parquet").read_bytes() == b"newer"
         assert main(["restore", "kept", "overwrite=true"]) == 0
     assert (place / "outputs/luts/ncnn/part-0.parquet").read_bytes() == b"table"
