@@ -1,7 +1,8 @@
 """Detectors that give one raw output, from random weights: SSDLite, RetinaNet and FCOS.
 
-They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite on a small residual network. What comes before and after
-the network is outside: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and `tasks.problems`).
+They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite and FCOS on a small residual network. What comes before
+and after the network is outside: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and
+`tasks.problems`).
 Shapes: B batch, C channels, H height, W width, P anchors. Sources: MobileNetV2 (CVPR 2018) §6.2, Focal Loss for Dense Object
 Detection (ICCV 2017), FCOS (ICCV 2019).
 """
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torchvision.models.detection import fcos_resnet50_fpn, retinanet_resnet50_fpn, ssdlite320_mobilenet_v3_large
+from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.detection.ssdlite import SSDLiteHead
 
 COLUMNS = ("cls_logits", "bbox_regression", "bbox_ctrness")
@@ -78,6 +81,36 @@ class ResidualMaps(nn.Module):
         return {str(place): each for place, each in enumerate(maps)}
 
 
+class PyramidMaps(nn.Module):
+    """Five feature maps with strides 8 to 128 and `WIDTH` channels: two of three stages in a pyramid, then convolutions.
+
+    Source: Feature Pyramid Networks for Object Detection (CVPR 2017) §3.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = convolution(channels, STAGES[0] // 2)
+        self.stages = nn.ModuleList(
+            nn.Sequential(convolution(before, width), ResidualBlock(width), ResidualBlock(width))
+            for before, width in zip((STAGES[0] // 2, *STAGES), STAGES, strict=False)
+        )
+        self.lateral = nn.ModuleList(nn.Conv2d(width, WIDTH, 1) for width in STAGES[1:])
+        self.smooth = nn.ModuleList(convolution(WIDTH, WIDTH, 1) for _ in STAGES[1:])
+        self.coarser = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
+        """By their places, the finest first."""
+        found = [self.stem(x_BCHW)]
+        for stage in self.stages:
+            found.append(stage(found[-1]))
+        finer, coarser = (layer(one) for layer, one in zip(self.lateral, found[-2:], strict=True))
+        finer = finer + functional.interpolate(coarser, size=finer.shape[2:], mode="nearest")
+        maps = [layer(one) for layer, one in zip(self.smooth, (finer, coarser), strict=True)]
+        for layer in self.coarser:
+            maps.append(layer(maps[-1]))
+        return {str(place): each for place, each in enumerate(maps)}
+
+
 def ssdlite(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
     """For the head `ssdlite`, on MobileNetV3-Large."""
     whole = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=num_classes)
@@ -99,6 +132,14 @@ def fcos(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
     """For the head `fcos`."""
     whole = fcos_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
     return _raw(whole.backbone, whole.head, in_chans)
+
+
+def fcos_small(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
+    """For the head `fcos`, on a small residual network: every box is found by the positions near its middle, 8 pixels apart.
+
+    No layers are shared by the maps before the head's own: each map has its statistics in the layer that smooths it.
+    """
+    return RawDetector(PyramidMaps(in_chans), FCOSHead(WIDTH, 1, num_classes, num_convs=0))
 
 
 def _raw(backbone: nn.Module, head: nn.Module, channels: int) -> RawDetector:

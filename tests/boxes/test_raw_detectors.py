@@ -25,8 +25,9 @@ TOLERANCE = 1e-4
         (small_detectors.ssdlite, SSDLITE),
         (small_detectors.retinanet, RETINANET),
         (small_detectors.fcos, FCOS),
+        (detectors.fcos_small, FCOS),
     ],
-    ids=["ssdlite", "retinanet", "fcos"],
+    ids=["ssdlite", "retinanet", "fcos", "fcos_small"],
 )
 def test_subnets_of_a_detector_are_what_is_built_and_exported_of_them(
     make: Callable[[int, int], nn.Module], head: DetectionHead, tmp_path: Path
