@@ -294,6 +294,8 @@ def test_the_run_time_serves_the_adapted_subnet_and_can_adapt_it_further(
         model.use(exported.card.digest)
         served = model.infer(x).logits
         assert difference(served, torch_answers(exported.subnet, torch.from_numpy(x))) <= TOLERANCE
+    with adaptive_runtime.load(exported.out / "bundle") as model:  # nothing else adapts its weights meanwhile
+        model.use(exported.card.digest)
         further = AdaptedSubnet(model.pool, exported.card.digest, options, None)
         further.weights.adapt(x)
         expected = further.weights.look(x).logits_BK
