@@ -29,7 +29,7 @@ from tests.agents.test_agents_cli import write_certificate
 ROOT = Path(__file__).resolve().parents[2]
 SECURITY = ROOT / "docs" / "security.md"
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
-ATTACKS = 15
+ATTACKS = 16
 FLOORS = {
     "prefect": "3.6.28",
     "mlflow": "3.11",
