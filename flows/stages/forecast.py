@@ -137,10 +137,10 @@ def _why(stage: StageRun, folder: StageFolder, around: Surroundings) -> str:
     finished = around.store.finished(stage.name)
     settings = json.loads(json.dumps(stage.settings))
     told = [made_from for path in finished if (made_from := MadeFrom.of(path))]
-    changes = [(list(changes(one.settings, settings)), one.code != stage.code) for one in told]
-    if not changes:
+    found = [(list(changes(one.settings, settings)), one.code != stage.code) for one in told]
+    if not found:
         return "settings, inputs or code changed"
-    return _changed(*min(changes, key=lambda pair: len(pair[0])))
+    return _changed(*min(found, key=lambda pair: len(pair[0])))
 
 
 def _changed(settings: Sequence[str], code: bool) -> str:

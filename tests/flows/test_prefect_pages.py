@@ -22,7 +22,8 @@ def flow_run(finished: Row, command: Command) -> Row:
     of_run = [
         run
         for run in own_rows("flow_runs", flow_runs={"name": {"any_": ["test_resnet-digits"]}}, sort="START_TIME_ASC")
-        if run["parameters"]["until"] == "report" and run["parameters"]["config"]["output_dir"] == str(command.output)
+        if run["parameters"].get("until") == "report"
+        and run["parameters"]["config"]["output_dir"] == str(command.output)
     ]
     return of_run[0]
 
