@@ -149,7 +149,10 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["--help", "--config-dir", "/nowhere"], "--config-dir: '/nowhere' is not a folder"),
         (["serch", "--help"], "command 'serch': is unknown; .*did you mean 'search'?"),
         (["lut", "show", "--multirun"], "--multirun: is not a flag of 'lut'; allowed: with run, compile, "),
-        (["compare", "1ms", "2ms", "--dry-run"], "--dry-run: is not a flag of 'compare'; allowed: with run, nightly, compile, "),
+        (
+            ["compare", "1ms", "2ms", "--dry-run"],
+            "--dry-run: is not a flag of 'compare'; allowed: with run, nightly, compile, ",
+        ),
         (
             ["profile", "profile.remeasure=[slow]"],
             "profile.remeasure.0: got 'slow'; allowed: 'noisy', 'failed' or 'all'",
