@@ -1,14 +1,16 @@
 """A scenario with real processes: the run time's own loop decides, other processes make the load, a relay the link.
 
-Every system serves every request in turn, so that all meet the same load, and has a loop of its own
-(`adaptive_runtime.adapting`), which hears the same samples of the device. At home a request is run `slower` times, and so is
-each segment of a split there, which makes this machine so many times slower than it is; the other device, a process behind a
-relay, runs its segments once. Home has one core of this machine, with all burners; the other device and the relay, which are
-elsewhere in the scenario, have the other cores.
+Every system serves every request, so that all meet the same load, and has a loop of its own (`adaptive_runtime.adapting`),
+which hears the same samples of the device. The systems' requests are spread over the time to the next arrival: right after
+each other they would be one long run, which the scheduler interrupts for other programs. At home a request is run `slower`
+times, and so is each segment of a split there, which makes this machine so many times slower than it is; the other device, a
+process behind a relay, runs its segments once. Home has one core of this machine, with all burners; the other device and the
+relay, which are elsewhere in the scenario, have the other cores.
 """
 
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -28,6 +30,7 @@ from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.sensing import SensedState, Sensing, device_sensors
+from adaptive_runtime.service.running import SWITCH_S
 from adaptive_runtime.simulation import LevelRows, PlayedScenario, RequestEnds, SimulatedOutcome
 from adaptive_runtime.split import SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments, Loaded
@@ -40,6 +43,8 @@ from tests.runtime.device_files import write
 from tests.threads import beside
 
 SHAPED_EVERY_S = 0.25
+HEARD_APART_S = 0.05
+"""Systems hear a sample so long after each other: one device has one of them, whose work does not add up."""
 START_S = 60.0
 """The other devices have so long to load all SubNets before the scenario begins."""
 BATTERY = "sys/class/power_supply/BAT0"
@@ -270,6 +275,7 @@ def play(
     (root / "proc").mkdir(parents=True)
     (root / "proc/stat").symlink_to("/proc/stat")
     (cpu, bandwidth), (home, elsewhere) = processes, home_and_others()
+    sys.setswitchinterval(SWITCH_S)  # as a service has it
     with ExitStack() as stack:
         with on_cores(elsewhere):
             peers = {name: stack.enter_context(OtherDevice.started()) for name in scenario.peers}
@@ -290,11 +296,11 @@ def play(
         stack.enter_context(Sensing(device_sensors(root), tell=partial(_tell, tuple(found.values()))))
         follow(stress, trace, stack)
         start_s = time.monotonic()
-        for number, arrival_s in enumerate(trace.arrivals_s):
-            time.sleep(max(0.0, start_s + arrival_s - time.monotonic()))
-            names = list(found)
+        names, ends_s = list(found), [*trace.arrivals_s[1:], trace.duration_s]
+        for number, (arrival_s, end_s) in enumerate(zip(trace.arrivals_s, ends_s, strict=True)):
             first = number % len(names)
-            for name in names[first:] + names[:first]:
+            for place, name in enumerate(names[first:] + names[:first]):
+                time.sleep(max(0.0, start_s + arrival_s + (end_s - arrival_s) * place / len(names) - time.monotonic()))
                 found[name].request(images[number % len(images)][None])
         return found
 
@@ -302,6 +308,7 @@ def play(
 def _tell(systems: Sequence[PlayedSystem], state: SensedState) -> None:
     for one in systems:
         one.sensed(state)
+        time.sleep(HEARD_APART_S)
 
 
 def follow(stress: Stress, trace: LoadTrace, stack: ExitStack) -> None:

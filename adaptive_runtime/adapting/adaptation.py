@@ -125,6 +125,10 @@ class Adaptation:
         sensors, every_s = device_sensors(options.sensors_root), options.every_s
         self.sensing = Sensing(sensors, every_s=every_s, hit_rate=options.hit_rate, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
+        latency_ms = variants.table.latency_ms
+        self._fastest = min(
+            (row for row, one in enumerate(variants.variants) if not one.placed), key=latency_ms.__getitem__
+        )
         self._placed = None if placed is None else _placement_rows(variants, placed)
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
         self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
@@ -211,7 +215,7 @@ class Adaptation:
                 self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
                 late = request.spent_ms > self._limits.budget_ms
-                self._caution.observe(late, self._limits.quantile)
+                self._caution.observe(late and self._was_avoidable(request.spent_ms), self._limits.quantile)
                 self._late |= late
                 self._careful = self._caution.limits(self._limits)
             self._renew(now_s)
@@ -265,6 +269,14 @@ class Adaptation:
         self.sensing.stop()
         if self._record is not None:
             self._record.close()
+
+    def _was_avoidable(self, spent_ms: float) -> bool:
+        """Whether a variant was expected to keep the limits, and the fastest at home, slowed down alike, would have."""
+        decision, budget_ms = self._decision, self._limits.budget_ms
+        if decision is None:
+            return True
+        fastest_ms = self.look_up.effective_ms(self._fastest, self._careful, self._factors)
+        return decision.within and spent_ms * fastest_ms <= budget_ms * decision.effective_ms
 
     def _renew(self, now_s: float) -> None:
         forecast = self._forecaster.forecast

@@ -17,15 +17,16 @@ class Caution:
 
     Runs behind a slow one make up for it, and a faster variant takes over where that is not enough: so decisions for a request
     are kept more often than their quantile says. Each late request raises the factor, each other one lowers it a little, so
-    that the share of late requests goes to `AIMED_AT` of those allowed. Source: adaptive conformal inference (Gibbs and
-    Candès, NeurIPS 2021).
+    that the share of late requests goes to `AIMED_AT` of those allowed. A request that would have been late with the fastest
+    variant as well does not count as late: care because of it would only keep the better variants away once the load is gone.
+    Source: adaptive conformal inference (Gibbs and Candès, NeurIPS 2021).
     """
 
     def __init__(self) -> None:
         self.factor = 1.0
 
     def observe(self, late: bool, quantile: float) -> None:
-        """One request. quantile: the share that should not be late."""
+        """One request. late: and a faster variant would not have been. quantile: the share that should not be late."""
         factor = self.factor * math.exp(STEP * (late - AIMED_AT * (1 - quantile)))
         self.factor = min(MOST, max(LEAST, factor))
 

@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ RECORD_S = 60.0
 MOST_CONNECTIONS = 16_384
 OWN_FILES = 128
 """Files that the service opens besides connections."""
+SWITCH_S = 5e-4
+"""A thread that waits for the interpreter asks for it after so long: Python's 5 ms are a good part of a request's time."""
 
 
 def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel]) -> None:
@@ -43,6 +46,7 @@ def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel])
     network = options.network
     check_bind(network)
     _check_room(options.load_trace)
+    sys.setswitchinterval(SWITCH_S)
     with (
         ended_by_signal(),
         _token(network.token) as token,

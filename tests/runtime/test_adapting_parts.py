@@ -350,3 +350,14 @@ def test_a_model_that_is_late_decides_more_carefully() -> None:
         assert adapting.limits.quantile == 0.9  # the user's own stays
         found[spent_ms] = adapting.choose().effective_ms
     assert found[30.0] > 1.02 * found[5.0]
+
+
+def test_a_request_that_no_variant_could_have_kept_makes_none_more_careful() -> None:
+    bundle, found = variants((5.0,)), dict[float, float]()
+    for spent_ms in (3.0, 30.0):
+        adapting = Adaptation(bundle, ChoiceLimits(budget_ms=4.0, quantile=0.9), AdaptingOptions(), Clock())
+        for _ in range(3):
+            assert not adapting.choose().within
+            adapting.served([ServedRun(bundle.variants[0], ("last",), 5.0)], RequestProgress(1, 0, spent_ms=spent_ms))
+        found[spent_ms] = adapting.choose().effective_ms
+    assert found[30.0] == found[3.0]
