@@ -3,14 +3,14 @@
 The factor drifts as a random walk, whose variance follows the corrections lately made; the variance of single requests comes
 from differences of requests in a row. What disturbs a request, waiting for a core say, takes a time that hardly depends on its
 length, which is its predicted latency: the deviation of the logarithm is taken as inverse to the length, within `MOST_SCALED`.
-An outlier alone moves the factor by no more than any usual value could; a second one to the same side is a step, and the factor
+Without requests the factor goes back to the average of the last ones: nothing else would end a level by which nothing runs. An
+outlier alone moves the factor by no more than any usual value could; a second one to the same side is a step, and the factor
 goes to the nearer of the two.
 """
 
 import math
 from collections import deque
 from itertools import pairwise
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,12 @@ MOST_SCALED = 4.0
 """How many times smaller or larger the deviation of other variants may be than that of what was served last."""
 NOISE_VALUES = 32
 FEWEST_VALUES = 8
-SIGMA_OF_MEDIAN = 1.4826
-"""Deviation of a normal distribution, as a multiple of the median distance from its middle."""
+DIFFERENCES = 0.95
+"""Share of the differences that count, the smallest ones: steps and outliers are few."""
+SQUARES = 0.759
+"""Mean of the smallest squares that make this share, in variances of a normal distribution."""
+HALF_S = 10.0
+"""After so long without a request the factor is as far from its level as from the average of the last ones."""
 IDLE_DRIFT_PER_S = 1e-3
 MOST_IDLE_S = 60.0
 
@@ -48,18 +52,25 @@ class CommonFactor:
         self._drift = LEAST_DRIFT
         self._outlier: float | None = None
         self._values: deque[tuple[float, float]] = deque(maxlen=NOISE_VALUES)
+        self._usual = 0.0
         self._at_s: float | None = None
 
-    def variance_at(self, at_s: float | None) -> float:
-        """The variance, grown by the time since the last request. A clock that runs backwards adds nothing."""
+    def at(self, at_s: float | None) -> tuple[float, float]:
+        """Mean and variance of the logarithm, by the time since the last request. A clock that runs backwards adds nothing."""
         if at_s is None or self._at_s is None:
-            return self.variance
-        return self.variance + IDLE_DRIFT_PER_S * min(MOST_IDLE_S, max(0.0, at_s - self._at_s))
+            return self.log_mean, self.variance
+        idle_s = max(0.0, at_s - self._at_s)
+        variance = self.variance + IDLE_DRIFT_PER_S * min(MOST_IDLE_S, idle_s)
+        if len(self._values) < FEWEST_VALUES:
+            return self.log_mean, variance
+        left, off = 0.5 ** (idle_s / HALF_S), self.log_mean - self._usual
+        return self._usual + left * off, variance + left * (1 - left) * off * off
 
     def move(self, by: float) -> None:
         """Another meaning of the values from now on: all that was learned moves along."""
         self.log_mean += by
         self._values = deque(((value + by, latency_ms) for value, latency_ms in self._values), maxlen=NOISE_VALUES)
+        self._usual += by
         self._outlier = None if self._outlier is None else self._outlier + by
 
     def noise(self, length_ms: float) -> float:
@@ -78,10 +89,12 @@ class CommonFactor:
 
     def observe(self, value: float, at_s: float, length_ms: float) -> None:
         """The logarithm of measured / predicted of one request."""
-        self.variance = self.variance_at(at_s) + self._drift
+        self.log_mean, variance = self.at(at_s)
+        self.variance = variance + self._drift
         self._at_s = at_s
         self._served_ms = length_ms
         self._values.append((value, length_ms))
+        self._usual = sum(one for one, _ in self._values) / len(self._values)
         self._learn_noise()
         error, noise = value - self.log_mean, self.noise(length_ms)
         gate = GATE * math.sqrt(self.variance + noise)
@@ -100,11 +113,12 @@ class CommonFactor:
         self._drift = max(LEAST_DRIFT, DRIFT_KEEPS * self._drift + (1 - DRIFT_KEEPS) * min(1.0, (gain * error) ** 2))
 
     def _learn_noise(self) -> None:
-        """From the median difference of values in a row: steps and outliers are few among them."""
+        """From the differences of values in a row."""
         if len(self._values) < FEWEST_VALUES:
             return
-        differences = [
-            abs(after - before) / math.hypot(1 / before_ms, 1 / after_ms)
+        squares = sorted(
+            (after - before) ** 2 / (before_ms**-2 + after_ms**-2)
             for (before, before_ms), (after, after_ms) in pairwise(self._values)
-        ]
-        self._noise_ms = SIGMA_OF_MEDIAN * median(differences)
+        )
+        counted = int(DIFFERENCES * len(squares))
+        self._noise_ms = math.sqrt(sum(squares[:counted]) / counted / SQUARES)

@@ -50,12 +50,13 @@ class SlowDown:
         self._check(variant, measured_ms, at_s)
         length_ms = float(self._length_ms_V[variant])
         noise, before = self._common.noise(length_ms), self._log(variant)
+        level, variance = self._common.at(at_s)
         if self._served:
-            variance = self._common.variance_at(at_s) + noise + float(self._own.variance_V[variant])
-            factor = measured_ms / math.exp(before + self._common.log_mean)
-            self._scores.observe(deviation_of(factor) / math.sqrt(variance))
+            factor = measured_ms / math.exp(before + level)
+            spread = math.sqrt(variance + noise + float(self._own.variance_V[variant]))
+            self._scores.observe(deviation_of(factor) / spread)
         self._served = True
-        drift = self._common.variance_at(at_s) - self._common.variance + self._moved
+        drift = variance - self._common.variance + self._moved
         self._own.observe(variant, measured_ms, at_s=at_s, drift=drift, noise=noise)
         if abs(self._own.beside_ms - self._beside_ms) > NOTICEABLE * (self._shortest_ms + self._beside_ms):
             self._beside_at(self._own.beside_ms)
@@ -83,13 +84,13 @@ class SlowDown:
 
         load: foreseen, in the measure of `observe`; None: as now. at_s: now; time without requests makes it less certain.
         """
-        shift, variance = self._response.shift(load)
-        variance += self._common.variance_at(at_s)
+        shift, shift_variance = self._response.shift(load)
+        level, variance = self._common.at(at_s)
         noise_V = self._common.noise_V(self._length_ms_V)
         return LatencyExpectation(
             predicted_ms_V=self._whole_ms_V,
-            log_mean_V=self._common.log_mean + shift + self._own.log_V,
-            log_deviation_V=np.sqrt(variance + noise_V + self._own.variance_V),
+            log_mean_V=level + shift + self._own.log_V,
+            log_deviation_V=np.sqrt(variance + shift_variance + noise_V + self._own.variance_V),
             own_V=self._own.used_V.copy(),
             score=self._scores.quantile,
         )
