@@ -26,9 +26,9 @@ MOST_SCALED = 4.0
 """How many times smaller or larger the deviation of other variants may be than that of what was served last."""
 NOISE_VALUES = 32
 FEWEST_VALUES = 8
-DIFFERENCES = 0.95
+DIFFERENCES = 0.8
 """Share of the differences that count, the smallest ones: steps and outliers are few."""
-SQUARES = 0.759
+SQUARES = 0.438
 """Mean of the smallest squares that make this share, in variances of a normal distribution."""
 HALF_S = 10.0
 """After so long without a request the factor is as far from its level as from the average of the last ones."""
