@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import distributions
+from collections.abc import Iterable
+from importlib.metadata import distributions, files
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,10 @@ from tests.ir.networks import small_net
 from tests.runtime.bundled import write_plain_bundle
 
 ROOMS = {"adaptive_runtime", "profiling_agents", "solvers"}
-MOST_DEPENDENCIES = 12
+MOST_DEPENDENCIES = 6
+MOST_OF_AN_EXTRA = 3
 RUNTIMES = {"onnxruntime", "ncnn"}
+EXTRAS = RUNTIMES | {"adapt", "telemetry"}
 GRADIENTS, OF_GRADIENTS = "adaptive_runtime/adapting_weights/gradients", {"torch", "onnx"}
 """The one room with libraries of the extra `adapt`, and these."""
 FOREIGN = (
@@ -85,11 +89,26 @@ def imported(unpacked: Path, without: str | None = None) -> set[str]:
     return found
 
 
-def required(unpacked: Path) -> dict[str, str]:
-    """What the wheel depends on, by name, with its bounds; that of an extra as well."""
+def modules_of(package: str) -> set[str]:
+    """All modules of an installed package; of a name that it shares with other packages, as `opentelemetry`, its own alone."""
+    places = [file.with_name(file.name.split(".")[0]) for file in files(package) or () if file.suffix in (".py", ".so")]
+    return {".".join(place.parts).removesuffix(".__init__") for place in places}
+
+
+def required(unpacked: Path) -> dict[str, dict[str, set[str]]]:
+    """What the wheel depends on, by extra: names and bounds. Under "": whatever is installed."""
     (own,) = distributions(path=[str(unpacked)])
-    lines = [line.partition(";")[0] for line in own.requires or ()]
-    return {re.split(r"[<>=!~ \[]", line)[0]: line for line in lines}
+    found: dict[str, dict[str, set[str]]] = {}
+    for line in own.requires or ():
+        needed, _, condition = line.partition(";")
+        extra = re.search(r"extra\s*==\s*['\"](\w+)['\"]", condition)
+        found.setdefault(extra[1] if extra else "", {}).update(bounds([needed]))
+    return found
+
+
+def bounds(lines: Iterable[str]) -> dict[str, set[str]]:
+    """Of requirements, by the names of packages."""
+    return {re.split(r"[<>=!~ \[]", line)[0]: set(re.findall(r"[<>=!]+[^,<>=! ]+", line)) for line in lines}
 
 
 def test_the_wheel_has_the_run_time_and_what_that_imports_of_the_house(unpacked: Path) -> None:
@@ -109,13 +128,14 @@ def test_the_same_sources_give_the_same_bytes(wheel: Path, tmp_path: Path) -> No
 
 
 def test_everything_that_its_modules_import_is_a_dependency_or_an_extra(unpacked: Path) -> None:
+    own = ROOMS | set(sys.stdlib_module_names)
+    foreign = {name for name in imported(unpacked) if name.split(".")[0] not in own}
+    declared = {package for extra in required(unpacked).values() for package in extra}
+    assert foreign <= set().union(*map(modules_of, declared))
     every, others = (
-        {name.split(".")[0] for name in imported(unpacked, without)} - ROOMS - set(sys.stdlib_module_names)
-        for without in (None, GRADIENTS)
+        {name.split(".")[0] for name in imported(unpacked, without)} - own for without in (None, GRADIENTS)
     )
-    declared = {name.replace("-", "_") for name in required(unpacked)}
-    assert {"numpy", "pydantic"} | RUNTIMES <= others
-    assert every <= declared
+    assert {"numpy", "pydantic", "opentelemetry"} | RUNTIMES <= others
     assert not others.intersection(FOREIGN)
     assert every.intersection(FOREIGN) == OF_GRADIENTS
 
@@ -123,14 +143,16 @@ def test_everything_that_its_modules_import_is_a_dependency_or_an_extra(unpacked
 def test_it_depends_on_few_packages_within_the_bounds_of_the_project(unpacked: Path) -> None:
     found = required(unpacked)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bounds = {re.split(r"[<>=!~ \[]", line)[0]: line for line in project["dependencies"]}
-    assert len(found) <= MOST_DEPENDENCIES
-    assert {name: set(re.findall(r"[<>=!]+[^,<>=!]+", line)) for name, line in found.items()} == {
-        name: set(re.findall(r"[<>=!]+[^,<>=!]+", bounds[name])) for name in found
-    }
+    extras = project["optional-dependencies"]
+    known = bounds([*project["dependencies"], *chain.from_iterable(extras.values())])
+    assert len(found[""]) <= MOST_DEPENDENCIES
+    for extra, packages in found.items():
+        assert extra == "" or len(packages) <= MOST_OF_AN_EXTRA
+        assert packages == {name: known[name] for name in packages}
+    assert found["telemetry"] == bounds(extras["telemetry"])
     (own,) = distributions(path=[str(unpacked)])
     assert own.version == project["version"]
-    assert set(own.metadata.get_all("Provides-Extra") or ()) == RUNTIMES | {"adapt"}
+    assert set(own.metadata.get_all("Provides-Extra") or ()) == EXTRAS == set(found) - {""}
 
 
 def test_an_unpacked_wheel_checks_a_bundle_without_the_repository(unpacked: Path, tmp_path: Path) -> None:
