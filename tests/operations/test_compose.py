@@ -13,7 +13,6 @@ import flows.cli.fleet
 import flows.cli.operations
 from flows.cli.arguments import parse
 from flows.machine.secret_files import divided
-from profiling_agents.arguments import relay_parser
 from tests.docs.documents import ROOT
 
 FOLDER = ROOT / "deploy"
@@ -22,6 +21,9 @@ SERVICES: dict[str, dict[str, Any]] = CONTENT["services"]
 LASTING = [name for name, service in SERVICES.items() if not service.get("profiles")]
 OURS = [name for name, service in SERVICES.items() if service["image"] == "autotailor"]
 HOST = "fleet.example.org"
+PORTS = {"registry": 8763, "relay": 8764}
+FLEET = "postgresql+psycopg://autotailor@postgres:5432/fleet"
+"""Devices enrol at the registry, and pull from the relay with the tokens that they have from it: one database."""
 SECRET = re.compile("password|secret|token|auth|key", re.IGNORECASE)
 WHEEL = ["-P", "-m", "flows.machine.secret_files"]
 
@@ -106,12 +108,13 @@ def test_a_command_line_is_one_that_the_program_takes(name: str, words: list[str
         function, bound, _ = prefect_commands.parse_args(rest, exit_on_error=False, print_error=False)
         assert function.__name__ == "start"
         assert bound.arguments
-    elif rest[0] == "relay":
-        assert first == "autotailor"
-        assert relay_parser("autotailor relay").parse_args(rest[1:]).port == 8764
     elif rest[0] == "fleet":
+        assert first == "autotailor"
         flows.cli.fleet.check(parse(rest))
-        assert flows.cli.fleet.config_of(parse(rest)).allowed_hosts == (HOST,)
+        config = flows.cli.fleet.config_of(parse(rest))
+        assert (config.host, config.allowed_hosts) == ("0.0.0.0", (HOST,))
+        assert {"registry": config.port, "relay": config.relay_port}[name] == PORTS[name]
+        assert config.database == FLEET
     else:
         assert first == "autotailor"
         assert flows.cli.operations.config_of(parse(rest))

@@ -109,7 +109,7 @@ def _registry(config: HealthConfig) -> Iterable[ServiceHealth]:
 
 def _relay(config: HealthConfig) -> Iterable[ServiceHealth]:
     if config.relay:
-        start = "start it: autotailor relay"
+        start = "start it: autotailor fleet relay, or for one device: autotailor relay"
         yield guarded_health("relay", config.relay, start, ca_file=config.ca_file, timeout_s=config.timeout_s)
 
 
