@@ -1,5 +1,6 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and that are known by their content."""
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -17,3 +18,9 @@ def replace_file(file: Path, content: str | bytes) -> None:
     except OSError:
         os.unlink(name)
         raise
+
+
+def sha256_of(file: Path) -> str:
+    """Of a file's content, hexadecimal. OSError: it cannot be read."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

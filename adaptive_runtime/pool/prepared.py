@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.files import sha256_of
 from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder
 from profiling_agents.messages import RuntimeSettings
 
@@ -79,7 +80,7 @@ class PreparedFiles:
                 pairs = tuple((source.absolute(), made[place]) for place, source in sources.items())
                 _run(PreparationOrder(places=pairs, settings=self.settings))
                 for place, folder in made.items():
-                    written = {file.name: _sha256(file) for file in folder.iterdir()}
+                    written = {file.name: sha256_of(file) for file in folder.iterdir()}
                     (folder / DIGESTS_FILE).write_text(json.dumps(written))
                     if not place.exists():  # another process may have made it meanwhile
                         folder.rename(place)
@@ -106,14 +107,9 @@ def _is_whole(place: Path) -> bool:
     """Whether a prepared file is as it was made."""
     try:
         digests = json.loads((place / DIGESTS_FILE).read_text())
-        return MODEL_FILE in digests and all(_sha256(place / name) == digest for name, digest in digests.items())
+        return MODEL_FILE in digests and all(sha256_of(place / name) == digest for name, digest in digests.items())
     except (OSError, ValueError, TypeError):
         return False
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _machine() -> list[str]:

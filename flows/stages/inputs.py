@@ -1,9 +1,9 @@
 """The user's data and models as parts of a stage's key: contents, or listings of files that take long to hash."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
+from adaptive_runtime.files import sha256_of
 from flows.config import RunConfig
 from flows.versions import user_code_version
 from tasks.artifacts import key_settings
@@ -41,16 +41,10 @@ def model_key(settings: ModelSettings) -> dict[str, Any]:
     key = key_settings(settings)
     if settings.kind == "onnx":
         del key["name"]
-    files = {name: content_of(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
+    files = {name: sha256_of(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
     if settings.kind == "callable" and (source := _source(settings.name)):
         files["source"] = source
     return {**key, "files": files}
-
-
-def content_of(file: Path) -> str:
-    """sha256 of a file, whatever it is called."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _is_file(path: Path | None) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 import tasks.export
 import tasks.refine
 import tasks.search
+from adaptive_runtime.files import sha256_of
 from flows.config import FlowConfig, RunConfig, sharing
 from flows.pages import facts
 from flows.pages.tables import exported_rows, front_rows
 from flows.results import of
 from flows.run import Output
-from flows.stages.inputs import content_of
 from flows.stages.placed import is_placed, placed_files, placed_settings, placements
 from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
 from flows.storage.layout import EXPORTS_FOLDER
@@ -306,7 +306,7 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
     rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
     levels = (at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()
     levels = (*levels, *map(at.fingerprint_of, _others(at)), *placed_files(at))
-    adapted = sorted(map(content_of, at.config.export.adapted))
+    adapted = sorted(map(sha256_of, at.config.export.adapted))
     return (
         at.fingerprint,
         at.data,

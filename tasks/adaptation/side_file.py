@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from adaptive_runtime.files import sha256_of
 from tailor_ir import Config, InputAlignment, SuperNet
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.artifacts.digests import DIGEST_LENGTH
@@ -107,7 +108,7 @@ def read_side_file(path: str | Path) -> SideFile:
         with safe_open(path, "pt") as content:
             facts = SideFileFacts.model_validate(content.metadata() or {})
             state = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - no mapping
-        sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        sha256 = sha256_of(Path(path))
     except (OSError, SafetensorError, ValidationError) as error:
         raise UserError(
             f"side file '{path}'", f"cannot be read ({shortened(error)})", next_step="adapt the SubNet again"

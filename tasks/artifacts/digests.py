@@ -8,16 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from adaptive_runtime.files import sha256_of
 from tasks.artifacts.files import write_bytes
 
 DIGEST_LENGTH = 16
 DIGESTS_FILE = "digests.json"
 FORMAT = 1
-
-
-def _sha256(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -27,7 +23,7 @@ def _files(folder: Path) -> list[Path]:
 def _add_path(digest: "hashlib._Hash", path: Path) -> None:
     for file in [path] if path.is_file() else _files(path):
         digest.update(str(file.relative_to(path) if file != path else file.name).encode())
-        digest.update(_sha256(file))
+        digest.update(bytes.fromhex(sha256_of(file)))
 
 
 def digest_of(*parts: Any) -> str:
@@ -61,7 +57,7 @@ class FileDigest(BaseModel):
     @classmethod
     def of(cls, file: Path) -> "FileDigest":
         """The file as it is now."""
-        return cls(size=file.stat().st_size, sha256=_sha256(file).hex())
+        return cls(size=file.stat().st_size, sha256=sha256_of(file))
 
 
 class FolderRecord(BaseModel):
@@ -114,6 +110,6 @@ def _difference(file: Path, known: FileDigest) -> str | None:
         size = file.stat().st_size
         if size != known.size:
             return f"has {size} bytes instead of {known.size}"
-        return None if _sha256(file).hex() == known.sha256 else "has another content"
+        return None if sha256_of(file) == known.sha256 else "has another content"
     except OSError as error:
         return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from adaptive_runtime.files import sha256_of
 from tasks.artifacts.files import json_bytes, write_bytes
 from tasks.backup.manifest import BackedUpFile, Manifest
 from tasks.errors import UserError
@@ -141,12 +142,6 @@ class BackupStore:
         if digest not in self._whole and self.path(digest).is_file() and sha256_of(self.path(digest)) == digest:
             self._whole.add(digest)
         return digest in self._whole
-
-
-def sha256_of(file: Path) -> str:
-    """Of a file's content, hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def copy(source: Path, target: Path) -> str:

@@ -1,6 +1,5 @@
 """One deployment: a bundle and the run time onto a device, checked there, then served."""
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from adaptive_runtime.bundles import (
     OpenBundle,
 )
 from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.files import sha256_of
 from profiling_agents.client.ssh import SshTarget
 from tasks.artifacts import digest_of
 from tasks.deploy.channel import DeviceChannel, open_channel
@@ -154,8 +154,7 @@ def _facts(files: Mapping[str, Path]) -> dict[str, FileFact]:
 
 def _fact(file: Path) -> FileFact:
     try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest(), file.stat().st_size
+        return sha256_of(file), file.stat().st_size
     except OSError as error:
         raise UserError(f"'{file}'", f"cannot be read ({error.strerror})") from error
 

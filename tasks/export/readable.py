@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
+from adaptive_runtime.files import sha256_of
 from adaptive_runtime.texts import VOCABULARY_FILE
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
@@ -117,10 +118,7 @@ def _earlier(folder: Path) -> dict[str, str]:
 
 
 def _sha256(content: Content) -> str:
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()
-    with content.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_of(content)
 
 
 def _place(content: Content, place: Path, sha256: str, earlier: str | None) -> None:

@@ -1,6 +1,5 @@
 """Groups of a SubNet's operators as ONNX files, checked: one after the other they are the whole SubNet."""
 
-import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from adaptive_runtime.chains import PartTensor
+from adaptive_runtime.files import sha256_of
 from tailor_ir import Choice, Statistics, SuperNet
 from tasks.errors import UserError
 
@@ -113,4 +113,4 @@ def tensor_of(value: onnxruntime.NodeArg) -> PartTensor:
 def digests_of(folder: Path, files: Sequence[str], pairs: Sequence[tuple[str, str] | None]) -> dict[str, str]:
     """sha256 of files in a folder by name. pairs: files of ncnn, where there are some."""
     names = (*files, *chain.from_iterable(pair for pair in pairs if pair is not None))
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    return {name: sha256_of(folder / name) for name in names}

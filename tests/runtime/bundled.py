@@ -1,6 +1,5 @@
 """Bundles for tests and benchmarks: real SubNets with random weights, in the files that an export writes."""
 
-import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from adaptive_runtime.bundles import (
 from adaptive_runtime.bundles.calibration import CALIBRATION_FILE
 from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
+from adaptive_runtime.files import sha256_of
 from profiling_agents.messages import MIB
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
@@ -254,10 +254,6 @@ def _tensors(file: Path) -> tuple[tuple[ChainTensor, ...], tuple[ChainTensor, ..
         for each in (session.get_inputs(), session.get_outputs())
     )
     return inputs, outputs
-
-
-def sha256_of(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def answers_of_files(manifest: BundleManifest, folder: Path, x_NCHW: np.ndarray) -> dict[tuple[str, str | None], Any]:

@@ -20,12 +20,13 @@ from adaptive_runtime.bundles import (
     NetFigures,
 )
 from adaptive_runtime.chains import ChainTensor
+from adaptive_runtime.files import sha256_of
 from profiling_agents.backends.ncnn_precision import precision_options
 from tailor_ir import SuperNet
 from tasks.conversion import onnx_of
 from tasks.ncnn.conversion import convert
 from tasks.quantise.qdq import Quantiser
-from tests.runtime.bundled import SETTINGS, sha256_of
+from tests.runtime.bundled import SETTINGS
 
 Array = np.ndarray
 SLOWER: Mapping[BundleFormat, float] = {"onnx": 1.0, "onnx_int8": 0.25, "ncnn": 0.5, "ncnn_bf16": 0.4}

@@ -10,6 +10,7 @@ import torch
 
 import tailor_ir
 from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest, FileFacts, SubNetLatency
+from adaptive_runtime.files import sha256_of
 from profiling_agents.messages import ActivationCoding
 from tailor_ir import SubnetDataflow, SuperNet
 from tasks.data import DataSettings, load_splits
@@ -18,7 +19,7 @@ from tasks.export.bundles.placements import BundlePlacements
 from tasks.partition.settings import RadioSettings
 from tasks.partition.settings import Settings as PartitionSettings
 from tests.ir.networks import perturb, small_net
-from tests.runtime.bundled import sha256_of, write_plain_bundle
+from tests.runtime.bundled import write_plain_bundle
 
 SERVER = "server"
 LARGE_MJ, SMALL_MJ = 100.0, 40.0

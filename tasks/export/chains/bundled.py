@@ -1,6 +1,5 @@
 """The chain of a SubNet inside a bundle: its ONNX segments refer to the bundle's weights, which all SubNets share."""
 
-import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import onnxruntime
 
 from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, session_options
 from adaptive_runtime.exits import Thresholds
+from adaptive_runtime.files import sha256_of
 from profiling_agents.messages import Setting
 from tailor_ir import Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
@@ -112,7 +112,7 @@ def _written(
 
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    return {name: sha256_of(folder / name) for name in names}
 
 
 def _renamed(segment: ChainSegment, file: str, batch: int) -> ChainSegment:

@@ -1,6 +1,5 @@
 """Bundles that devices fetch: files by their sha256, so that no name from the wire touches a path."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, insert, select, update
 
 from adaptive_runtime.bundles import BUNDLE_FILE, SIGNATURE_FILE, OpenBundle
+from adaptive_runtime.files import sha256_of
 from tasks.errors import UserError
 from tasks.fleet.registry.database import Registry, one_at_a_time
 from tasks.fleet.registry.tables import bundles
@@ -62,9 +62,8 @@ class BundleStore:
         partial = target.with_name(f".{digest}.{os.getpid()}.partial")
         try:
             shutil.copyfile(source, partial)
-            with partial.open("rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
-                    raise UserError(str(source), "changed while it was read", next_step="add the bundle again")
+            if sha256_of(partial) != digest:
+                raise UserError(str(source), "changed while it was read", next_step="add the bundle again")
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
