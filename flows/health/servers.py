@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from flows.health.state import ServiceHealth, without_password
+from adaptive_runtime.errors import without_passwords
+from flows.health.state import ServiceHealth
 from tasks.errors import UserError, shortened
 
 REFUSED = (401, 403)
@@ -40,10 +41,10 @@ class ServerCheck:
             with self._client() as client:
                 well, said, next_step = ask(client)
         except httpx.InvalidURL as error:
-            raise UserError(self.service, f"'{without_password(self.url)}' is no address ({error})") from error
+            raise UserError(self.service, f"'{without_passwords(self.url)}' is no address ({error})") from error
         except httpx.HTTPError as error:
             well, said, next_step = False, f"does not answer ({shortened(error) or type(error).__name__})", self._start
-        where = without_password(self.url)
+        where = without_passwords(self.url)
         return ServiceHealth(service=self.service, where=where, well=well, said=said, next_step=next_step)
 
     def _client(self) -> httpx.Client:
@@ -102,7 +103,7 @@ def mlflow_health(url: str, *, ca_file: Path | None, timeout_s: float) -> Servic
 def guarded_health(service: str, url: str, start: str, *, ca_file: Path | None, timeout_s: float) -> ServiceHealth:
     """A registry or relay: it has no route without a token, so that it refuses a token that is none.
 
-    A registry looks the token up, so its database answers, too.
+    A registry and a fleet's relay look the token up, so their database answers, too.
     """
     check = ServerCheck(service, url, start, ca_file=ca_file, timeout_s=timeout_s)
 

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from adaptive_runtime.errors import without_passwords
 from tasks.errors import UserError, shortened
 from tasks.fleet.registry.tables import SCHEMA_VERSION, metadata, schema
 from tasks.fleet.registry.upgrades import upgrade
 
 WINDOW_S = 3600.0
 READS = "fleet_reads"
+ADDRESSES = "sqlite:///FILE or postgresql+psycopg://…"
 BUSY_S = 30
 """A SQLite database that another process writes to is waited for so long."""
 WRITERS = 8
@@ -35,7 +36,7 @@ class Registry:
 
         window_s: of a new registry.
         """
-        where = _without_password(url)
+        where = f"database '{without_passwords(url)}'"
         try:
             engine = create_engine(url, pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
@@ -49,7 +50,9 @@ class Registry:
                 where, f"its driver '{error.name}' is missing", next_step=f"pip install {error.name}"
             ) from error
         except NoSuchModuleError as error:
-            raise UserError(where, shortened(error), allowed="sqlite:///FILE or postgresql+psycopg://…") from error
+            raise UserError(where, shortened(error), allowed=ADDRESSES) from error
+        except ArgumentError as error:
+            raise UserError("database", "is no address", allowed=ADDRESSES) from error
         except (SQLAlchemyError, OSError) as error:
             raise UserError(where, f"cannot be used ({shortened(error)})") from error
         return cls(engine, where, found_s)
@@ -116,11 +119,3 @@ def _windows_of(connection: Connection, where: str, window_s: float) -> float:
     if found < SCHEMA_VERSION:
         upgrade(connection, found)
     return float(connection.execute(select(schema.c.window_s)).scalar_one())
-
-
-def _without_password(url: str) -> str:
-    """The address for people."""
-    try:
-        return f"database '{make_url(url).render_as_string(hide_password=True)}'"
-    except ArgumentError as error:
-        raise UserError("database", "is no address", allowed="sqlite:///FILE or postgresql+psycopg://…") from error
