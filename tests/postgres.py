@@ -5,7 +5,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
+
+from tests.ports import free_port
 
 DEBIAN = Path("/usr/lib/postgresql")
 NEEDED = ("initdb", "postgres", "pg_isready")
@@ -45,10 +46,7 @@ class Postgres:
 
     def __init__(self, bin_folder: Path, folder: Path) -> None:
         self._programs, self._folder = bin_folder, folder
-        self.password, self.passwords = secrets.token_hex(12), folder / "passwords"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.password, self.passwords, self.port = secrets.token_hex(12), folder / "passwords", free_port()
         self.passwords.write_text(f"127.0.0.1:{self.port}:*:{USER}:{self.password}\n")
         self.passwords.chmod(0o600)
         self._owner = _owner(folder)

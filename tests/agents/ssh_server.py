@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiling_agents.client.ssh import SshTarget
+from tests.ports import free_port
 
 PRIVILEGE_SEPARATION = Path("/run/sshd")
 
@@ -64,9 +65,7 @@ def started_sshd(folder: Path) -> Iterator[SshServer]:
     authorized = folder / "authorized_keys"
     authorized.write_text(make_key(folder / "user"))
     authorized.chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = folder / "sshd_config"
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\nAuthorizedKeysFile {authorized}\n"

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +39,7 @@ from tasks.shortage import is_out_of_memory
 from tests.damage import flip_late
 from tests.finetune.one_rank import train_here
 from tests.finetune.small_training import MODEL
+from tests.ports import free_port
 
 STEPS = 18
 
@@ -240,12 +240,6 @@ def test_the_average_of_the_weights_is_the_result(
     assert torch.nn.functional.cosine_similarity(last.flatten(), mean.flatten(), dim=0) > 0.9
     result = weights(undisturbed)[name]  # of two ranks, whose sums are rounded in another order
     assert torch.dist(result, mean) < 0.1 * torch.dist(result, last)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Stopper(Silent):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from tests.docs.documents import blocks
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTED_ADDRESS = "127.0.0.1:4200"
@@ -179,10 +179,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def started(home: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server on a free port. environment: further settings."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Server(home, port, environment or {})
+    server = Server(home, free_port(), environment or {})
     process = server.start(server.documented("bash", "prefect server start"), home / "server.log")
     try:
         server.wait_until_ready()

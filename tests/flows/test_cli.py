@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -17,6 +16,7 @@ from flows.cli.words import COMMANDS, FLAGS
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups
 from tests.hidden_modules import hide
+from tests.ports import free_port
 
 
 def _line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -51,23 +51,17 @@ def test_what_a_stage_has_found_names_the_score(score: str, label: str) -> None:
     assert (names, values) == ([label, "folder"], ["0.5", "there"])
 
 
-def _dead_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
-
-
 def test_a_prefect_server_that_does_not_answer_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", f"{_dead_address()}/api")
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
     assert "does not answer" in _line(capsys, "enumerate")
 
 
 def test_an_mlflow_server_that_does_not_answer_is_one_line_at_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    line = _line(capsys, "enumerate", f"tracking.uri={_dead_address()}", f"output_dir={tmp_path / 'out'}")
+    line = _line(capsys, "enumerate", f"tracking.uri=http://127.0.0.1:{free_port()}", f"output_dir={tmp_path / 'out'}")
     assert line.startswith("tracking.uri: 'http://127.0.0.1:")
 
 
@@ -313,9 +307,7 @@ def test_an_agent_that_is_not_reachable_is_told_before_anything_is_trained(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("t" * 32)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     line = _line(
         capsys,
         "run",

@@ -5,7 +5,6 @@ Nothing that was finished is worked again, nothing is lost, and MLflow has each 
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from flows.sharing import run_locks
 from tasks.artifacts import read_lines
 from tests.flows.prefect_server import Server, started, stop, wait_for
 from tests.flows.tiny import TINY
+from tests.ports import free_port
 from tests.postgres import Postgres
 
 pytestmark = pytest.mark.slow
@@ -57,9 +57,7 @@ def shared(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="module")
 def tracking(shared: Server, postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An MLflow server on PostgreSQL, which keeps the artifacts that it is sent."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     kept = tmp_path_factory.mktemp("mlflow")
     process = shared.start(
         "export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false  # a dozen processes\n"

@@ -22,6 +22,7 @@ import httpx
 from tests.agents.test_agents_cli import write_certificate
 from tests.docs.documents import ROOT
 from tests.operations.test_compose import SERVICES
+from tests.ports import free_port
 from tests.postgres import USER, Postgres
 
 HOST = "127.0.0.1"
@@ -29,12 +30,6 @@ START_SECONDS = 400
 STOP_SECONDS = 60
 BINARIES = Path(sys.executable).parent
 HAS_DRIVER = importlib.util.find_spec("psycopg") is not None
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class Installation:

@@ -29,6 +29,7 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
 from tasks.progress import Silent
 from tasks.quantise import Int8
 from tasks.quantise.settings import Settings as QuantiseSettings
+from tests.ports import free_port
 from tests.predict.evaluation_process import candidates, images, network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -158,12 +159,6 @@ def process(name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
             yield started
         finally:
             started.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class _After(Silent):
