@@ -55,7 +55,7 @@ class Settings(BaseModel):
     device_budgets_ms: dict[str, Annotated[tuple[PositiveBudget, ...], Field(min_length=1)]] | None = Field(
         None, description="latency budgets of single devices, in the place of budgets_ms"
     )
-    budget_count: int = Field(12, ge=10, le=1000)
+    budget_count: int = Field(12, ge=2, le=1000)
     together: bool = Field(
         False, description="SubNets that meet the budgets of all devices, instead of one search each"
     )
