@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.flows.prefect_server import Server, started
-from tests.flows.tiny import TINY
+from tests.flows.tiny import FEW, TINY
 from tests.postgres import Postgres, programs
 from tests.postgres import postgres as started_postgres
 
@@ -77,7 +77,7 @@ def adapting(finished: dict[str, Any], command: Command, tmp_path_factory: pytes
     words = [
         word for word in TINY if word.startswith(("data=", "profile.", "predict.", "refine.", "export.", "search."))
     ]
-    words += [f"supernet={supernet}", "predict.recalibration_images=256", "export.formats=[onnx,ncnn]"]
+    words += [f"supernet={supernet}", FEW, "predict.recalibration_images=256", "export.formats=[onnx,ncnn]"]
     words += ["device=[torch,ncnn_bf16]", "device.torch.batch=4", "export.tolerance.bf16=0.3"]
     words += ["engine.random_subnets=1", "engine.rounds=3", "engine.measure.time_cap_ms=3", "engine.measure.patience=0"]
     return Command(output, tuple(words))

@@ -20,7 +20,7 @@ from tests.boxes import small_detectors
 from tests.deploy.deployments import stopped_at_the_end
 from tests.flows.conftest import Command
 from tests.flows.prefect_server import own_rows
-from tests.flows.tiny import TINY
+from tests.flows.tiny import FEW, TINY
 from tests.runtime.service_process import INFER, body
 
 SIDE = 32
@@ -40,6 +40,7 @@ WORDS = (
     *OWN,
     *OTHER,
     *(word for word in TINY if not word.startswith(("model.name", "data=", "device=", "export.formats="))),
+    FEW,
 )
 FORMATS: dict[str, BundleFormat] = {"onnxruntime": "onnx", "ncnn": "ncnn"}
 """Of the files that a device runs, by its name."""

@@ -16,7 +16,7 @@ from flows.validate import validate
 from profiling_agents.client import local_agent
 from tasks.errors import UserError
 from tests.flows.conftest import Command
-from tests.flows.tiny import TINY
+from tests.flows.tiny import FEW, TINY
 
 DEVICES = ("onnxruntime_int8", "openvino_int8")
 
@@ -32,7 +32,7 @@ def in_int8(
     supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
     parts = ("data=", "engine.", "profile.", "predict.", "export.", "search.")
     words = [word for word in TINY if word.startswith(parts)]
-    words += [f"supernet={supernet}", f"device=[{','.join(devices)}]", "refine.candidates=2"]
+    words += [f"supernet={supernet}", f"device=[{','.join(devices)}]", FEW, "refine.candidates=2"]
     words += ["predict.validation_images=null", "predict.recalibration_images=128", "export.quantise.max_loss_points=5"]
     output = tmp_path_factory.mktemp("int8") / "out"
     shutil.copytree(command.output / "luts", output / "luts")  # operators in fp32 are measured already

@@ -28,7 +28,7 @@ def together(
     """
     _, others = adapted
     words = [word for word in adapting.words if not word.startswith("device")]
-    words += ["device=[onnxruntime,ncnn_bf16]", "search.budget_count=10", "export.bundle=true"]
+    words += ["device=[onnxruntime,ncnn_bf16]", "export.bundle=true"]
     own = Command(others.with_name("together"), (*words, "export.together={onnxruntime:[ncnn_bf16]}"))
     shutil.copytree(others / "stages", own.output / "stages")
     for luts in (command.output / "luts", others / "luts"):

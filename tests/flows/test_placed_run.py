@@ -29,7 +29,7 @@ CODING = "partition.coding=int8"
 def placed(command: Command, adapting: Command) -> tuple[dict[str, Any], Command]:
     """The report of an adaptation whose second device counts as a hundredth of its time, behind fast links."""
     words = [word for word in adapting.words if not word.startswith("device")]
-    words += [f"device=[{HOME},{OTHER}]", "search.budget_count=10", "export.bundle=true", "export.placed=true"]
+    words += [f"device=[{HOME},{OTHER}]", "export.bundle=true", "export.placed=true"]
     words += [f"partition.devices=[{HOME},{OTHER}]", "partition.bandwidth_mbps=[1000]", "partition.latency_ms=0.001"]
     words += [f"partition.slow_down={{{OTHER}:0.01}}", "partition.plans_bandwidth_mbps=[10,10000]", RADIO, CODING]
     own = Command(adapting.output.with_name("placed"), tuple(words))

@@ -40,3 +40,5 @@ TINY = (
     "export.replacements=0",
     "search.generations=5",
 )
+FEW = "search.budget_count=4"
+"""For runs on further devices: each budget's SubNet is measured and exported, which takes longest."""
