@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-FLOW_TESTS := tests/flows tests/predict tests/deploy tests/search tests/baselines tests/engine tests/golden tests/links
-STAGE_TESTS := tests/finetune tests/tables tests/docs
-UNIT := unit-flows unit-stages unit-rest
+FLOW_TESTS := tests/flows
+STAGE_TESTS := tests/finetune tests/tables tests/predict tests/search tests/baselines tests/engine tests/golden
+DEVICE_TESTS := tests/agents tests/runtime tests/links tests/deploy
+PARTS := $(FLOW_TESTS) $(STAGE_TESTS) $(DEVICE_TESTS)
+UNIT := unit-flows unit-stages unit-rest unit-devices
 
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo test lint types imports unit unit-flows unit-stages unit-rest device-wheel lock clean
+.PHONY: help setup demo test lint types imports unit $(UNIT) device-wheel lock clean
 
 help:
 	@echo "make demo   install what is missing, then run the whole pipeline on bundled data, and serve what comes of it under stress"
@@ -31,7 +33,7 @@ demo: setup
 	$(BIN)/autotailor run +preset=demo
 	$(BIN)/autotailor stress onnxruntime
 
-# Types are checked while tests run: these keep both cores busy for half an hour, and mypy one for some minutes.
+# Types are checked while tests run, the longest part from the start on; the last part begins when one of the others ends.
 test: lint imports
 	@$(MAKE) --no-print-directory -j4 types $(UNIT)
 
@@ -45,10 +47,10 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# Three parts side by side, of one thread each: most tests wait for processes of their own.
+# Four parts, of one thread each: most tests wait for processes of their own.
 test unit: export OMP_NUM_THREADS = 1
 unit: setup
-	@$(MAKE) --no-print-directory -j3 $(UNIT)
+	@$(MAKE) --no-print-directory -j4 $(UNIT)
 
 unit-flows: setup
 	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS)
@@ -57,7 +59,10 @@ unit-stages: setup
 	$(BIN)/python -m pytest -q --durations=20 $(STAGE_TESTS)
 
 unit-rest: setup
-	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS:%=--ignore=%) $(STAGE_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q --durations=20 $(PARTS:%=--ignore=%)
+
+unit-devices: setup
+	$(BIN)/python -m pytest -q --durations=20 $(DEVICE_TESTS)
 
 device-wheel: setup
 	cd device && ../$(BIN)/python -m hatchling build -t wheel -d ../dist
