@@ -75,7 +75,7 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the SuperNet to its exported winners in a bundle, on onnxruntime here."""
     wish, files = (
-        search.Settings(method="exact", budget_count=10),
+        search.Settings(method="exact", budget_count=4),
         export.Settings(measure=QUICK, formats=("onnx", "ncnn", "torch"), bundle=True),
     )
     run = SmallRun("two_branches", DATA, wish, files)

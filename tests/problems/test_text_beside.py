@@ -56,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
 def sources(data: DataSettings, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the table to exported winners in a bundle, on onnxruntime here."""
     supernet = finetuned(tmp_path_factory.mktemp("tuned"), data, MODEL, SPACE, steps=8, epochs=8)
-    wish = search.Settings(method="exact", budget_count=10)
+    wish = search.Settings(method="exact", budget_count=4)
     run = SmallRun("garden", data, wish, export.Settings(measure=QUICK, formats=("onnx", "torch"), bundle=True))
     return run.sources(supernet, tmp_path_factory.mktemp("stages"))
 
