@@ -6,6 +6,7 @@ Legend: N samples, C channels, H height, W width.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -193,19 +194,19 @@ class DeployedModel:
         self._served.load_ahead()
 
     def close(self) -> None:
-        """Free all SubNets; requests that run end first."""
+        """Free all SubNets; requests that run end first. What comes later is ended, too, where one of them cannot be."""
         with self._counting:
             self._closed = True
-        self._served.stop()
-        with self._counting:
-            self._counting.wait_for(lambda: not self._running)
-        if self.adaptation is not None:
-            self.adaptation.stop()
-        if self.weights is not None:
-            self.weights.stop()
-        if self.placed is not None:
-            self.placed.close()
-        self.pool.close()
+        with ExitStack() as stack:  # the last one is ended first
+            stack.callback(self.pool.close)
+            if self.placed is not None:
+                stack.callback(self.placed.close)
+            if self.weights is not None:
+                stack.callback(self.weights.stop)
+            if self.adaptation is not None:
+                stack.callback(self.adaptation.stop)
+            stack.callback(self._wait_for_requests)
+            stack.callback(self._served.stop)
 
     def __enter__(self) -> Self:
         return self
@@ -331,6 +332,10 @@ class DeployedModel:
                     served.use(self.pool.answerer(wanted), wait=False)
             finally:
                 self._choosing.release()
+
+    def _wait_for_requests(self) -> None:
+        with self._counting:
+            self._counting.wait_for(lambda: not self._running)
 
     def _useful(self) -> Sequence[Variant]:
         return () if self.adaptation is None else self.adaptation.useful

@@ -80,7 +80,7 @@ def _deciding(
     *,
     alone: bool,
 ) -> Iterator[tuple[Adaptation | None, PlacedSubNets | None]]:
-    """What decides, and SubNets over devices, which are closed where the block fails, else with its model.
+    """What decides, and SubNets over devices; both are ended where the block fails, else with its model.
 
     options: None: nothing decides. budgets: of latency [ms] and memory [MiB]. alone: without SubNets of a search here.
     """
@@ -90,6 +90,7 @@ def _deciding(
         if options is not None:
             variants = BundleVariants.of(pool.bundle.manifest, *pool.forms, placed=pool.placed)
             adaptation = Adaptation(variants, options.limits(*budgets), options, running=first, placed=placed)
+            stack.callback(adaptation.stop)
         yield adaptation, placed
         stack.pop_all()
 

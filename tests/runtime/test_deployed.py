@@ -302,6 +302,34 @@ def test_a_closed_model_says_so(written: Written) -> None:
         model.infer(written.x)
 
 
+def test_a_model_that_cannot_be_opened_leaves_no_record_open(copy: Written) -> None:
+    for digest in copy.digests:
+        (copy.folder / f"{digest}.onnx").write_bytes(b"x" * (copy.folder / f"{digest}.onnx").stat().st_size)
+    decisions = copy.folder.parent / "decisions.jsonl"
+    with pytest.raises(AdaptiveError, match="no SubNet works") as raised:
+        adaptive_runtime.load(copy.folder, 1000.0, adapts=adaptive_runtime.AdaptingOptions(decisions=decisions))
+    assert decisions.exists()
+    assert not any(one.samefile(decisions) for one in Path("/proc/self/fd").iterdir() if one.exists())
+    del raised  # with it what the frames of the error hold
+
+
+def test_what_cannot_be_ended_keeps_nothing_else_open(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adaptive_runtime.load(written.folder, 1000.0, adapts=True)
+    assert model.adaptation is not None
+    stop = model.adaptation.stop
+
+    def fails() -> None:
+        stop()
+        raise RuntimeError("cannot be ended")
+
+    monkeypatch.setattr(model.adaptation, "stop", fails)
+    model.infer(written.x)
+    assert model.pool.loaded
+    with pytest.raises(RuntimeError, match="cannot be ended"):
+        model.close()
+    assert model.pool.loaded == ()
+
+
 @given(st.integers(4, 40), st.integers(4, 40), st.integers(4, 40), st.integers(4, 40))
 @settings(max_examples=30, deadline=None)
 def test_images_are_scaled_as_torch_scales_them(height: int, width: int, new_height: int, new_width: int) -> None:
