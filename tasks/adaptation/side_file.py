@@ -5,16 +5,17 @@ SubNet and of the source's tensors (BatchNorm statistics of the SubNet included)
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from adaptive_runtime.files import sha256_of
 from tailor_ir import Config, InputAlignment, SuperNet
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.artifacts.digests import DIGEST_LENGTH
@@ -105,10 +106,9 @@ def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config
 def read_side_file(path: str | Path) -> SideFile:
     """A side file, whatever it belongs to. UserError: it cannot be read."""
     try:
-        with safe_open(path, "pt") as content:
-            facts = SideFileFacts.model_validate(content.metadata() or {})
-            state = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - no mapping
-        sha256 = sha256_of(Path(path))
+        content = Path(path).read_bytes()
+        state = load(content)
+        facts = SideFileFacts.model_validate(_metadata(content))
     except (OSError, SafetensorError, ValidationError) as error:
         raise UserError(
             f"side file '{path}'", f"cannot be read ({shortened(error)})", next_step="adapt the SubNet again"
@@ -116,7 +116,14 @@ def read_side_file(path: str | Path) -> SideFile:
     alignment = InputAlignment.of_tensors(state)
     if alignment is not None:
         state = {name: tensor for name, tensor in state.items() if name not in alignment.tensors()}
-    return SideFile(Path(path), sha256, facts, state, alignment)
+    return SideFile(Path(path), hashlib.sha256(content).hexdigest(), facts, state, alignment)
+
+
+def _metadata(content: bytes) -> dict[str, Any]:
+    """Of a whole safetensors file: its first 8 bytes are the size of the header behind them, which is JSON."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    found: dict[str, Any] = json.loads(content[8:end]).get("__metadata__", {})
+    return found
 
 
 def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:

@@ -1,5 +1,6 @@
 """SubNets of every kind of normalisation adapt alone: the SuperNet stays as it is, side files fit one SubNet."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tasks.adaptation import (
     make_method,
     save_adapted,
 )
+from tasks.adaptation.side_file import read_side_file
 from tasks.errors import UserError
 from tests.adaptation.small_subnets import batches, smallest, supernet
 
@@ -68,6 +70,7 @@ def test_a_side_file_brings_a_subnet_back_as_it_was(net: SuperNet, tmp_path: Pat
     x_BCHW = batches(1)[0]
     assert torch.equal(other(x_BCHW), subnet(x_BCHW))
     assert other.rule.steps == subnet.rule.steps == 2
+    assert read_side_file(file).sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     plain = net.build(smallest(net))
     plain.load_state_dict(subnet.state(), strict=False)
     assert torch.equal(plain(x_BCHW), subnet(x_BCHW))
