@@ -54,8 +54,11 @@ def _document(folder: Path) -> dict[str, Any]:
         document: dict[str, Any] = json.loads((folder / GRAPH_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _unreadable(folder, error) from error
-    if document.get("format") != FORMAT:
-        raise ImportFailed(f"SuperNet '{folder}': format {document.get('format')}; allowed: {FORMAT}; compile it again")
+    found = document.get("format")
+    if found != FORMAT:
+        is_later = isinstance(found, int) and found > FORMAT
+        next_step = "install the AutoTailor that wrote it, or a newer one" if is_later else "compile it again"
+        raise ImportFailed(f"SuperNet '{folder}': format {found}; allowed: {FORMAT}; {next_step}")
     return document
 
 

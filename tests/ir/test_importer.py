@@ -1,5 +1,6 @@
 """Networks that cannot be taken: one clear line each."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -318,6 +319,15 @@ def test_weights_above_the_limit_of_the_format_are_refused(tmp_path: Path, monke
     for given in (model, tmp_path / "net.onnx"):
         with pytest.raises(tailor_ir.ImportFailed, match=r"weights of 0.00 GiB; allowed"):
             tailor_ir.compile(given, sample)
+
+
+def test_a_supernet_of_another_format_is_told_what_to_do(tmp_path: Path) -> None:
+    tailor_ir.compile(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)).eval(), torch.randn(1, 3, 8, 8)).save(tmp_path)
+    document = json.loads((tmp_path / "graph.json").read_text())
+    for version, next_step in ((2, "install the AutoTailor that wrote it, or a newer one"), (0, "compile it again")):
+        (tmp_path / "graph.json").write_text(json.dumps({**document, "format": version}))
+        with pytest.raises(tailor_ir.ImportFailed, match=rf"format {version}; allowed: 1; {next_step}$"):
+            tailor_ir.load(tmp_path)
 
 
 def test_external_data_of_a_constant_is_refused(tmp_path: Path) -> None:
