@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
-from adaptive_runtime.texts import Vocabulary
+from adaptive_runtime.texts import TextPreparation, Vocabulary
 from tasks.data.dataset import Dataset
 from tasks.data.source import OtherInput, first_of
 from tasks.errors import UserError
@@ -13,6 +14,11 @@ from tasks.problems import CLASSIFICATION
 from tasks.schemas.stored import Stored
 
 DATA_FILE = "data.json"
+OPTIONS = "give the data options of the run that made it"
+SAME_TRAINING = (
+    "words, means and deviations are of the samples of training: keep that run's in train/, and give others in val/ "
+    "and test/"
+)
 
 
 class DataDescription(Stored):
@@ -75,9 +81,29 @@ class DataDescription(Stored):
         }
         return [name for name, (own, others) in pairs.items() if own != others]
 
+    def differs_by_training_alone(self, other: "DataDescription") -> bool:
+        """Whether the same data with other samples of training would be described so."""
+        has_words = self.vocabulary is not None, other.vocabulary is not None
+        return has_words[0] == has_words[1] and not self._untaught.differing(other._untaught)
+
+    @property
+    def _untaught(self) -> "DataDescription":
+        """The same without what the samples of training have told."""
+        inputs = None if self.inputs is None else {name: _untaught(one) for name, one in self.inputs.items()}
+        return self.model_copy(update={"vocabulary": None, "inputs": inputs})
+
 
 def _told_inputs(inputs: Mapping[str, OtherInput | None]) -> str:
     return " and ".join(name if one is None else f"{name} ({one.line})" for name, one in inputs.items())
+
+
+def _untaught(one: OtherInput | None) -> OtherInput | None:
+    match one:
+        case NumbersPreparation():
+            return one.model_copy(update={"mean": (), "deviation": ()})
+        case TextPreparation():
+            return one.model_copy(update={"words": 0})
+    return one
 
 
 def describe(dataset: Dataset) -> DataDescription:
@@ -124,5 +150,5 @@ def check_same(dataset: Dataset, supernet: Path) -> None:
             f"data '{given.title}'",
             ", ".join(others[name] for name in differing),
             allowed=f"{', '.join(own[name] for name in differing)}, as the SuperNet in '{supernet}' was made for",
-            next_step="give the data options of the run that made it",
+            next_step=SAME_TRAINING if known.differs_by_training_alone(given) else OPTIONS,
         )

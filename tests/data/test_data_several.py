@@ -16,7 +16,7 @@ from scipy.io import wavfile
 
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.batches import arrays, concatenated, pieces, rows, samples_in
-from tasks.data.description import DataDescription, describe
+from tasks.data.description import DataDescription, check_same, describe, remember
 from tasks.data.images import resize
 from tasks.data.several.seen_and_felt import MOTIONS, SeenAndFelt
 from tasks.errors import UserError
@@ -239,6 +239,23 @@ def test_the_description_tells_inputs_and_their_scale(tmp_path: Path) -> None:
     assert again == one
     assert again.inputs is not None
     assert list(again.inputs) == ["photo", "weather"]
+
+
+def test_other_rows_of_training_are_told_what_to_do_and_other_rows_beside_them_are_taken(tmp_path: Path) -> None:
+    for name, counts in (("one", (24, 8, 8)), ("other", (28, 8, 8)), ("beside", (24, 12, 16))):
+        for split, count in zip(("train", "val", "test"), counts, strict=True):
+            written(tmp_path / name / split, count)
+    made = tmp_path / "supernet"
+    made.mkdir()
+    remember(load(table(tmp_path / "one"), "train"), made)
+    with pytest.raises(
+        UserError, match=r"weather \(celsius .*; words, means and deviations .* keep that run's in train/"
+    ):
+        check_same(load(table(tmp_path / "other"), "train"), made)
+    check_same(load(table(tmp_path / "beside"), "train"), made)
+    renamed = table(tmp_path / "one", inputs={"photo": "image", "weather": ("wind", "celsius")})
+    with pytest.raises(UserError, match="give the data options of the run that made it"):
+        check_same(load(renamed, "train"), made)
 
 
 def test_texts_and_sounds_of_a_table_are_words_and_spectrograms(tmp_path: Path) -> None:
