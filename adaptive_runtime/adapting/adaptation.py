@@ -154,9 +154,9 @@ class Adaptation:
 
     def set_limits(self, **changes: float | None) -> None:
         """Other limits, by the names of `ChoiceLimits`, from the next decision on. AdaptiveError: a limit that cannot be."""
-        limits = checked_limits({**self._limits.model_dump(), **changes})
-        self.look_up.extra_limits(limits)
-        with self._lock:
+        with self._lock:  # another thread may change another limit
+            limits = checked_limits({**self._limits.model_dump(), **changes})
+            self.look_up.extra_limits(limits)
             self._limits, self._careful = limits, self._caution.limits(limits)
             self._renew(self._clock())
 
@@ -253,12 +253,14 @@ class Adaptation:
             )
 
     def take_over(self, before: "Adaptation") -> None:
-        """Go on with the record of another one, which decides no more, in a file of its own."""
+        """Go on with the record of another one, which decides no more, in a file of its own. None there changes nothing."""
         with self._lock, before._lock:
-            self._record, before._record = before._record, None
+            if before._record is None:
+                return
             if self._record is not None:
-                text = None if self.rules is None else self.rules.text
-                self._record.go_on(self.variants.table, self._state, text)
+                self._record.close()
+            self._record, before._record = before._record, None
+            self._record.go_on(self.variants.table, self._state, None if self.rules is None else self.rules.text)
 
     def start(self) -> None:
         """Sample the device's state in the background until `stop`."""

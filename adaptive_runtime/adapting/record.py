@@ -52,9 +52,10 @@ class DecisionRecord:
                 self._give_up(error)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file: later decisions are not recorded."""
         if self._log is not None:
             self._log.close()
+            self._log = None
 
     def _begun_anew(self, log: DecisionLog, state: ChoiceState) -> DecisionLog:
         """The log in a new file. OSError."""
@@ -65,4 +66,3 @@ class DecisionRecord:
     def _give_up(self, error: OSError) -> None:
         LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)
         self.close()
-        self._log = None

@@ -1,5 +1,6 @@
 """What adapting is made of: the table of a manifest, the estimate of the load, the record of decisions, early samples."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,37 @@ def test_a_full_disk_ends_the_record_and_no_request(tmp_path: Path, caplog: pyte
     (tmp_path / "decisions.1.jsonl").mkdir()
     assert len({adapting.choose().variant for _ in range(3)}) == 1
     assert ["decisions are not recorded any more" in line for line in caplog.messages] == [True]
+
+
+def test_a_model_without_a_record_leaves_its_own_to_the_one_that_takes_over(tmp_path: Path) -> None:
+    limits, first, second = ChoiceLimits(budget_ms=30.0), tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    silent = Adaptation(variants(), limits, AdaptingOptions(), Clock())
+    adapting = Adaptation(variants(), limits, AdaptingOptions(decisions=first), Clock())
+    adapting.take_over(silent)
+    adapting.choose()
+    later = Adaptation(variants(), limits, AdaptingOptions(decisions=second), Clock())
+    later.take_over(adapting)
+    for each in (later, adapting):
+        each.choose()
+    later.stop()
+    later.choose()  # a record that is closed takes no more
+    assert replay(tmp_path / "first.1.jsonl", adapting.variants.table, adapting.policy) == 1
+    assert replay(first, later.variants.table, later.policy) == 1
+    assert len(second.read_text().splitlines()) == 1
+
+
+def test_limits_that_threads_set_at_once_are_all_kept() -> None:
+    adapting = Adaptation(variants(), ChoiceLimits(budget_ms=30.0), AdaptingOptions(), Clock())
+    ends = {"budget_ms": 40.0, "quantile": 0.9}
+
+    def set_one(name: str) -> None:
+        for step in range(200):
+            adapting.set_limits(**{name: ends[name] * (1 - step % 2 / 10)})
+        adapting.set_limits(**{name: ends[name]})
+
+    with ThreadPoolExecutor(len(ends)) as pool:
+        list(pool.map(set_one, ends))
+    assert {name: getattr(adapting.limits, name) for name in ends} == ends
 
 
 def test_a_foreseen_load_counts_once() -> None:
