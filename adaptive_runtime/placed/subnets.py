@@ -19,6 +19,7 @@ from adaptive_runtime.links import DeviceAddress, SharedLink
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio, expected
 from adaptive_runtime.placed.runtime import NetworkRuntime
 from adaptive_runtime.split import (
+    HOME,
     EnvelopePlacements,
     PlacementPlans,
     SplitAnswer,
@@ -101,10 +102,10 @@ class PlacedSubNet:
         self.network.close()
 
     def _infer(self, x_NCHW: Array, within_ms: float | None) -> SplitAnswer:
-        """AdaptiveError: home has failed."""
+        """A run counts for what is expected, unless it followed a plan over other devices. AdaptiveError: home has failed."""
         known = self._expected
         answer = self.network.infer(x_NCHW, self._deadline_ms(within_ms, known))
-        if known is not None and answer.at_home is None:
+        if known is not None and answer.at_home is None and frozenset(answer.devices) - {HOME} == known.peers:
             planned_ms = self.choice.later_ms(known.sent, self.network.links)  # by links as this run has shown them
             self.shared.ratios[known.peers].add(answer.latency_ms / planned_ms)
         return answer

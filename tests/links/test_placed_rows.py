@@ -273,6 +273,25 @@ def test_what_a_run_shows_of_a_device_counts_for_all_subnets_over_it(tmp_path: P
             assert after.planned_ms > 1.5 * before.planned_ms, "the link is measured for both"
 
 
+def test_a_run_says_nothing_of_devices_that_it_did_not_run_on(
+    bundle: PlacedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that became slow is left after a while: until then runs are not those that are expected."""
+    with serving() as device:
+        placed = PlacedSubNets.open(OpenBundle.open(bundle.folder), {SERVER: device.address})
+        with closing(placed):
+            large = placed.subnets[bundle.large]
+            assert large.network.wait_for(SERVER)
+            for devices, counts in (((HOME, "another"), False), ((HOME, SERVER), True)):
+                slow = SplitAnswer(answer=bundle.x, latency_ms=1e6, devices=devices, legs=(), at_home=None, late=False)
+                monkeypatch.setattr(large.network, "infer", lambda *_, slow=slow: slow)
+                assert large.expected(1.0, 0.0) is not None
+                large.runs(BUDGET_MS, 1).run(bundle.x)
+                after = large.expected(1.0, 0.0)
+                assert after is not None
+                assert (after.mean_ms > 10 * after.planned_ms) == counts
+
+
 def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> None:
     now_s = [0.0]
     ratio = RunRatio(lambda: now_s[0])
