@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.files import replace_file
 from adaptive_runtime.message_files import read_bytes
 from profiling_agents.messages import Message, one_line
 
@@ -104,10 +105,8 @@ class VariantTable(Message):
             raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
 
     def write(self, file: Path) -> None:
-        """Write the file, whole or not at all."""
-        beside = file.with_name(file.name + ".part")
-        beside.write_text(self.to_json(), encoding="utf-8")
-        beside.replace(file)
+        """Write the file, whole or not at all. OSError."""
+        replace_file(file, self.to_json())
 
     @classmethod
     def read(cls, file: Path) -> Self:
