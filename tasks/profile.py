@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 import tailor_ir
 from profiling_agents.client import ModelJob
@@ -45,6 +45,12 @@ MEASURED = {"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy", "ener
 FeaturesByDigest = Mapping[str, OperatorFeature]
 
 
+def _folder(value: Any) -> Any:
+    if isinstance(value, str) and "://" in value:
+        raise ValueError("got an address; allowed: a folder of this machine; with output_dir=URL null has them there")
+    return value
+
+
 class Settings(BaseModel):
     """How operators are measured, where the table is and how often it is written.
 
@@ -60,7 +66,9 @@ class Settings(BaseModel):
     measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
     subnet: MeasureSettings = MeasureSettings(warmup_ms=10.0, min_blocks=2, time_cap_ms=100.0, layers_ms=150.0)
     subnets_per_operator: int = Field(default=ENOUGH_TIMES, ge=1, le=1000)
-    store: Annotated[Path | None, OutsideKey("where entries are, not how they are measured")] = None
+    store: Annotated[
+        Path | None, BeforeValidator(_folder), OutsideKey("where entries are, not how they are measured")
+    ] = None
     remeasure: Annotated[
         tuple[Literal["noisy", "failed", "all"], ...], OutsideKey("the stage is worked anew whatever its key is")
     ] = ()
