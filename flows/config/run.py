@@ -18,7 +18,7 @@ from flows.config.placed import check_placed
 from flows.config.pretraining import PretrainingConfig, check_pretraining
 from flows.config.space import SpaceSelectors
 from flows.config.together import check_together, sharing
-from flows.storage.address import OutputPlace, local_folder
+from flows.storage.address import OutputPlace, is_shared, local_folder
 from flows.storage.layout import TABLES_FOLDER
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
@@ -315,6 +315,22 @@ class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
     """
 
     nightly: NightlySettings = NightlySettings()
+
+    @model_validator(mode="after")
+    def _nodes_have_a_folder_each(self) -> Self:
+        first = self.pretraining
+        trainings = {
+            "base": self.base, "finetune": self.finetune,
+            "pretraining.base": first.base, "pretraining.finetune": first.finetune,
+        }  # fmt: skip
+        several = next((name for name, one in trainings.items() if one.nodes > 1), None)
+        if several and (self.locks or is_shared(self.output_dir)):
+            how = "locks" if self.locks else "an output_dir at a URL"
+            raise ValueError(
+                f"{several}.nodes={trainings[several].nodes} with {how}, by which one worker has the stage and the others "
+                "wait; allowed: nodes=1, or an output folder of its own for each node"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_first_stage_has_a_backbone_and_a_head(self) -> Self:

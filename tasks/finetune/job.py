@@ -16,6 +16,8 @@ from tasks.schemas.results import HISTORY_FILE
 JOB_FILE = "job.json"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 LOG_FILE = "workers.log"
+TORCHRUN = "torch.distributed.run"
+"""The module that starts ranks which have to meet, or may be started again."""
 
 
 class RankError(TypedDict):

@@ -1,42 +1,45 @@
 """Start torchrun, or a rank that is alone, as a child process; follow its progress; say in one line why it ended."""
 
-import ipaddress
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from tasks.artifacts import digest_of, write_bytes
 from tasks.errors import UserError
 from tasks.finetune import checkpoint
 from tasks.finetune.device import fitting_processes, gpus
 from tasks.finetune.history import Tail, rewind
-from tasks.finetune.job import JOB_FILE, LOG_FILE, Job, RankError
+from tasks.finetune.job import JOB_FILE, LOG_FILE, TORCHRUN, Job, RankError
+from tasks.finetune.meeting.addresses import LOOPBACK, MeetingPlace, interface_of, meeting_place
+from tasks.finetune.meeting.stores import hosted
 from tasks.finetune.memory import PlanTeller
 from tasks.finetune.settings import TrainSettings
 from tasks.finetune.watchdog import Watchdog
 from tasks.processes import end
 from tasks.progress import Bar, Progress
 
-LOOPBACK = "127.0.0.1"
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
 """What torchrun would tell the only rank."""
-ALLOWED_HOST = "HOST:PORT of the first node, as the others reach it"
 POLL_S = 0.1
 GRACE_S = 10.0
 MEETING_S = 600
 """The time for which a node waits for the others."""
+LEAST_ANSWER_S = 60
+"""The time that the meeting place has at least for an answer, as on a busy machine."""
+LAST_CALL_S = 30
+"""The time for which nodes that are enough wait for those that are missing."""
+NOT_MET = r"Rendezvous(Timeout|Connection|Closed|GracefulExit)Error"
+PLACE_LOST = r"RendezvousConnectionError"
 LEAST_MICRO_BATCH = 2
 MOST_SAID = 300
 
@@ -57,11 +60,20 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
             f"{name}: each process has a GPU of its own: {fewer} instead of {job.settings.processes}, with the same losses"
         )
         job = job.with_settings(processes=fewer)
+    left = job.settings.restarts if job.settings.nodes > 1 else 0
     while True:
+        done = checkpoint.finished_steps(job.checkpoint)
         code, silent = _run(job, name, progress)
         if _is_finished(job):
             _clear(job)
             return job
+        if left and _has_lost_its_place(job, done):
+            left -= 1
+            progress.say(
+                f"{name}: nobody is at {job.settings.rendezvous} any more: waits up to {MEETING_S} s, and goes on from "
+                f"step {checkpoint.finished_steps(job.checkpoint)}"
+            )
+            continue
         errors, micro_batch = job.errors(), job.settings.micro_batch
         smaller = _smaller_micro_batch(job, errors)
         if smaller is None:
@@ -75,6 +87,12 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
 
 def _is_finished(job: Job) -> bool:
     return checkpoint.finished_steps(job.checkpoint) == job.total_steps
+
+
+def _has_lost_its_place(job: Job, done: int) -> bool:
+    """Whether nodes that had met, and trained beyond step `done`, lost the one that has the meeting place."""
+    log = (job.folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
+    return checkpoint.finished_steps(job.checkpoint) > done and re.search(PLACE_LOST, log) is not None
 
 
 def _smaller_micro_batch(job: Job, errors: Sequence[RankError]) -> int | None:
@@ -92,10 +110,12 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
     write_bytes(job.folder / JOB_FILE, job.model_dump_json(indent=1).encode())
     done = checkpoint.finished_steps(job.checkpoint)
     rewind(job.history, done)
-    with progress.bar(name, job.total_steps, done) as bar, _meeting(job) as meeting:
+    rendezvous = job.settings.rendezvous
+    place, timeout = None if rendezvous is None else meeting_place(rendezvous), timedelta(seconds=_answer_s())
+    with progress.bar(name, job.total_steps, done) as bar, _meeting(job) as meeting, hosted(place, timeout):
         watchdog = Watchdog(job, meeting, name, progress.say)
         plans = PlanTeller(job.folder, name, progress)
-        with _ranks(job, meeting) as process:
+        with _ranks(job, meeting, place) as process:
             lines = Tail(job.history, done)
             while process.poll() is None:
                 plans.look(done)
@@ -136,35 +156,6 @@ def _phase_at(job: Job, step: int) -> str:
     return f"{now.strategy}{exit_}, " if len(phases) > 1 else ""
 
 
-def _own_address(rendezvous: str | None) -> str:
-    """This machine's address on the way to HOST:PORT, or the one that only itself reaches when it is alone.
-
-    UserError when there is no way, or none for other machines.
-    """
-    if rendezvous is None:
-        return LOOPBACK
-    host, _, port = rendezvous.rpartition(":")
-    try:
-        family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(there)  # sends nothing
-            own = str(probe.getsockname()[0])
-    except OSError as error:
-        raise UserError("rendezvous", f"no way to '{host}' ({error.strerror})", allowed=ALLOWED_HOST) from error
-    if ipaddress.ip_address(own).is_loopback and host.strip("[]") not in (own, "localhost"):
-        raise UserError("rendezvous", f"'{host}' is {own} here, which no other machine reaches", allowed=ALLOWED_HOST)
-    return own
-
-
-def _interface(own: str) -> str:
-    """Name of the network interface with this address, so that ranks listen nowhere else."""
-    return next(
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(address.address.partition("%")[0] == own for address in addresses)
-    )
-
-
 def _environment(settings: TrainSettings, interface: str) -> dict[str, str]:
     """Share the cores among the ranks; idle threads sleep, since spinning ones slow a shared machine down a lot."""
     return {
@@ -195,19 +186,19 @@ def _is_alone(settings: TrainSettings) -> bool:
 
 
 @contextmanager
-def _ranks(job: Job, meeting: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _ranks(job: Job, meeting: Path, place: MeetingPlace | None) -> Iterator[subprocess.Popen[bytes]]:
     """torchrun and its workers, or the only worker; ended, whatever happens, on leaving."""
-    process = _start(job, meeting)
+    process = _start(job, meeting, place)
     try:
         yield process
     finally:
         end(process, GRACE_S)
 
 
-def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
+def _start(job: Job, meeting: Path, place: MeetingPlace | None) -> subprocess.Popen[bytes]:
     settings = job.settings
-    own = _own_address(settings.rendezvous)
-    environment = _environment(settings, _interface(own))
+    own = LOOPBACK if place is None else place.own
+    environment = _environment(settings, interface_of(own))
     if _is_alone(settings):
         command, environment = [sys.executable], {**environment, **ALONE}
     else:
@@ -226,16 +217,23 @@ def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
 
 def _torchrun(settings: TrainSettings, meeting: Path, own: str) -> list[str]:
     """The command line up to that of the worker. own: this machine's address on the way to the others."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", str(settings.restarts)]
-    command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
+    nodes = f"{settings.fewest_nodes}:{settings.nodes}"
+    command = [sys.executable, "-m", TORCHRUN, "--max-restarts", str(settings.restarts)]
+    command += ["--nnodes", nodes, "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
     command += ["--local-addr", own, "--log-dir", str(meeting)]
     if settings.rendezvous is None:
         command += ["--rdzv-endpoint", str(meeting / "torchrun"), "--rdzv-conf", "store_type=file"]
         command += ["--rdzv-id", meeting.name]
     else:
-        command += ["--rdzv-endpoint", settings.rendezvous, "--rdzv-conf", f"join_timeout={MEETING_S}"]
+        times = {"join_timeout": MEETING_S, "last_call_timeout": LAST_CALL_S, "read_timeout": _answer_s()}
+        said = ",".join(["is_host=false", *(f"{name}={seconds}" for name, seconds in times.items())])
+        command += ["--rdzv-endpoint", settings.rendezvous, "--rdzv-conf", said]
         command += ["--rdzv-id", digest_of(settings.model_dump(mode="json"))]
     return command
+
+
+def _answer_s() -> int:
+    return max(LEAST_ANSWER_S, MEETING_S)
 
 
 def _failure(job: Job, name: str, code: int, errors: Sequence[RankError], silent: Mapping[int, str]) -> UserError:
@@ -269,7 +267,7 @@ def _failure(job: Job, name: str, code: int, errors: Sequence[RankError], silent
         return UserError(name, f"rank {rank} {why}", next_step=again)
     if errors:
         return UserError(name, f"rank {errors[0]['rank']} failed: {errors[0]['line'][:MOST_SAID]}", next_step=again)
-    if re.search(r"Rendezvous(Timeout|Connection)Error", log):
+    if re.search(NOT_MET, log):
         line = f"the {job.settings.nodes} nodes did not meet at {job.settings.rendezvous}"
         return UserError(name, line, next_step=f"start the same command on each; {again}")
     return UserError(name, f"the workers ended with exit code {code}", next_step=again)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from profiling_agents.network.endpoint import is_loopback
 from tasks.artifacts import OutsideKey
 from tasks.finetune.mixing import Mixing
 
@@ -48,8 +49,14 @@ class TrainSettings(BaseModel):
     """Ranks on each node."""
     nodes: int = Field(default=1, ge=1)
     """Machines that train together; the same command runs on each."""
+    least_nodes: Annotated[int | None, OutsideKey("how training gets there: losses are those of all nodes")] = Field(
+        default=None, ge=1
+    )
+    """Nodes with which training goes on where others are lost, or have not come yet; none: all. It takes `restarts`."""
     rendezvous: Annotated[str | None, OutsideKey("where machines meet, not what they compute")] = None
     """HOST:PORT of the first node, with more than one."""
+    insecure: Annotated[bool, OutsideKey("who can reach the ranks, not what they compute")] = False
+    """true: nodes beyond this machine, whose ranks know no passwords and no encryption: who reaches them can run code."""
     restarts: Annotated[int, OutsideKey("how training gets there: it goes on from the same checkpoint")] = Field(
         default=0, ge=0
     )
@@ -67,15 +74,26 @@ class TrainSettings(BaseModel):
         default=30.0, ge=0
     )
 
+    @property
+    def fewest_nodes(self) -> int:
+        """The nodes with which training goes on."""
+        return self.nodes if self.least_nodes is None else self.least_nodes
+
     @model_validator(mode="after")
     def _check(self) -> "TrainSettings":
-        ranks = self.processes * self.nodes
-        if self.batch_size % (self.micro_batch * ranks):
+        if self.fewest_nodes > self.nodes or (self.fewest_nodes < self.nodes and not self.restarts):
             raise ValueError(
-                f"batch_size={self.batch_size} does not split evenly over {ranks} processes "
-                f"in micro-batches of {self.micro_batch}; "
-                f"allowed: multiples of {self.micro_batch * ranks}"
+                f"least_nodes={self.least_nodes} with nodes={self.nodes}, restarts={self.restarts}; allowed: at most as "
+                "many as nodes, and restarts=1 or more, by which those that are left go on"
             )
+        for nodes in range(self.fewest_nodes, self.nodes + 1):
+            ranks = self.processes * nodes
+            if self.batch_size % (self.micro_batch * ranks):
+                raise ValueError(
+                    f"batch_size={self.batch_size} does not split evenly over {ranks} processes "
+                    f"in micro-batches of {self.micro_batch}; "
+                    f"allowed: multiples of {self.micro_batch * ranks}"
+                )
         if (self.nodes > 1) != (self.rendezvous is not None):
             raise ValueError(
                 f"nodes={self.nodes}, rendezvous={self.rendezvous}; allowed: rendezvous=HOST:PORT with several nodes, "
@@ -85,7 +103,16 @@ class TrainSettings(BaseModel):
             raise ValueError(
                 f"rendezvous={self.rendezvous}; allowed: HOST:PORT of the first node, the port from 1 to {LAST_PORT}"
             )
+        if self.rendezvous is not None and not self.insecure and not is_loopback(_host(self.rendezvous)):
+            raise ValueError(
+                f"rendezvous={self.rendezvous}: ranks ask nobody for a password, and run what they are sent; allowed: an "
+                "address of this machine alone, or insecure=true in a network whose every machine you trust"
+            )
         return self
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _is_address(text: str) -> bool:

@@ -9,9 +9,11 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 from torch import distributed
 
@@ -20,8 +22,9 @@ from tasks.data import load_splits
 from tasks.errors import UserError
 from tasks.finetune import checkpoint
 from tasks.finetune.device import pick_device
-from tasks.finetune.job import Job
+from tasks.finetune.job import TORCHRUN, Job
 from tasks.finetune.loop import Trainer
+from tasks.finetune.meeting.stores import of_ranks
 from tasks.finetune.networks import open_network
 from tasks.finetune.watchdog import Move, Pulse, unseen
 from tasks.shortage import is_out_of_memory
@@ -34,9 +37,21 @@ STAY = ("user", "memory")
 
 
 def _end_with_launcher() -> None:
+    """The rank, and torchrun, which would only start it again; nodes that are left would wait for it."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
+    with suppress(psutil.Error):
+        parent = psutil.Process(os.getppid())
+        if TORCHRUN in parent.cmdline():
+            parent.kill()
     os._exit(ORPHANED)
+
+
+def _store(job: Job, meeting: Path, rank: int, world: int, timeout: timedelta) -> distributed.Store:
+    """By which ranks find each other: a file, or the address of the first one."""
+    if job.settings.nodes == 1:
+        return distributed.FileStore(str(meeting / f"ranks{os.environ['TORCHELASTIC_RESTART_COUNT']}"), world)
+    return of_ranks(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, timeout)
 
 
 def train(job: Job, meeting: Path, move: Move = unseen) -> None:
@@ -45,13 +60,13 @@ def train(job: Job, meeting: Path, move: Move = unseen) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = meeting / f"ranks{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    timeout = timedelta(seconds=max(LEAST_TIMEOUT_S, job.settings.silence_end_s + LATER_S))
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=None if job.settings.nodes > 1 else distributed.FileStore(str(store), world),
+        store=_store(job, meeting, rank, world, timeout),
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=max(LEAST_TIMEOUT_S, job.settings.silence_end_s + LATER_S)),
+        timeout=timeout,
     )
     try:
         splits = load_splits(job.data)

@@ -180,7 +180,7 @@ def test_batch_that_does_not_split_says_what_would() -> None:
         (1, {"processes": 2}, 1),
         (8, {"processes": 4}, 4),
         (3, {"processes": 4}, 2),
-        (1, {"processes": 2, "nodes": 2, "rendezvous": "host:1"}, 2),
+        (1, {"processes": 2, "nodes": 2, "rendezvous": "host:1", "insecure": True}, 2),
     ],
 )
 def test_each_process_has_a_gpu_of_its_own(gpus: int, changes: dict[str, object], processes: int) -> None:
@@ -199,6 +199,22 @@ def test_each_process_has_a_gpu_of_its_own(gpus: int, changes: dict[str, object]
         ),
         ({"rendezvous": "host:1"}, r"nodes=1, rendezvous=host:1; allowed: .* null with one"),
         ({"nodes": 2, "batch_size": 96}, r"4 processes in micro-batches of 32; allowed: multiples of 128"),
+        (
+            {"nodes": 3, "least_nodes": 2, "restarts": 1, "batch_size": 192},
+            r"4 processes in micro-batches of 32; allowed: multiples of 128",
+        ),
+        ({"least_nodes": 2}, r"least_nodes=2 with nodes=1, restarts=0; allowed: at most as many as nodes"),
+        (
+            {"nodes": 2, "least_nodes": 1, "batch_size": 128},
+            r"least_nodes=1 with nodes=2, restarts=0; allowed: .* and restarts=1 or more",
+        ),
+        *(
+            (
+                {"nodes": 2, "batch_size": 128, "rendezvous": place},
+                r"allowed: an address of this machine alone, or insec",
+            )
+            for place in ("host:29400", "0.0.0.0:29400", "10.0.0.5:29400", "[fe80::1]:29400")
+        ),
         ({"strategy": "progressive", "divergence": "alpha"}, r"without a teacher: .*; allowed: teacher=base, or div"),
         ({"strategy": "random", "random_subnets": 0}, r"strategy=random needs random_subnets of at least 1"),
         *(
@@ -214,4 +230,9 @@ def test_settings_that_contradict_each_other_say_what_would_do(wrong: dict[str, 
 
 @pytest.mark.parametrize("place", ["host:29400", "board-1.lan:1", "192.168.0.7:65535", "[fe80::1]:29400"])
 def test_nodes_meet_at_a_name_or_an_address(place: str) -> None:
-    assert Settings(nodes=2, batch_size=128, rendezvous=place).rendezvous == place
+    assert Settings(nodes=2, batch_size=128, rendezvous=place, insecure=True).rendezvous == place
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:29400", "localhost:1", "[::1]:29400"])
+def test_nodes_of_one_machine_meet_without_further_words(place: str) -> None:
+    assert not Settings(nodes=2, batch_size=128, rendezvous=place).insecure

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -301,7 +302,71 @@ def test_a_node_that_stays_alone_says_so(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_a_meeting_place_that_cannot_be_one_is_named(place: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=line):
-        train(tmp_path / "run", nodes=2, rendezvous=place)
+        train(tmp_path / "run", nodes=2, rendezvous=place, insecure=True)
+
+
+NODE = """
+import sys
+from pathlib import Path
+from tests.finetune import test_train_faults as faults
+
+faults.train(Path(sys.argv[1]), first_core=1, **faults.two_nodes(int(sys.argv[2])))
+"""
+
+
+def two_nodes(port: int) -> dict[str, Any]:
+    """Of a training that goes on with one of two nodes."""
+    place = {"nodes": 2, "least_nodes": 1, "restarts": 2, "rendezvous": f"127.0.0.1:{port}"}
+    return {**place, "precision": "float64"}
+
+
+def of_ranks() -> list[psutil.Process]:
+    """torchrun and ranks that this process has started, or processes below it have."""
+    found = psutil.Process().children(recursive=True)
+    return [one for one in found if {"tasks.finetune.worker"} & set(one.cmdline())]
+
+
+class NodeKiller(Listener):
+    """Kills another node, and notes before where all of them listen."""
+
+    def __init__(self, node: subprocess.Popen[bytes]) -> None:
+        super().__init__()
+        self.node, self.listening = node, set[str]()
+        self.left = [psutil.Process(node.pid)]
+
+    def metrics(self, values: dict[str, float], step: int) -> None:
+        super().metrics(values, step)
+        if step >= STEPS // 3 and self.node.poll() is None:
+            self.left = psutil.Process(self.node.pid).children(recursive=True)
+            for process in of_ranks():
+                sockets = process.net_connections("tcp")
+                self.listening |= {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
+            self.node.kill()
+            self.node.wait()
+
+
+def test_a_node_that_is_killed_is_not_waited_for_and_nothing_listens_beyond_the_place_of_meeting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that is left goes on from its last checkpoint; torchrun and the rank of the other end with their launcher."""
+    monkeypatch.setattr(launcher, "LAST_CALL_S", 20)
+    port, folders = free_port(), [tmp_path / "a", tmp_path / "b"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    other = subprocess.Popen([sys.executable, "-c", NODE, str(folders[1]), str(port)], env=environment)
+    killer = NodeKiller(other)
+    try:
+        train(folders[0], killer, **two_nodes(port))
+    finally:
+        other.kill()
+        other.wait()
+    assert other.returncode == -signal.SIGKILL
+    assert STEPS > finished_steps(folders[1] / "checkpoint.safetensors") >= STEPS // 3 - 1
+    _, alive = psutil.wait_procs(killer.left, timeout=60)
+    assert alive == []
+    assert killer.listening == {"127.0.0.1"}
+    assert killer.steps == list(range(1, STEPS + 1))
+    expected = alone(tmp_path / "alone", precision="float64")
+    assert losses(folders[0]) == pytest.approx(expected, rel=1e-6)
 
 
 DIVERGING: dict[str, Any] = {"learning_rate": 1e12, "warmup_epochs": 0.0}

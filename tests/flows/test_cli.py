@@ -236,6 +236,21 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["run", "finetune.learning_rate=inf"], "finetune.learning_rate: got inf; allowed: a finite number"),
         (["run", "finetune.restarts=-1"], "finetune.restarts: got -1; allowed: 0 or more"),
         (["run", "finetune.nodes=2", "finetune.batch_size=128"], "finetune: nodes=2, rendezvous=None; allowed: "),
+        (
+            ["run", "finetune.nodes=2", "finetune.batch_size=128", "finetune.rendezvous=10.0.0.5:29400"],
+            "finetune: rendezvous=10.0.0.5:29400: ranks ask nobody for a password",
+        ),
+        *(
+            (
+                ["run", "finetune.nodes=2", "finetune.batch_size=128", "finetune.rendezvous=127.0.0.1:29400", shared],
+                f"finetune.nodes=2 with {how}, by which one worker has the stage",
+            )
+            for shared, how in (
+                ("locks='postgresql+psycopg://me@db/locks'", "locks"),
+                ("output_dir=s3://bucket/a", "an output_dir at a URL"),
+            )
+        ),
+        (["run", "profile.store=s3://bucket/luts"], "profile.store: got an address; allowed: a folder of this machine"),
         (["run", "finetune=random", "finetune.divergence=alpha"], "finetune: divergence=alpha without a teacher: "),
         (["run", "finetune.mixing.mixup_alpha=-1"], "finetune.mixing.mixup_alpha: got -1; allowed: 0 or more"),
         (["run", "finetune.mixing.mixup=1"], "did you mean 'finetune.mixing.mixup_alpha'?"),
