@@ -47,7 +47,7 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
         expected = foresee(command, config, question)
         terminal.show(_forecast_table(expected))
         return {"dry_run": [row.to_json() for row in expected]}
-    result, score = _call(command, config, arguments.dry_run, question), problem_named(config.data.problem).score
+    result, score = _call(command, config, arguments.dry_run, question), _score(config)
     if question and not question.files:
         for row in result.get("chosen", ()):
             terminal.show((placed_tables if "plan" in row else chosen_tables)(row, score))
@@ -147,6 +147,11 @@ def _forecast_table(expected: Sequence[Expectation]) -> Table:
         busy = "" if row.device_s is None else f"about {row.device_s:.0f} s"
         table.add_row(escape(row.stage), row.state, busy, escape(row.why))
     return table
+
+
+def _score(config: FlowConfig) -> str:
+    """What the score of a run is called."""
+    return problem_named(config.data.problem, config.data.metric).score
 
 
 def _plan_table(plan: dict[str, dict[str, Any]]) -> Table:

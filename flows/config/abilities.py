@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from tailor_ir import asks_for_exits
 from tasks.data import DataSettings
 from tasks.data.samples import lacks_of
-from tasks.problems import problem_named
+from tasks.problems import other_metric, problem_named
 
 
 class Asking(NamedTuple):
@@ -68,8 +68,10 @@ CALLED = {"image": "", "text": " of texts", "sample": " of several inputs"}
 
 def check_abilities(config: BaseModel, data: DataSettings) -> None:
     """ValueError for an option that needs an ability which the problem of the data, or their form of samples, lacks."""
-    problem = data.problem + CALLED[data.sample]
-    lacks = {**problem_named(data.problem).lacks, **lacks_of(data)}
+    record = problem_named(data.problem, data.metric)
+    judged = "" if other_metric(record) is None else f" by {record.score}"
+    problem = data.problem + CALLED[data.sample] + judged
+    lacks = {**record.lacks, **lacks_of(data)}
     for ability, option, allowed, asked in ASKING:
         section = re.split(r"\W", option)[0]
         if ability in lacks and section in type(config).model_fields and asked(config):

@@ -57,6 +57,7 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         model=config.name,
         data=config.data.kind,
         problem=config.data.problem,
+        metric=config.data.metric,
         supernet=config.supernet if isinstance(config, AdaptConfig) else outputs["finetune"][ALONE].folder / SUPERNET,
         base=_folder(outputs, "base"),
         finetune=_folder(outputs, "finetune"),

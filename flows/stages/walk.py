@@ -220,7 +220,8 @@ def _execute(run: Run, context: Context) -> Output | None:
     except StageElsewhere as elsewhere:
         get_run_logger().info("%s", elsewhere)
         return None
-    score = problem_named(spec.data(context.config).problem).score
+    data = spec.data(context.config)
+    score = problem_named(data.problem, data.metric).score
     _show(spec, spec.by_device(context.config, {context.label: output}), output, score)
     return output
 

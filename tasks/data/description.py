@@ -119,7 +119,7 @@ def describe(dataset: Dataset) -> DataDescription:
         crop=dataset.scaling.crop,
         interpolation=dataset.scaling.interpolation,
     )
-    own: dict[str, Any] = {} if problem is CLASSIFICATION else {"problem": problem.name}
+    own: dict[str, Any] = {} if problem.name == CLASSIFICATION.name else {"problem": problem.name}
     if dataset.scaling.spectrogram is not None:
         own["spectrogram"] = dataset.scaling.spectrogram
     if dataset.scaling.vocabulary is not None:

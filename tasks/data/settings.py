@@ -61,6 +61,13 @@ SEVERAL = ("seen_and_felt", "table")
 """Kinds whose samples have several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class for each image."""
+Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map"]
+METRICS: dict[str, tuple[Metric, ...]] = {
+    "classification": ("accuracy", "macro_f1"),
+    "segmentation": ("mean_iou",),
+    "detection": ("map50", "coco_map"),
+}
+"""The metrics of each kind of learning problem, the one by which it is judged unless another is asked for first."""
 DataKind = Literal[
     "digits",
     "noisy_digits",
@@ -82,6 +89,18 @@ DataKind = Literal[
     "seen_and_felt",
     "table",
 ]
+
+
+def _problem_of(kind: str | None) -> str:
+    """The kind of learning problem; a detector's head makes it a problem."""
+    if kind in BOXED:
+        return "detection"
+    return "segmentation" if kind in MASKED else "classification"
+
+
+def metrics_of(kind: str | None) -> tuple[str, ...]:
+    """By which networks can be judged that learn from a kind of data."""
+    return METRICS[_problem_of(kind)]
 
 
 class VocabularySettings(BaseModel):
@@ -124,6 +143,10 @@ class DataSettings(BaseModel):
         default_factory=lambda known: "ssdlite" if known.get("kind") in BOXED else None
     )
     """The head of the detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
+    metric: Metric = Field(default_factory=lambda known: metrics_of(known.get("kind"))[0])
+    """The score that a run optimises and tells, which "accuracy" means everywhere. `accuracy` (top-1) and `macro_f1`: of
+    samples with a class each; `mean_iou`: of masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): of
+    boxes."""
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
     """How many images are drawn, or signals made, for all splits together (`DRAWN` and the kinds of glyphs)."""
     classes: int | None = Field(default=None, ge=2)
@@ -172,6 +195,8 @@ class DataSettings(BaseModel):
             raise ValueError(f"data.kind={self.kind} needs data.head=ssdlite, retinanet or fcos")
         if self.kind not in BOXED and self.head is not None:
             raise ValueError(f"data.head={self.head} is for data.kind={', '.join(BOXED)}, not {self.kind}")
+        if self.metric not in (allowed := metrics_of(self.kind)):
+            raise ValueError(f"data.metric={self.metric} with data.kind={self.kind}; allowed: {', '.join(allowed)}")
         if (self.kind in CLIPS_S) != (self.clip_s is not None):
             raise ValueError(
                 f"data.clip_s={self.clip_s} with data.kind={self.kind}; it is for {', '.join(CLIPS_S)}, which need it"
@@ -222,9 +247,8 @@ class DataSettings(BaseModel):
     @property
     def problem(self) -> str:
         """The learning problem that targets of this kind are for (`tasks.problems`)."""
-        if self.kind in BOXED:
-            return f"detection_{self.head}"
-        return "segmentation" if self.kind in MASKED else "classification"
+        found = _problem_of(self.kind)
+        return f"{found}_{self.head}" if self.kind in BOXED else found
 
     def per_channel(self, values: tuple[float, ...], channels: int | None = None) -> tuple[float, ...]:
         """`values` for each channel of the network's input, or of so many: repeated for RGB, averaged for grey."""

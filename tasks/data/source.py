@@ -67,7 +67,7 @@ def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: Da
     """Raises UserError for a split that lacks a class."""
     for name, indices in splits.items():
         counts = np.bincount(source.labels[indices], minlength=len(source.class_names))
-        missing = [source.class_names[label] for label in np.flatnonzero(counts == 0)]
+        missing = [source.class_names[label] for label in np.flatnonzero(counts == 0).tolist()]
         if missing:
             raise UserError(
                 f"data '{settings.path or settings.kind}'",

@@ -27,7 +27,7 @@ from tasks.data.images import resize
 from tasks.data.samples import Size, placed
 from tasks.evaluation.recipe import EvaluationRecipe
 from tasks.evaluation.statistics import KnownStatistics
-from tasks.problems import CLASSIFICATION, LearningProblem, Tallied
+from tasks.problems import CLASSIFICATION, LearningProblem, Tallied, other_metric
 from tasks.progress import Progress
 
 Item = TypeVar("Item")
@@ -330,7 +330,8 @@ def accuracy_lines(
 ) -> SubNetLines:
     """Accuracies of SubNets of the SuperNet in a folder on a split: a stage's own lines, and those in the store."""
     other = {} if data.precision is None else data.precision.key
-    key = {"measured": "accuracy", "supernet": digest_of(supernet), "split": split, **data.counts, **other}
+    judged = {} if (metric := other_metric(data.problem)) is None else {"metric": metric}
+    key = {"measured": "accuracy", "supernet": digest_of(supernet), "split": split, **data.counts, **other, **judged}
     return SubNetLines(own, "digest", store.open(key, progress))
 
 

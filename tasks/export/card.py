@@ -230,7 +230,7 @@ def _accuracy_of(card: Card) -> str:
     """What accuracies are called: on a device in int8 they are those of its own file."""
     own = card.files.get("onnx_int8")
     is_of_int8 = card.device.precision == "int8" and own is not None and own.int8 is not None
-    name = problem_named(card.problem).score
+    name = problem_named(card.problem, card.metric).score
     return f"{name} in int8" if is_of_int8 else name
 
 

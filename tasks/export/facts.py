@@ -29,6 +29,7 @@ def facts(card: Card) -> dict[str, Any]:
         "config": card.config,
         "classes": list(card.classes),
         **({"problem": card.problem} if "problem" in card.model_fields_set else {}),
+        **({} if card.metric is None else {"metric": card.metric}),
         **({} if card.decoding is None else {"decoding": card.decoding.to_json()}),
         **({} if card.adapted is None else {"adapted": card.adapted.sha256}),
         **({} if card.adapted is None else {"input_deviations": card.adapted.input_deviations}),

@@ -53,7 +53,7 @@ from tasks.export.timed import Timed, largest_of, latency_of, subjects_of, timed
 from tasks.measuring.subnets import SubNetMeter
 from tasks.ncnn.conversion import ConversionError
 from tasks.ncnn.kernels import require_masks
-from tasks.problems import CLASSIFICATION
+from tasks.problems import CLASSIFICATION, other_metric
 from tasks.progress import Progress
 from tasks.quantise import Int8
 from tasks.schemas.exports import (
@@ -351,11 +351,15 @@ class Exporter:
         )
         if winner.digest in self.maker.adapted:
             card = card.model_copy(update={"adapted": self.maker.adapted[winner.digest].told})
-        if data.problem == CLASSIFICATION.name:
-            return card
-        decoding = images.problem.decoding(outputs, (first[-2], first[-1]))
-        known = {} if decoding is None else {"decoding": decoding}
-        return card.model_copy(update={"problem": data.problem, **known})
+        problem = images.problem
+        known: dict[str, Any] = {}
+        if (metric := other_metric(problem)) is not None:
+            known["metric"] = metric
+        if problem.name != CLASSIFICATION.name:
+            known["problem"] = problem.name
+            if (decoding := problem.decoding(outputs, (first[-2], first[-1]))) is not None:
+                known["decoding"] = decoding
+        return card.model_copy(update=known)
 
     def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> ExportedFile:
         """Check one format against torch, int8 against a local run, and keep its files when they agree."""

@@ -1,30 +1,44 @@
 """Learning problems: what a network is trained to answer, and by what it is judged; a record for each.
 
-A new problem is a record here, a source of data whose targets are for it (`tasks.data`), and a test.
+A problem that can be judged by several metrics has a record for each. A new problem is a record here, a source of data whose
+targets are for it (`tasks.data`), and a test.
 """
 
-from tasks.problems.classification import CLASSIFICATION
-from tasks.problems.detection import DETECTION
+from tasks.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1
+from tasks.problems.detection import DETECTION, DETECTION_BY_COCO
 from tasks.problems.record import Batch, Divergence, LearningProblem, Tallied, Tally, require
 from tasks.problems.segmentation import SEGMENTATION
 
 __all__ = [
     "CLASSIFICATION",
+    "CLASSIFICATION_BY_F1",
     "DETECTION",
+    "DETECTION_BY_COCO",
     "SEGMENTATION",
     "Batch",
     "Divergence",
     "LearningProblem",
     "Tallied",
     "Tally",
+    "other_metric",
     "problem_named",
     "require",
 ]
 
-RECORDS: tuple[LearningProblem, ...] = (CLASSIFICATION, SEGMENTATION, *DETECTION.values())
-PROBLEMS: dict[str, LearningProblem] = {problem.name: problem for problem in RECORDS}
+PROBLEMS: tuple[LearningProblem, ...] = (
+    CLASSIFICATION,
+    CLASSIFICATION_BY_F1,
+    SEGMENTATION,
+    *DETECTION.values(),
+    *DETECTION_BY_COCO.values(),
+)
 
 
-def problem_named(name: str) -> LearningProblem:
-    """The record of a problem."""
-    return PROBLEMS[name]
+def problem_named(name: str, metric: str | None = None) -> LearningProblem:
+    """The record of a problem that is judged by a metric, as settings call it (`data.metric`); None: by its first one."""
+    return next(record for record in PROBLEMS if record.name == name and metric in (None, record.judged_by))
+
+
+def other_metric(problem: LearningProblem) -> str | None:
+    """The metric by which a problem is judged, where it is not its first one; None: it is."""
+    return None if problem.judged_by == problem_named(problem.name).judged_by else problem.judged_by

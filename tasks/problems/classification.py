@@ -7,37 +7,80 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from tasks.problems.record import Batch, Divergence, Tallied
 
+ACCURACY, MACRO_F1 = "accuracy", "macro_f1"
+
+LACKS_OF_F1: Mapping[str, str] = MappingProxyType(
+    {
+        "exits": "what exits promise is a share of right answers",
+        "streams": "streams count right answers",
+        "adaptable": "weights that adapt on a device are judged by the share of right answers",
+        "blocks": "a search on a device goes by the share of right answers",
+    }
+)
+"""What cannot be done where the score is no share of right answers, and why."""
+JUDGED: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
+    {
+        ACCURACY: ("top-1 accuracy", "accuracy", MappingProxyType({})),
+        MACRO_F1: ("macro F1", "macro F1", LACKS_OF_F1),
+    }
+)
+"""The metric, the score in tables, and what cannot be done, by the metric's name in settings."""
+
 
 @dataclass(slots=True)
-class RightAnswers:
-    """The images whose class has the largest logit, and their cross-entropy."""
+class ClassAnswers:
+    """The class of each image beside the one with the largest logit, and their cross-entropy. by_f1: which is their score."""
 
+    by_f1: bool = False
     loss: float = 0.0
-    right: list[torch.Tensor] = field(default_factory=list)
+    classes: int = 0
+    targets: list[torch.Tensor] = field(default_factory=list)
+    answers: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
         """Logits (B, K) and classes (B,)."""
-        self.right.append((outputs.argmax(1) == target).cpu())
+        self.classes = outputs.shape[1]
+        self.targets.append(target.cpu())
+        self.answers.append(outputs.argmax(1).cpu())
         self.loss += float(functional.cross_entropy(outputs, target, reduction="sum"))
 
     def found(self) -> Tallied:
-        """Top-1 accuracy, and which images are classified correctly."""
-        right_N: np.ndarray = torch.cat(self.right).numpy()
-        return Tallied(int(right_N.sum()) / len(right_N), self.loss / len(right_N), right_N)
+        """Top-1 accuracy and which images are classified correctly, or macro F1 and the same as numbers."""
+        target_N, answer_N = torch.cat(self.targets).numpy(), torch.cat(self.answers).numpy()
+        right_N: np.ndarray = answer_N == target_N
+        loss = self.loss / len(right_N)
+        if self.by_f1:
+            score = macro_f1(confusion(target_N, answer_N, self.classes))
+            return Tallied(score, loss, right_N.astype(np.float16))
+        return Tallied(int(right_N.sum()) / len(right_N), loss, right_N)
+
+
+def confusion(target_N: np.ndarray, answer_N: np.ndarray, classes: int) -> NDArray[np.int64]:
+    """(K, K): images by class (rows) and answer (columns)."""
+    return np.bincount(target_N * classes + answer_N, minlength=classes**2).reshape(classes, classes)
+
+
+def macro_f1(confusion_KK: NDArray[np.int64]) -> float:
+    """The mean of F1 of the classes that occur, as class or answer. Source: Information Retrieval (van Rijsbergen 1979) §7."""
+    both_K, either_K = confusion_KK.diagonal(), confusion_KK.sum(0) + confusion_KK.sum(1)
+    occurs_K = either_K > 0
+    return float((2 * both_K[occurs_K] / either_K[occurs_K]).mean())
 
 
 class Classification:
     """Sources have `images(indices, draws)`, which augments, and `labels` (N,) int64. Targets: classes (B,)."""
 
     name = "classification"
-    metric = "top-1 accuracy"
-    score = "accuracy"
     outside = None
-    lacks: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, judged_by: str = ACCURACY) -> None:
+        self.judged_by = judged_by
+        self.metric, self.score, self.lacks = JUDGED[judged_by]
 
     def output_told(self, classes: int) -> str:
         """One number for each class."""
@@ -76,9 +119,11 @@ class Classification:
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
         """A class of a whole image has no place in it."""
 
-    def tally(self) -> RightAnswers:
+    def tally(self) -> ClassAnswers:
         """No image yet."""
-        return RightAnswers()
+        return ClassAnswers(by_f1=self.judged_by == MACRO_F1)
 
 
 CLASSIFICATION = Classification()
+CLASSIFICATION_BY_F1 = Classification(MACRO_F1)
+"""All classes count alike, however many images each has."""

@@ -74,6 +74,11 @@ class LearningProblem(Protocol):
         ...
 
     @property
+    def judged_by(self) -> str:
+        """The metric by its name in settings (`data.metric`)."""
+        ...
+
+    @property
     def score(self) -> str:
         """The score in tables and figures: "accuracy", or the metric where it is no share of correct answers."""
         ...

@@ -52,6 +52,7 @@ class Segmentation:
 
     name = "segmentation"
     metric = score = "mean IoU"
+    judged_by = "mean_iou"
     outside = "the enlargement of logits to the image"
     lacks = LACKS_OF_PARTS
 

@@ -64,7 +64,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
     """The report as data; the page and the terminal's table show nothing that is not in it."""
     net = tailor_ir.load(sources.supernet)
     base, finetune = _network(sources), _ends(sources)
-    problem = problem_named(sources.problem)
+    problem = problem_named(sources.problem, sources.metric)
     report: Row = {
         "model": sources.model,
         "data": sources.data,
@@ -176,7 +176,7 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
     row: Row = {
         "name": device.name,
         "batch": device.batch,
-        "score": problem_named(sources.problem).score,
+        "score": problem_named(sources.problem, sources.metric).score,
         "decoding_ms": _decoding_ms(exports),
         "runtime": exports.device.model_dump(mode="json"),
         "engine": chosen_engine(device.engine),

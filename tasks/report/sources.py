@@ -54,12 +54,13 @@ class Sources:
     `pretraining`: of a run that is trained in two stages; None: in one.
     `partition`: how the largest SubNet is split; None: it is not. `streams`: of SubNets that played a stream that drifts.
     `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
-    `problem`: the learning problem, whose score accuracies are.
+    `problem`: the learning problem, whose score accuracies are: the one by which it is judged (`metric`; None: its first one).
     """
 
     model: str
     data: str
     problem: str = CLASSIFICATION.name
+    metric: str | None = None
     supernet: Path
     base: Path | None
     finetune: Path | None

@@ -244,7 +244,8 @@ class Card(Named, Stored):
 
     predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
     accuracy: on a device in int8 that of its int8 file, where it has one. problem: the learning problem, whose score accuracies
-    are; written where it is another one than classification. decoding: of detectors; None: there is nothing to decode.
+    are; written where it is another one than classification. metric: by which it is judged; None: by its first
+    one. decoding: of detectors; None: there is nothing to decode.
     adapted: where the SubNet is exported as it has adapted; accuracies are of that, predictions of the SubNet before.
     """
 
@@ -265,6 +266,7 @@ class Card(Named, Stored):
     engine: UsedEngine | None = None
     made_from: Origin
     problem: str = "classification"
+    metric: str | None = None
     decoding: Decoding | None = None
     adapted: AdaptedTensors | None = None
 

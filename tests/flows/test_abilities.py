@@ -120,3 +120,11 @@ def test_a_text_among_several_inputs_is_refused_where_texts_alone_are(words: lis
     validate(RunConfig, compose_config("config", [*own, "data.inputs={photo:image,noise:sound}"]))
     other = ["data=table", "data.path=garden", "device=[onnxruntime]", "export.formats=[onnx]"]
     validate(RunConfig, compose_config("config", [*other, "data.inputs={photo:image,note:text}"]))
+
+
+def test_what_goes_by_right_answers_is_refused_where_the_score_is_another() -> None:
+    words = ["data.metric=macro_f1", "space.exits=auto"]
+    wanted = "space.exits with data.kind=noisy_digits: classification by macro F1 cannot do it yet: .* right answers"
+    with pytest.raises(UserError, match=wanted):
+        validate(RunConfig, compose_config("config", words))
+    assert validate(RunConfig, compose_config("config", words[:1])).data.metric == "macro_f1"

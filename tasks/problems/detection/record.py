@@ -29,6 +29,9 @@ from tasks.problems.detection.targets import ABSENT, packed, present
 from tasks.problems.record import LACKS_OF_PARTS, Batch, Divergence, Tallied
 from tasks.schemas.exports import Decoding
 
+MAP50, COCO_MAP = "map50", "coco_map"
+SCORES = {MAP50: ("mAP@0.5", THRESHOLDS[:1]), COCO_MAP: ("COCO mAP", THRESHOLDS)}
+"""What a score is called, and the overlaps at which detections are judged, by metric."""
 SHOWN_SCORE = 0.5
 """Detections of at least this score are drawn, and are mistakes in images without boxes."""
 
@@ -50,31 +53,33 @@ class JudgedDetections:
         self.loss += len(outputs) * float(self.problem.loss(outputs, target, 0.0))
         for found, rows_M5 in zip(self.problem.detected(outputs), target.cpu(), strict=True):
             class_M, box_M4 = present(rows_M5)
-            image = judged(found, class_M.numpy(), box_M4.numpy(), THRESHOLDS[:1])
+            image = judged(found, class_M.numpy(), box_M4.numpy(), self.problem.thresholds)
             self.images.append(image)
             self.scores.append(self._alone(image))
 
     def _alone(self, image: JudgedImage) -> float:
-        """mAP@0.5 of an image; of one without boxes 1, unless something is detected by a shown score."""
+        """The score of an image; of one without boxes 1, unless something is detected by a shown score."""
         if not len(image.boxes_M):
             return float((image.scores_D < SHOWN_SCORE).all())
-        return mean_average_precisions([image], self.classes)[0]
+        return mean_average_precisions([image], self.classes)[1]
 
     def found(self) -> Tallied:
-        """mAP@0.5 over all images, and that of each image."""
-        score, _ = mean_average_precisions(self.images, self.classes)
+        """The score over all images, and that of each image: the mean over the overlaps at which they are judged."""
+        _, score = mean_average_precisions(self.images, self.classes)
         return Tallied(score, self.loss / len(self.images), np.array(self.scores, dtype=np.float16))
 
 
 class Detection:
     """Sources have `boxed(indices, draws)`: images (B, C, H, W), augmented by draws, and their boxes (B, M, 5)."""
 
-    metric = score = "mAP@0.5"
     outside = "decoding and non-maximum suppression"
     lacks = LACKS_OF_PARTS
 
-    def __init__(self, head: DetectionHead) -> None:
+    def __init__(self, head: DetectionHead, judged_by: str = MAP50) -> None:
         self.name = f"detection_{head.name}"
+        self.judged_by = judged_by
+        self.score, self.thresholds = SCORES[judged_by]
+        self.metric = self.score
         self.head = head
         self._loss = LOSSES[head.name]
         self._judging = replace(
@@ -174,4 +179,8 @@ def _pixel(share: float, size: int) -> int:
 
 
 DETECTION: Mapping[str, Detection] = MappingProxyType({name: Detection(head) for name, head in HEADS.items()})
-"""By the name of the head."""
+"""By the name of the head, judged by mAP@0.5."""
+DETECTION_BY_COCO: Mapping[str, Detection] = MappingProxyType(
+    {name: Detection(head, COCO_MAP) for name, head in HEADS.items()}
+)
+"""The same, judged by COCO's mAP."""
