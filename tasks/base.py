@@ -8,7 +8,8 @@ from safetensors.torch import save_model
 from torch import nn
 
 from tasks.data import Dataset, DataSettings, load_splits
-from tasks.evaluation.subnets import EvaluationData, count_correct, recalibrate_module
+from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
+from tasks.evaluation.subnets import EvaluationData, recalibrate_module, tallied
 from tasks.finetune import checkpoint
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
@@ -44,7 +45,7 @@ def run(
     name: str = "training the base network",
     pretrained: Pretrained | None = None,
 ) -> StageResult:
-    """Leave `weights.safetensors` and, when trained, `history.jsonl` in `folder`.
+    """Leave `weights.safetensors` and, when trained, `history.jsonl` in `folder`; `confusions.jsonl` of a classifier.
 
     Returns validation and test accuracy. For networks made in Python (timm, callable); an .onnx file carries
     its weights and needs no base stage.
@@ -68,14 +69,15 @@ def run(
     size = train.form.size
     if trained:
         recalibrate_module(module, images["test"].calibration(size))
-    accuracy = {split: count_correct(module, one.batches(size), one.problem).share for split, one in images.items()}
+    found = {split: tallied(module, one.batches(size), one.problem) for split, one in images.items()}
+    append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, found["test"])
     save_model(module.to("cpu"), str(folder / WEIGHTS_FILE))
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
     return BaseResult(
         trained=trained,
         micro_batch=micro_batch,
-        validation_accuracy=accuracy["validation"],
-        test_accuracy=accuracy["test"],
+        validation_accuracy=found["validation"].score,
+        test_accuracy=found["test"].score,
     ).to_json()
 
 

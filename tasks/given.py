@@ -6,9 +6,10 @@ import tailor_ir
 from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.description import check_same
 from tasks.errors import UserError
+from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
 from tasks.evaluation.ends import accuracies_of_ends
 from tasks.evaluation.onnx_files import OnnxNetwork
-from tasks.evaluation.subnets import EvaluationData, count_correct
+from tasks.evaluation.subnets import EvaluationData, tallied
 from tasks.finetune.device import pick_device
 from tasks.models import ModelSettings, create
 from tasks.models.answers import check_shapes
@@ -16,8 +17,11 @@ from tasks.schemas.results import GivenFile, GivenSuperNet
 from tasks.schemas.stored import StageResult
 
 
-def evaluate_file(model: ModelSettings, data: DataSettings) -> StageResult:
-    """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data."""
+def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> StageResult:
+    """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data.
+
+    `confusions.jsonl` of a classifier is left in `folder`.
+    """
     splits = load_splits(data)
     train = splits["train"]
     path = create(model, train.classes, train.form, problem=train.problem)
@@ -26,10 +30,11 @@ def evaluate_file(model: ModelSettings, data: DataSettings) -> StageResult:
     size = train.form.size
     images = EvaluationData(splits["validation"], train)
     found = {
-        f"{split}_accuracy": count_correct(network, images.of(splits[split]).batches(size), images.problem).share
+        split: tallied(network, images.of(splits[split]).batches(size), images.problem)
         for split in ("validation", "test")
     }
-    return GivenFile(**found).to_json()
+    append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, found["test"])
+    return GivenFile(validation_accuracy=found["validation"].score, test_accuracy=found["test"].score).to_json()
 
 
 def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: int) -> StageResult:

@@ -296,16 +296,25 @@ class EvaluationData:
 
 
 @torch.no_grad()
+def tallied(
+    forward: Callable[..., torch.Tensor],
+    batches: Iterable[Batch],
+    problem: LearningProblem = CLASSIFICATION,
+) -> Tallied:
+    """How good the answers of `forward` are (x_BCHW, or each of several inputs -> raw outputs, such as logits_BK)."""
+    tally = problem.tally()
+    for x_BCHW, target in batches:
+        tally.add(answers(forward, x_BCHW), target)
+    return tally.found()
+
+
 def count_correct(
     forward: Callable[..., torch.Tensor],
     batches: Iterable[Batch],
     problem: LearningProblem = CLASSIFICATION,
 ) -> Accuracy:
-    """Accuracy and loss of `forward` (x_BCHW, or each of several inputs -> raw outputs, such as logits_BK)."""
-    tally = problem.tally()
-    for x_BCHW, target in batches:
-        tally.add(answers(forward, x_BCHW), target)
-    return Accuracy.tallied(tally.found())
+    """Accuracy and loss of `forward`, as `tallied`."""
+    return Accuracy.tallied(tallied(forward, batches, problem))
 
 
 def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:

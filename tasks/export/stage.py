@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
@@ -22,7 +23,8 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import describe
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
+from tasks.evaluation.confusions import CONFUSIONS_FILE, MOST_CLASSES, append_confusions
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, tallied
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
 from tasks.export.bundles import (
@@ -97,7 +99,7 @@ def run(
     elsewhere: Collection[str] = (),
     placements: BundlePlacements | None = None,
 ) -> StageResult:
-    """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
+    """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`, beside `confusions.jsonl`.
 
     `data`: split -> images to state the accuracy on; those of the first check the files. `batch`: samples of an ONNX file.
     `provenance`: for the model cards. The caller holds the device's lease. What an earlier call finished is not done again.
@@ -320,11 +322,19 @@ class Exporter:
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
         files |= ChainWriter(self.maker, images, self.out, self.policies).write(card, inputs)
+        self._tell_confusions(winner, reference)
         own = files["onnx_int8"].int8 if self.maker.in_int8 else None
         card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():
             write_bytes(self.out / f"{card.digest}{suffix}", content)
         return card
+
+    def _tell_confusions(self, winner: Winner, subnet: Callable[..., torch.Tensor]) -> None:
+        """Which classes a SubNet takes for which, of the test split, where it is asked for and has few classes."""
+        images, classes = self.data.get("test"), next(iter(self.data.values())).dataset.class_names
+        if images is not None and images.problem.name == CLASSIFICATION.name and len(classes) <= MOST_CLASSES:
+            found = tallied(subnet, images.batches(self.net.input_size(winner.config)), images.problem)
+            append_confusions(self.out / CONFUSIONS_FILE, winner.digest, classes, found)
 
     def _card(self, winner: Winner, measured: Measurement, images: EvaluationData, outputs: Images) -> Card:
         """All but the files. outputs: raw ones of some of the images."""

@@ -53,11 +53,10 @@ class ClassAnswers:
         """Top-1 accuracy and which images are classified correctly, or macro F1 and the same as numbers."""
         target_N, answer_N = torch.cat(self.targets).numpy(), torch.cat(self.answers).numpy()
         right_N: np.ndarray = answer_N == target_N
-        loss = self.loss / len(right_N)
+        loss, confusion_KK = self.loss / len(right_N), confusion(target_N, answer_N, self.classes)
         if self.by_f1:
-            score = macro_f1(confusion(target_N, answer_N, self.classes))
-            return Tallied(score, loss, right_N.astype(np.float16))
-        return Tallied(int(right_N.sum()) / len(right_N), loss, right_N)
+            return Tallied(macro_f1(confusion_KK), loss, right_N.astype(np.float16), confusion_KK)
+        return Tallied(int(right_N.sum()) / len(right_N), loss, right_N, confusion_KK)
 
 
 def confusion(target_N: np.ndarray, answer_N: np.ndarray, classes: int) -> NDArray[np.int64]:

@@ -38,11 +38,13 @@ class Tallied(NamedTuple):
 
     score: in [0, 1], higher is better; what stages call accuracy. loss: mean loss from targets, of a sample.
     each_N: whether each sample is answered correctly (bool), or the score of each sample alone (float16).
+    confusion_KK: samples by class (rows) and answer (columns); None: samples have no classes.
     """
 
     score: float
     loss: float
     each_N: NDArray[np.bool_] | NDArray[np.float16]
+    confusion_KK: NDArray[np.int64] | None = None
 
 
 class Tally(Protocol):

@@ -23,6 +23,7 @@ from tasks.problems import problem_named
 from tasks.profile import LUT_FOLDER
 from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
+from tasks.report.confusions import confusions
 from tasks.report.engine import chosen_engine
 from tasks.report.exported import files_of, int8_of
 from tasks.report.headline import headline
@@ -91,6 +92,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "settings": settings.model_dump(mode="json"),
     }
     report["headline"] = headline(report, settings.accuracy_points)
+    report["confusions"] = confusions(report, sources.base or sources.given, sources.devices, settings.accuracy_points)
     return report
 
 

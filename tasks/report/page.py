@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
 from tasks.partition import PartitionAnswer, sections
-from tasks.report import baselines, charts, engine, leaving, levels, streams, training
+from tasks.report import baselines, charts, confusions, engine, leaving, levels, streams, training
 from tasks.report.headline import fastest_within, kept, reference, unkept
 from tasks.report.looks import Row
 
@@ -135,6 +135,7 @@ def _figures(report: Row) -> Row:
             }
             for number, device in enumerate(devices)
         ],
+        "confusions": [_div(confusions.figure(row), f"confusions-{at}") for at, row in enumerate(report["confusions"])],
         "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"], report["score"])),
         "training": _trainings(report),
         "streams": [_div(streams.figure(row), f"stream-{number}") for number, row in enumerate(report["streams"])],

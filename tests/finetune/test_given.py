@@ -14,6 +14,7 @@ from tasks import compile
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.description import DATA_FILE, remember, remembered
 from tasks.errors import UserError
+from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, read_confusions
 from tasks.evaluation.subnets import count_correct
 from tasks.given import evaluate_file, evaluate_supernet
 from tasks.models import ModelSettings
@@ -43,13 +44,16 @@ def test_the_accuracy_of_a_file_is_that_of_its_network(batch: int | None, networ
     sample = torch.zeros(batch or 1, 3, 32, 32)
     file = tmp_path / "net.onnx"
     torch.onnx.export(network, (sample,), file, dynamo=False, opset_version=17, input_names=["x"], **axes)
-    found = evaluate_file(ModelSettings(kind="onnx", path=file), DIGITS)
+    found = evaluate_file(ModelSettings(kind="onnx", path=file), DIGITS, tmp_path)
     splits = load_splits(DIGITS)
     with torch.no_grad():
         for split in ("validation", "test"):
             expected = count_correct(network, splits[split].batches(64)).share
             assert found[f"{split}_accuracy"] == pytest.approx(expected, abs=0.004)  # one image of 300
     assert 0 < found["test_accuracy"] < 1
+    line = read_confusions(tmp_path / CONFUSIONS_FILE)[BASE]
+    right = sum(row[number] for number, row in enumerate(line["confusion"]))
+    assert right / sum(map(sum, line["confusion"])) == found["test_accuracy"]
 
 
 def test_a_supernet_remembers_its_data(supernet: Path) -> None:

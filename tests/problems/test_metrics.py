@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
+from sklearn.metrics import confusion_matrix, f1_score
 
 from tasks.data import DataSettings
 from tasks.data.settings import METRICS
 from tasks.evaluation.subnets import Accuracy
 from tasks.problems import CLASSIFICATION, CLASSIFICATION_BY_F1, PROBLEMS, other_metric, problem_named
+from tasks.problems.classification import confusion
 from tasks.problems.detection import DETECTION, DETECTION_BY_COCO, packed
 
 CLASSES, IMAGES = 7, 200
@@ -40,6 +41,13 @@ def test_macro_f1_is_that_of_scikit_learn_however_images_are_batched() -> None:
     assert abs(accuracy.share - expected) > 0.05, "the classes are of different sizes"
     assert found.loss == pytest.approx(accuracy.loss)
     assert found.each.tolist() == accuracy.each.tolist()
+
+
+def test_confusions_are_those_of_scikit_learn() -> None:
+    logits_NK, target_N = answered()
+    answer_N = logits_NK.argmax(1).numpy()
+    expected_KK = confusion_matrix(target_N, answer_N, labels=range(CLASSES))
+    assert confusion(target_N.numpy(), answer_N, CLASSES).tolist() == expected_KK.tolist()
 
 
 def test_cocos_map_is_the_mean_over_ten_overlaps() -> None:

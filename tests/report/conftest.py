@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -16,11 +17,13 @@ from tasks import enumerate as enumerating
 from tasks import export, profile, report, search
 from tasks.artifacts import Store, append_line
 from tasks.data import DataSettings, load_splits
+from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
 from tasks.evaluation.subnets import EvaluationData
 from tasks.predict import sensitivity, validate
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.settings import Settings as PredictSettings
+from tasks.problems import Tallied
 from tasks.progress import Silent
 from tasks.schemas.results import BaseResult
 from tasks.schemas.stored import StageResult
@@ -29,6 +32,7 @@ SPACE: SpaceSpec = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "s
                     "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
 QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0, patience=0.0)
 SUBNET = QUICK.model_copy(update={"layers_ms": 10.0})
+CLASSES = tuple(f"<b>{digit}</b>" for digit in range(10))
 PREDICT = PredictSettings(
     random_subnets=6,
     fit_subnets=2,
@@ -43,6 +47,8 @@ PREDICT = PredictSettings(
 def _base(out: Path) -> dict[str, Any]:
     for step in range(1, 6):
         append_line(out / "history.jsonl", {"step": step, "epoch": 0, "loss": 2 / step})
+    confused = Tallied(0.12, 2.0, np.zeros(50, bool), np.eye(10, dtype=np.int64) + np.eye(10, k=1, dtype=np.int64))
+    append_confusions(out / CONFUSIONS_FILE, BASE, CLASSES, confused)
     return BaseResult(trained=True, validation_accuracy=0.11, test_accuracy=0.12).to_json()
 
 

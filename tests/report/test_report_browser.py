@@ -229,3 +229,16 @@ def test_any_subnet_can_be_chosen_compared_and_grouped(page: Chrome, both: Repor
     names = [section["name"] for section in found["subnets"][first]["sections"]]
     assert [row.find_elements(By.TAG_NAME, "td")[0].text for row in rows] == names
     assert all(row.find_element(By.CLASS_NAME, "share").size["width"] > 0 for row in rows)
+
+
+def test_squares_of_a_confusion_matrix_have_their_numbers_and_names_stay_texts(page: Chrome, both: Report) -> None:
+    shown = page.execute_script(
+        "const at = document.getElementById('confusions-0');"
+        "return [...at.querySelectorAll('.heatmap-label text')].map((one) => one.textContent)"
+    )
+    counts = [str(count) for row in both["confusions"][0]["confusion"] for count in row if count]
+    assert sorted(filter(None, shown)) == sorted(counts)
+    names = page.execute_script(
+        "return [...document.querySelectorAll('#confusions-0 .ytick text')].map((one) => one.textContent)"
+    )
+    assert sorted(names) == both["confusions"][0]["classes"]

@@ -15,7 +15,7 @@ from tasks.artifacts import RESULT_FILE
 from tasks.pages.text import count, milliseconds, percent
 from tasks.partition import PartitionAnswer, picture
 from tasks.partition.settings import Settings as PartitionSettings
-from tasks.report import DATA_FILE, PAGE_FILE, Settings, Sources, charts, terminal_table
+from tasks.report import DATA_FILE, PAGE_FILE, Settings, Sources, charts, confusions, terminal_table
 from tasks.report.gather import gather
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
@@ -318,3 +318,22 @@ def test_a_run_without_a_refinement_tells_nothing_of_one(data: Report) -> None:
     words = Page(render(data)).words
     assert "How the search found them" in words
     assert "What came from the refinement is not counted" not in words
+
+
+def test_confusions_are_those_of_the_base_network_and_of_the_headlines_winner(data: Report) -> None:
+    base, winner = data["confusions"]
+    (device,) = data["devices"]
+    fastest = fastest_within(device, reference(data)[1] or 0.0, data["settings"]["accuracy_points"])
+    shown = fastest or max(device["winners"], key=lambda row: float(row["accuracy"]))
+    assert (base["device"], base["title"]) == ("", "base model")
+    assert winner["title"] == f"here: winner {shown['digest'][:8]}"
+    counts = winner["confusion"]
+    assert sum(map(sum, counts)) == 50, "test images of the run"
+    assert sum(counts[number][number] for number in range(10)) == round(50 * shown["accuracy"])
+    (first, second) = (confusions.figure(row).data[0] for row in (base, winner))
+    assert first.x[3] == "&lt;b&gt;3&lt;/b&gt;"
+    assert list(first.z[0][:3]) == [50.0, 50.0, 0.0]
+    assert second.text[0][0] == str(counts[0][0] or "")
+    words = Page(render(data)).words
+    assert "Confusions Test samples by class and by answer" in words
+    assert "Confusions" not in Page(render({**data, "confusions": []})).words

@@ -86,7 +86,7 @@ def _given(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
     if isinstance(config, AdaptConfig):
         return tasks.given.evaluate_supernet(config.supernet, config.data, config.predict.recalibration_images)
-    return tasks.given.evaluate_file(config.model, config.data)
+    return tasks.given.evaluate_file(config.model, config.data, out)
 
 
 def _given_key(at: Context) -> Any:
