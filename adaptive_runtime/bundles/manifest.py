@@ -67,9 +67,9 @@ class BundleManifest(FileMessage):
     files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
     the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers. source_images:
     file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which a model that adapts
-    chooses; None: there are none, and the file does not name them. problem: what raw outputs tell, as 'segmentation', or
-    'detection_HEAD' of a head of `adaptive_runtime.boxes`; None: a number for each class of the whole image, and the file does
-    not name it. accuracies are then its score: mean IoU, mAP@0.5.
+    chooses; None: there are none, and the file does not name them. problem: what raw outputs tell: 'segmentation',
+    'detection_HEAD' of a head of `adaptive_runtime.boxes`, or 'several_classes', whose names are TARGET: CLASS; None: a number
+    for each class of the whole image, and the file does not name it. accuracies are then its score: mean IoU, mAP@0.5.
     """
 
     WHERE: ClassVar[str] = BUNDLE_FILE

@@ -1,9 +1,9 @@
-"""Answers from raw outputs of SubNets that tell of parts of an image: boxes of objects, or the class of each pixel.
+"""Answers from raw outputs of SubNets that are more than the class of a sample: boxes, classes of pixels or words, images.
 
 Legend: N samples, P anchors, K classes, H height, W width; h, w those of a raw output.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -17,15 +17,19 @@ from adaptive_runtime.bundles import BundledNet, BundledSubNet
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool.scaling import BILINEAR, scaling
 
-SEGMENTATION = "segmentation"
+SEGMENTATION, SEVERAL_CLASSES = "segmentation", "several_classes"
 Array = NDArray[np.float32]
 
 
 class DecodedAnswers(NamedTuple):
-    """Of some images, in their own pixels. Either the boxes of each image, or the class of each pixel (N, H, W)."""
+    """Of some images, in their own pixels: the boxes of each image, or the class of each pixel (N, H, W).
+
+    Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle.
+    """
 
     detections: tuple[Detections, ...] | None = None
     masks: NDArray[np.int64] | None = None
+    labels: Mapping[str, NDArray[np.int64]] | None = None
 
 
 RawDecoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
@@ -51,16 +55,35 @@ def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[
     return DecodedAnswers(masks=logits_NKHW.argmax(1))
 
 
+def targets_of(classes: Sequence[str]) -> dict[str, slice]:
+    """The places of each target's classes, whose names are `TARGET: CLASS`, one target after the other."""
+    found: dict[str, slice] = {}
+    for number, name in enumerate(classes):
+        target = name.partition(": ")[0]
+        found[target] = slice(found[target].start if target in found else number, number + 1)
+    return found
+
+
+def labels_of(
+    classes: Sequence[str], raw_NK: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
+) -> DecodedAnswers:
+    """The class of each target, by the largest of its logits."""
+    places = targets_of(classes).items()
+    return DecodedAnswers(labels={name: place.start + raw_NK[:, place].argmax(1) for name, place in places})
+
+
 DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
     {SEGMENTATION: masks_of, **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()}}
 )
 
 
-def decoder_of(problem: str | None) -> RawDecoder | None:
+def decoder_of(problem: str | None, classes: Sequence[str] = ()) -> RawDecoder | None:
     """The decoder of a learning problem; None: it classifies whole images. AdaptiveError: the problem is not known."""
     if problem is None:
         return None
+    if problem == SEVERAL_CLASSES:
+        return partial(labels_of, classes)
     if problem not in DECODERS:
-        next_step = "install a newer adaptive_runtime"
-        raise AdaptiveError("bundle", f"problem '{problem}'", allowed=", ".join(DECODERS), next_step=next_step)
+        allowed, next_step = ", ".join((SEVERAL_CLASSES, *DECODERS)), "install a newer adaptive_runtime"
+        raise AdaptiveError("bundle", f"problem '{problem}'", allowed=allowed, next_step=next_step)
     return DECODERS[problem]

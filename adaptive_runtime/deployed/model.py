@@ -62,7 +62,7 @@ class DeployedModel:
         self._closed = False
         self.taken = pool.bundle.manifest.subnets[0].taken
         self._vocabulary: Vocabulary | None = None
-        self._decoder = decoder_of(pool.bundle.manifest.problem)
+        self._decoder = decoder_of(pool.bundle.manifest.problem, pool.bundle.manifest.classes)
         self._served = ServedVariants(pool, serving, self._useful, taken_out)
         if adaptation is not None:
             adaptation.start()
@@ -315,11 +315,11 @@ class DeployedModel:
         """Answers by raw outputs."""
         assert self._decoder is not None
         count = len(raw_NV)
-        _, height, width = self.taken.shape
+        *_, height, width = (0, 0, *self.taken.shape)
         found = self._decoder(raw_NV, active.subnet, active.subnet.nets[active.form], (height, width))
-        nobody, nothing = np.full(count, NO_CLASS), np.empty((count, 0), np.float32)
+        nobody, logits = np.full(count, NO_CLASS), raw_NV if found.labels else np.empty((count, 0), np.float32)
         forms = (active.form,) * count
-        return ModelAnswer(nobody, nothing, subnets, exits, np.zeros(count), run_ms, forms, (), *found)
+        return ModelAnswer(nobody, logits, subnets, exits, np.zeros(count), run_ms, forms, (), *found)
 
     def _choose(self, chooser: Chooser) -> None:
         """Ask the chooser, unless another thread does."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import TakenSamples
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
-from adaptive_runtime.deployed.decoding import SEGMENTATION
+from adaptive_runtime.deployed.decoding import SEGMENTATION, SEVERAL_CLASSES, targets_of
 from adaptive_runtime.service.protocol import InferRequest, SentTensor
 from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
@@ -18,7 +18,8 @@ from adaptive_runtime.service.tensors import NAMES, NamedTensor, PackedBody, pac
 from adaptive_runtime.several import packed
 
 INPUT = "input"
-DATATYPES_OUT = {"logits": "FP32", "classes": "INT64", "confidence": "FP64", "boxes": "FP32", "scores": "FP32"}
+DATATYPES_OUT = {"logits": "FP32", "confidence": "FP64", "boxes": "FP32", "scores": "FP32"}
+"""Other outputs are classes, INT64."""
 NOTHING = -1
 """The class of rows of boxes that fill up an image which has fewer than another one."""
 MOST_SAMPLES = 256
@@ -27,13 +28,14 @@ MOST_SAMPLES = 256
 class InferenceFormat(NamedTuple):
     """What a model takes and gives: samples, number of classes; None: unknown. form: of its files.
 
-    problem: as the bundle's manifest names it.
+    problem: as the bundle's manifest names it. targets: of samples that have several classes, by name.
     """
 
     taken: TakenSamples
     classes: int | None
     form: str
     problem: str | None = None
+    targets: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: DeployedModel) -> "InferenceFormat":
@@ -41,7 +43,9 @@ class InferenceFormat(NamedTuple):
         first, form = model.pool.bundle.manifest.subnets[0], model.pool.form
         shape = first.nets[form].output.shape if form in first.nets else ()
         classes = shape[-1] if shape else None
-        return cls(model.taken, classes, form, model.pool.bundle.manifest.problem)
+        manifest = model.pool.bundle.manifest
+        targets = tuple(targets_of(manifest.classes)) if manifest.problem == SEVERAL_CLASSES else ()
+        return cls(model.taken, classes, form, manifest.problem, targets)
 
     @property
     def inputs(self) -> dict[str, TakenSamples]:
@@ -55,6 +59,8 @@ class InferenceFormat(NamedTuple):
         """Shapes of what an answer may have, by name; −1: any size."""
         if self.problem is None:
             return {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
+        if self.problem == SEVERAL_CLASSES:
+            return {"logits": [-1, self.classes or -1], **{name: [-1] for name in self.targets}}
         if self.problem == SEGMENTATION:
             return {"classes": [-1, *self.taken.shape[1:]]}
         return {"boxes": [-1, -1, 4], "scores": [-1, -1], "classes": [-1, -1]}
@@ -84,7 +90,8 @@ class InferenceFormat(NamedTuple):
                 for one, taken in self.inputs.items()
             ],
             "outputs": [
-                {"name": one, "datatype": DATATYPES_OUT[one], "shape": shape} for one, shape in self.outputs.items()
+                {"name": one, "datatype": DATATYPES_OUT.get(one, "INT64"), "shape": shape}
+                for one, shape in self.outputs.items()
             ],
         }
 
@@ -136,6 +143,8 @@ def _check_outputs(names: list[str], wanted: InferenceFormat) -> None:
 
 def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:
     """The tensors of an answer by name. Boxes (N, M, 4), M the most of an image; what an image lacks has class `NOTHING`."""
+    if answer.labels is not None:
+        return {"logits": answer.logits, **answer.labels}
     if answer.masks is not None:
         return {"classes": answer.masks}
     if answer.detections is None:

@@ -150,7 +150,7 @@ CHECKED = ("coco", "voc", "masks")
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
     """All three splits, opened once. Raises UserError for data that is absent, empty, malformed or lacks a class."""
     source, splits = OPENERS[settings.kind](settings)
-    if settings.kind not in CHECKED:
+    if settings.kind not in CHECKED and settings.targets is None:
         check_classes(source, splits, settings)
     names: tuple[Split, ...] = ("train", "validation", "test")
     return {name: Dataset(settings, source, splits[name], name) for name in names}

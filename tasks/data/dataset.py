@@ -35,7 +35,7 @@ class Dataset:
         self.class_names = source.class_names
         self.scaling = source.scaling
         self.notes = source.notes
-        self.problem: LearningProblem = problem_named(settings.problem, settings.metric)
+        self.problem: LearningProblem = problem_named(settings.problem, settings.metric).fitted(source)
         self.form: AnyForm = form_of(settings, source.scaling)
         self._source = source
         self._indices = indices

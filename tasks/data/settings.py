@@ -64,6 +64,7 @@ BOXED = ("glyph_boxes", "coco", "voc")
 Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map"]
 METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
+    "several_classes": ("accuracy",),
     "segmentation": ("mean_iou",),
     "detection": ("map50", "coco_map"),
 }
@@ -92,15 +93,10 @@ DataKind = Literal[
 
 
 def _problem_of(kind: str | None) -> str:
-    """The kind of learning problem; a detector's head makes it a problem."""
+    """The kind of learning problem that data of a kind are for, unless they have several targets."""
     if kind in BOXED:
         return "detection"
     return "segmentation" if kind in MASKED else "classification"
-
-
-def metrics_of(kind: str | None) -> tuple[str, ...]:
-    """By which networks can be judged that learn from a kind of data."""
-    return METRICS[_problem_of(kind)]
 
 
 class VocabularySettings(BaseModel):
@@ -143,7 +139,7 @@ class DataSettings(BaseModel):
         default_factory=lambda known: "ssdlite" if known.get("kind") in BOXED else None
     )
     """The head of the detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
-    metric: Metric = Field(default_factory=lambda known: metrics_of(known.get("kind"))[0])
+    metric: Metric = Field(default_factory=lambda known: METRICS[_problem_of(known.get("kind"))][0])
     """The score that a run optimises and tells, which "accuracy" means everywhere. `accuracy` (top-1) and `macro_f1`: of
     samples with a class each; `mean_iou`: of masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): of
     boxes."""
@@ -168,6 +164,8 @@ class DataSettings(BaseModel):
     inputs: dict[ArgumentName, TableInput] | None = None
     """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image` or `sound`, whose
     column has names of files, `text`, whose column has texts, or the columns of its numbers."""
+    targets: tuple[ArgumentName, ...] | None = None
+    """Columns with a class each (kind table), each of which networks answer; null: the column `label` alone."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one. Of
     texts: the number of words; longer ones are cut, and SubNets of smaller lengths take the first words."""
@@ -195,8 +193,6 @@ class DataSettings(BaseModel):
             raise ValueError(f"data.kind={self.kind} needs data.head=ssdlite, retinanet or fcos")
         if self.kind not in BOXED and self.head is not None:
             raise ValueError(f"data.head={self.head} is for data.kind={', '.join(BOXED)}, not {self.kind}")
-        if self.metric not in (allowed := metrics_of(self.kind)):
-            raise ValueError(f"data.metric={self.metric} with data.kind={self.kind}; allowed: {', '.join(allowed)}")
         if (self.kind in CLIPS_S) != (self.clip_s is not None):
             raise ValueError(
                 f"data.clip_s={self.clip_s} with data.kind={self.kind}; it is for {', '.join(CLIPS_S)}, which need it"
@@ -206,6 +202,7 @@ class DataSettings(BaseModel):
         if (self.kind == "jsonl") != (self.fields is not None):
             raise ValueError(f"data.fields is for data.kind=jsonl, which needs it, not {self.kind}")
         self._check_inputs()
+        self._check_targets()
         if self.kind == "motion" and self.channels != 3:
             raise ValueError(
                 f"data.channels={self.channels} with data.kind=motion; allowed: 3, an accelerometer's axes"
@@ -232,6 +229,21 @@ class DataSettings(BaseModel):
             told = ", ".join(f"{name}: {value}" for name, value in self.inputs.items()) or "none"
             raise ValueError(f"data.inputs={{{told}}}; allowed: two or more, of which one is an image or a sound")
 
+    def _check_targets(self) -> None:
+        """ValueError for targets, or a metric, that are not for the kind."""
+        if self.targets is not None:
+            if self.kind != "table":
+                raise ValueError(f"data.targets is for data.kind=table, not {self.kind}")
+            if len(self.targets) < 2 or len(set(self.targets)) < len(self.targets):
+                told = ", ".join(self.targets) or "none"
+                raise ValueError(
+                    f"data.targets=[{told}]; allowed: two or more, each once; null: the column label alone"
+                )
+        if self.metric not in (allowed := METRICS[self._problem]):
+            several = " and several data.targets" if self.targets else ""
+            got = f"data.metric={self.metric} with data.kind={self.kind}{several}"
+            raise ValueError(f"{got}; allowed: {', '.join(allowed)}")
+
     @property
     def title(self) -> str:
         """How runs with this data are called."""
@@ -247,8 +259,12 @@ class DataSettings(BaseModel):
     @property
     def problem(self) -> str:
         """The learning problem that targets of this kind are for (`tasks.problems`)."""
-        found = _problem_of(self.kind)
-        return f"{found}_{self.head}" if self.kind in BOXED else found
+        return f"{self._problem}_{self.head}" if self.kind in BOXED else self._problem
+
+    @property
+    def _problem(self) -> str:
+        """Its kind: a detector's head makes it a problem."""
+        return _problem_of(self.kind) if self.targets is None else "several_classes"
 
     def per_channel(self, values: tuple[float, ...], channels: int | None = None) -> tuple[float, ...]:
         """`values` for each channel of the network's input, or of so many: repeated for RGB, averaged for grey."""

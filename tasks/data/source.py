@@ -65,9 +65,16 @@ class Source(Protocol):
 
 def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: DataSettings) -> None:
     """Raises UserError for a split that lacks a class."""
+    check_labels(source.labels, source.class_names, splits, settings)
+
+
+def check_labels(
+    labels: np.ndarray, names: Sequence[str], splits: Mapping[str, np.ndarray], settings: DataSettings
+) -> None:
+    """The same of labels (N,) and the names of their classes."""
     for name, indices in splits.items():
-        counts = np.bincount(source.labels[indices], minlength=len(source.class_names))
-        missing = [source.class_names[label] for label in np.flatnonzero(counts == 0).tolist()]
+        counts = np.bincount(labels[indices], minlength=len(names))
+        missing = [names[label] for label in np.flatnonzero(counts == 0).tolist()]
         if missing:
             raise UserError(
                 f"data '{settings.path or settings.kind}'",

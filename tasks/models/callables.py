@@ -1,7 +1,7 @@
 """Networks made by a user's Python function."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,29 @@ from tasks.errors import UserError
 from tasks.models.own_code import ROOMS, UserModule, findable, imported, own_names, source_of
 from tasks.models.settings import ModelSettings
 from tasks.models.tracebacks import line_of, told
+from tasks.problems.record import ONE_HEAD
 
 
-def create_callable(settings: ModelSettings, classes: int, form: AnyForm) -> nn.Module:
+def create_callable(
+    settings: ModelSettings, classes: int, form: AnyForm, heads: Mapping[str, int] = ONE_HEAD
+) -> nn.Module:
     """Call `module:function` (of the working folder, or on the Python path) or `FILE.py:function`.
 
     It gets num_classes, and of images in_chans, of texts num_words and length, of several inputs the shapes by name, and
-    num_words where one is a text.
+    num_words where one is a text; where samples have several targets, heads, the number of classes of each by name.
     """
+    facts = {**form.facts, **({"heads": dict(heads)} if heads else {})}
     where, folder, source = f"model.name '{settings.name}'", code_folder(settings.name), source_of(settings.name)
     with findable((Path.cwd(),) if source is None else source.folders):
         function = _imported(where, settings.name, source)
         try:
-            model = function(num_classes=classes, **form.facts, **settings.options)
+            model = function(num_classes=classes, **facts, **settings.options)
         except Exception as error:
             if isinstance(error, TypeError) and line_of(error, folder) is None:  # before its first line
                 raise UserError(
                     where,
                     f"cannot be called ({error})",
-                    allowed=f"a function of num_classes, {', '.join(form.facts)} and model.options",
+                    allowed=f"a function of num_classes, {', '.join(facts)} and model.options",
                 ) from error
             raise UserError(
                 where,

@@ -10,6 +10,7 @@ from tasks.data.samples import AnyForm, SampleForm
 from tasks.models.answers import check_answer
 from tasks.models.backbone import classifier_of
 from tasks.models.callables import code_folder, create_callable
+from tasks.models.heads import join_heads
 from tasks.models.onnx_files import check_onnx
 from tasks.models.settings import ModelSettings
 from tasks.models.weights import load_weights
@@ -49,11 +50,13 @@ def create(
             model = create_timm(settings, classes, *form.shape[:2])
         else:
             where, folder = f"model.name '{settings.name}'", code_folder(settings.name)
-            model = create_callable(settings, classes, form)
+            model = create_callable(settings, classes, form, problem.heads)
             if settings.backbone is not None:
                 form.require("backbone", f"model.backbone {settings.backbone}", "leave it out")
                 assert isinstance(form, SampleForm)
                 model = classifier_of(model, settings.backbone, where, classes, form)
+        if problem.heads:
+            join_heads(model, problem.heads)
         check_answer(where, model, classes, form, own_code=folder, problem=problem)
     if settings.checkpoint is not None:
         load_weights(model, settings.checkpoint)

@@ -8,6 +8,7 @@ from tasks.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1
 from tasks.problems.detection import DETECTION, DETECTION_BY_COCO
 from tasks.problems.record import Batch, Divergence, LearningProblem, Tallied, Tally, require
 from tasks.problems.segmentation import SEGMENTATION
+from tasks.problems.several import SEVERAL_CLASSES
 
 __all__ = [
     "CLASSIFICATION",
@@ -15,6 +16,7 @@ __all__ = [
     "DETECTION",
     "DETECTION_BY_COCO",
     "SEGMENTATION",
+    "SEVERAL_CLASSES",
     "Batch",
     "Divergence",
     "LearningProblem",
@@ -28,6 +30,7 @@ __all__ = [
 PROBLEMS: tuple[LearningProblem, ...] = (
     CLASSIFICATION,
     CLASSIFICATION_BY_F1,
+    SEVERAL_CLASSES,
     SEGMENTATION,
     *DETECTION.values(),
     *DETECTION_BY_COCO.values(),

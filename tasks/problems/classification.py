@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from tasks.problems.record import Batch, Divergence, Tallied
+from tasks.problems.record import ONE_HEAD, Batch, Divergence, Tallied
 
 ACCURACY, MACRO_F1 = "accuracy", "macro_f1"
 
@@ -76,10 +76,15 @@ class Classification:
 
     name = "classification"
     outside = None
+    heads = ONE_HEAD
 
     def __init__(self, judged_by: str = ACCURACY) -> None:
         self.judged_by = judged_by
         self.metric, self.score, self.lacks = JUDGED[judged_by]
+
+    def fitted(self, source: Any) -> "Classification":
+        """Itself: it is the same for all sources."""
+        return self
 
     def output_told(self, classes: int) -> str:
         """One number for each class."""

@@ -33,6 +33,10 @@ LACKS_OF_PARTS: Mapping[str, str] = MappingProxyType(
 """What problems cannot do, with the reason, whose answers are about parts of an image."""
 
 
+ONE_HEAD: Mapping[str, int] = MappingProxyType({})
+"""The heads of problems whose samples have one target."""
+
+
 class Tallied(NamedTuple):
     """How good the answers for samples are.
 
@@ -93,6 +97,15 @@ class LearningProblem(Protocol):
     @property
     def lacks(self) -> Mapping[str, str]:
         """What cannot be done with it yet, by ability (`require`), and why."""
+        ...
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """Of samples with several targets, the number of classes of each by name; {}: one target."""
+        ...
+
+    def fitted(self, source: Any) -> "LearningProblem":
+        """The record for a source of data, where it depends on that."""
         ...
 
     def output_told(self, classes: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from tasks.problems.record import LACKS_OF_PARTS, Batch, Divergence, Tallied
+from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
 
 IGNORED = -1
 """The class of pixels that nobody has labelled, or that are outside of the image: no loss and no score counts them."""
@@ -55,6 +55,11 @@ class Segmentation:
     judged_by = "mean_iou"
     outside = "the enlargement of logits to the image"
     lacks = LACKS_OF_PARTS
+    heads = ONE_HEAD
+
+    def fitted(self, source: Any) -> "Segmentation":
+        """Itself: it is the same for all sources."""
+        return self
 
     def output_told(self, classes: int) -> str:
         """One number for each class at each position."""

@@ -1,12 +1,13 @@
 """Tables of samples, in CSV or Parquet: PATH/*, split by us, or PATH/train/*, PATH/val/*, PATH/test/*.
 
 A row is a sample: columns name files of images or sounds, below the table's folder, or have texts or numbers; `label` is the
-class. Legend: B batch, R rows of all tables, V numbers of an input, T words of a text.
+class, or several columns are classes of one sample. Legend: B batch, R rows of all tables, V numbers of an input, T words of a
+text, A targets.
 """
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from tasks.data.batches import Inputs
 from tasks.data.decode import SCALING, Decoder
 from tasks.data.settings import DataSettings, TableInput
 from tasks.data.signals.clips import WavClips
-from tasks.data.source import OtherInput, check_classes, complete_splits, split_folders
+from tasks.data.source import OtherInput, check_labels, complete_splits, split_folders
 from tasks.data.texts.tokens import augmented, text_preparation, told_longer, vocabulary_of
 from tasks.errors import UserError, shortened
 
@@ -36,17 +37,24 @@ SUFFIXES = (".csv", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A file. files: their names by input, of images and sounds; texts, numbers (R, V): by input; labels: (R,), as texts."""
+    """A file of R `rows`. files: their names by input, of images and sounds; texts, numbers (R, V): by input.
+
+    labels (R,): by target, as texts.
+    """
 
     file: Path
     files: dict[str, NDArray[np.str_]]
     texts: dict[str, list[str]]
     numbers: dict[str, NDArray[np.float64]]
-    labels: NDArray[np.str_]
+    labels: dict[str, NDArray[np.str_]]
+    rows: int
 
 
 class TableSamples:
-    """All rows of all tables: texts and numbers in memory, files decoded when asked for. `learn` is called once, before use."""
+    """All rows of all tables: texts and numbers in memory, files decoded when asked for. `learn` is called once, before use.
+
+    classes: their names by target. targets (R, A): the class of each. heads: numbers of classes. `labels` are of the first one.
+    """
 
     notes: tuple[str, ...] = ()
 
@@ -54,16 +62,18 @@ class TableSamples:
         assert settings.inputs is not None
         self._settings, self._inputs = settings, settings.inputs
         self._decoder = Decoder(settings)
-        self._places = [(table.file, row) for table in tables for row in range(len(table.labels))]
+        self._places = [(table.file, row) for table in tables for row in range(table.rows)]
         self._files = {name: np.concatenate([table.files[name] for table in tables]) for name in tables[0].files}
         self._texts = {name: [text for table in tables for text in table.texts[name]] for name in tables[0].texts}
         self._numbers = {name: np.concatenate([table.numbers[name] for table in tables]) for name in tables[0].numbers}
         self._clips = {name: self._clips_of(name) for name, wanted in self._inputs.items() if wanted == "sound"}
-        names_R = np.concatenate([table.labels for table in tables])
-        are_numbers = all(WHOLE.fullmatch(name) for name in np.unique(names_R))
-        labels_R = names_R.astype(np.int64) if are_numbers else names_R
-        classes, self.labels = np.unique(labels_R, return_inverse=True)
-        self.class_names = tuple(map(str, classes.tolist()))
+        names = tables[0].labels
+        found = {name: _classes(np.concatenate([table.labels[name] for table in tables])) for name in names}
+        self.classes = {name: classes for name, (classes, _) in found.items()}
+        self.heads = {name: len(classes) for name, classes in self.classes.items()}
+        self.targets = np.stack([labels_R for _, labels_R in found.values()], 1)
+        self.labels = self.targets[:, 0]
+        self.class_names = _named(self.classes)
         self.scaling = SCALING
 
     def learn(self, train: np.ndarray) -> None:
@@ -127,6 +137,20 @@ class TableSamples:
         return f"'{self._path(name, index)}' of row {row + 1} of '{table}'"
 
 
+def _classes(names_R: NDArray[np.str_]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The names of classes, and the class of each row; whole numbers are in their order."""
+    are_numbers = all(WHOLE.fullmatch(name) for name in np.unique(names_R))
+    classes, labels_R = np.unique(names_R.astype(np.int64) if are_numbers else names_R, return_inverse=True)
+    return tuple(map(str, classes.tolist())), labels_R
+
+
+def _named(classes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The names of all classes; of several targets, `TARGET: CLASS`."""
+    if len(classes) == 1:
+        return next(iter(classes.values()))
+    return tuple(f"{target}: {name}" for target, names in classes.items() for name in names)
+
+
 def _numbers_preparation(names: tuple[str, ...], values_RV: NDArray[np.float64]) -> NumbersPreparation:
     """By mean and deviation of the samples of training."""
     deviation_V = values_RV.std(0)
@@ -148,16 +172,25 @@ def open_table(settings: DataSettings) -> tuple[TableSamples, dict[str, np.ndarr
         if not files:
             raise UserError(f"data folder '{folder}'", "no tables of samples", allowed=f"*{{{','.join(SUFFIXES)}}}")
         found = [_read(file, settings) for file in files]
-        count = sum(len(table.labels) for table in found)
+        count = sum(table.rows for table in found)
         splits[split], rows = np.arange(rows, rows + count), rows + count
         tables += found
     source = TableSamples(settings, tables)
-    if len(source.class_names) < 2:
-        raise UserError(f"data folder '{settings.path}'", f"{len(source.class_names)} class", allowed="two or more")
-    check_classes(source, splits, settings)
+    for target, names in source.classes.items():
+        if len(names) < 2:
+            of_target = f" of '{target}'" if settings.targets else ""
+            raise UserError(f"data folder '{settings.path}'", f"{len(names)} class{of_target}", allowed="two or more")
+    _check(source, splits, settings)
     splits = complete_splits(splits, source, settings)
+    _check(source, splits, settings)
     source.learn(splits["train"])
     return source, splits
+
+
+def _check(source: TableSamples, splits: Mapping[str, np.ndarray], settings: DataSettings) -> None:
+    """UserError for a split that lacks a class of a target."""
+    for number, names in enumerate(source.classes.values()):
+        check_labels(source.targets[:, number], names, splits, settings)
 
 
 def _read(file: Path, settings: DataSettings) -> _Table:
@@ -181,13 +214,14 @@ def _read(file: Path, settings: DataSettings) -> _Table:
         else:
             files[name] = _texts(where, name, _column(where, name, table))
             _check_files(where, name, file.parent, files[name], settings.path or file.parent)
-    return _Table(file, files, texts, numbers, _texts(where, LABEL, _column(where, LABEL, table)))
+    labels = {name: _texts(where, name, _column(where, name, table)) for name in settings.targets or (LABEL,)}
+    return _Table(file, files, texts, numbers, labels, table.num_rows)
 
 
 def _csv(file: Path, settings: DataSettings) -> pyarrow.Table:
     """Labels, texts and names of files are texts, whatever they look like: 01 is not 1. Texts may have several lines."""
     inputs = settings.inputs or {}
-    texts = [LABEL, *(name for name, wanted in inputs.items() if isinstance(wanted, str))]
+    texts = [*(settings.targets or (LABEL,)), *(name for name, wanted in inputs.items() if isinstance(wanted, str))]
     options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pyarrow.string()))
     form = pyarrow.csv.ParseOptions(newlines_in_values="text" in inputs.values())
     return pyarrow.csv.read_csv(file, convert_options=options, parse_options=form)

@@ -26,7 +26,7 @@ from tasks.problems.detection.average_precision import (
 from tasks.problems.detection.distillation import distilled
 from tasks.problems.detection.losses import LOSSES, Matched, matches_of
 from tasks.problems.detection.targets import ABSENT, packed, present
-from tasks.problems.record import LACKS_OF_PARTS, Batch, Divergence, Tallied
+from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
 from tasks.schemas.exports import Decoding
 
 MAP50, COCO_MAP = "map50", "coco_map"
@@ -74,6 +74,7 @@ class Detection:
 
     outside = "decoding and non-maximum suppression"
     lacks = LACKS_OF_PARTS
+    heads = ONE_HEAD
 
     def __init__(self, head: DetectionHead, judged_by: str = MAP50) -> None:
         self.name = f"detection_{head.name}"
@@ -85,6 +86,10 @@ class Detection:
         self._judging = replace(
             head, candidates=min(head.candidates, MOST_DETECTIONS), most=min(head.most, MOST_DETECTIONS)
         )
+
+    def fitted(self, source: Any) -> "Detection":
+        """Itself: it is the same for all sources."""
+        return self
 
     def output_told(self, classes: int) -> str:
         """A row for each anchor."""
