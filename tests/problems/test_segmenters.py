@@ -1,22 +1,26 @@
 """Networks for segmentation become SuperNets whose SubNets give maps of classes."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 
 import tailor_ir
-from conf.networks import lraspp, pyramids
+from conf.networks import deeplab, lraspp, pyramids
 from tailor_ir import Choice
 
 SIDE, CLASSES = 64, 5
 RTOL = 1e-4
 
 
-@pytest.mark.parametrize(("network", "stride"), [(lraspp.network, 8), (pyramids.network, 4)])
-def test_subnets_give_maps_and_are_what_is_built_of_them(network: Callable[..., nn.Module], stride: int) -> None:
+@pytest.mark.parametrize(("network", "stride"), [(lraspp.network, 8), (pyramids.network, 4), (deeplab.network, 16)])
+def test_subnets_give_maps_and_are_what_is_built_of_them_and_exported(
+    network: Callable[..., nn.Module], stride: int, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     module = network(num_classes=CLASSES, in_chans=1).eval()
     space: dict[str, list[Choice] | str] = {"resolution": [48, SIDE], "*.expand_ratio": "auto", "*.depth": "auto"}
@@ -34,4 +38,8 @@ def test_subnets_give_maps_and_are_what_is_built_of_them(network: Callable[..., 
             found = net.elastic(small_BCHW)
             assert found.shape == (2, CLASSES, height // stride, width // stride)
             torch.testing.assert_close(net.build(config).eval()(small_BCHW), found, rtol=RTOL, atol=RTOL)
+    net.export(config, tmp_path / "subnet.onnx", fold_batch_norm=True)
+    session = onnxruntime.InferenceSession(tmp_path / "subnet.onnx")
+    (given,) = session.run(None, {session.get_inputs()[0].name: small_BCHW[:1].numpy()})
+    torch.testing.assert_close(torch.from_numpy(given), found[:1], rtol=1e-3, atol=1e-3)
     assert net.macs(net.min_config) < net.macs(net.max_config)
