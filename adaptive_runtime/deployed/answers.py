@@ -24,8 +24,9 @@ class ModelAnswer(NamedTuple):
     classes (N,): indices; logits (N, K): of the exits that answered. subnets, exits: by sample the digest of the SubNet and the
     name of the exit. confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability.
     Where the bundle is for boxes or pixels, `detections` (N,) or `masks` (N, H, W) are the answer, in pixels of the images that
-    were given: logits are then (N, 0), classes −1 and confidence 0. Where samples have several targets, `labels` has the class
-    of each (N,) by target, numbered among all classes of the bundle, and logits are those of all.
+    were given: logits are then (N, 0), classes −1 and confidence 0. `images` (N, C, H, W) in [0, 1] are what a network makes of
+    those that were given. Where samples have several targets, `labels` has the class of each (N,) by target, numbered among all
+    classes of the bundle, and logits are those of all.
     latency_ms: of the whole request, from the call to this answer, with decoding. devices: that ran segments of it, where the
     SubNet is split over several. formats: by sample those of the files that answered.
     """
@@ -41,6 +42,7 @@ class ModelAnswer(NamedTuple):
     detections: tuple[Detections, ...] | None = None
     masks: NDArray[np.int64] | None = None
     labels: Mapping[str, NDArray[np.int64]] | None = None
+    images: NDArray[np.float32] | None = None
 
     @classmethod
     def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
@@ -65,6 +67,9 @@ class ModelAnswer(NamedTuple):
             labels=None
             if runs[0].labels is None
             else {name: np.concatenate([(run.labels or {})[name] for run in runs]) for name in runs[0].labels},
+            images=None
+            if runs[0].images is None
+            else np.concatenate([run.images for run in runs if run.images is not None]),
         )
 
     @property

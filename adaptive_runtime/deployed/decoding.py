@@ -17,19 +17,21 @@ from adaptive_runtime.bundles import BundledNet, BundledSubNet
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool.scaling import BILINEAR, scaling
 
-SEGMENTATION, SEVERAL_CLASSES = "segmentation", "several_classes"
+SEGMENTATION, SEVERAL_CLASSES, RESTORATION = "segmentation", "several_classes", "restoration"
 Array = NDArray[np.float32]
 
 
 class DecodedAnswers(NamedTuple):
     """Of some images, in their own pixels: the boxes of each image, or the class of each pixel (N, H, W).
 
-    Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle.
+    Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle. Or images (N, C, H, W)
+    that are made of those that were given, with values in [0, 1].
     """
 
     detections: tuple[Detections, ...] | None = None
     masks: NDArray[np.int64] | None = None
     labels: Mapping[str, NDArray[np.int64]] | None = None
+    images: NDArray[np.float32] | None = None
 
 
 RawDecoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
@@ -48,11 +50,20 @@ def boxes_of(
 
 def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
     """The class of each pixel, by logits that are enlarged to the image."""
-    *_, classes, height, width = (int(one or 0) for one in net.output.shape)
-    logits_NKhw = raw_NV.reshape(-1, classes, height, width)
+    return DecodedAnswers(masks=_enlarged(raw_NV, net, size).argmax(1))
+
+
+def images_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
+    """Images, enlarged to those that were given."""
+    return DecodedAnswers(images=np.clip(_enlarged(raw_NV, net, size), 0, 1))
+
+
+def _enlarged(raw_NV: Array, net: BundledNet, size: tuple[int, int]) -> Array:
+    """Maps (N, K, H, W)."""
+    *_, channels, height, width = (int(one or 0) for one in net.output.shape)
+    maps_NKhw = raw_NV.reshape(-1, channels, height, width)
     enlarged = scaling((height, width), size, BILINEAR)
-    logits_NKHW = logits_NKhw if enlarged is None else enlarged(logits_NKhw)
-    return DecodedAnswers(masks=logits_NKHW.argmax(1))
+    return maps_NKhw if enlarged is None else enlarged(maps_NKhw)
 
 
 def targets_of(classes: Sequence[str]) -> dict[str, slice]:
@@ -73,7 +84,11 @@ def labels_of(
 
 
 DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
-    {SEGMENTATION: masks_of, **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()}}
+    {
+        SEGMENTATION: masks_of,
+        RESTORATION: images_of,
+        **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()},
+    }
 )
 
 

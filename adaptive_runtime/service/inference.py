@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import TakenSamples
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
-from adaptive_runtime.deployed.decoding import SEGMENTATION, SEVERAL_CLASSES, targets_of
+from adaptive_runtime.deployed.decoding import RESTORATION, SEGMENTATION, SEVERAL_CLASSES, targets_of
 from adaptive_runtime.service.protocol import InferRequest, SentTensor
 from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
@@ -18,7 +18,7 @@ from adaptive_runtime.service.tensors import NAMES, NamedTensor, PackedBody, pac
 from adaptive_runtime.several import packed
 
 INPUT = "input"
-DATATYPES_OUT = {"logits": "FP32", "confidence": "FP64", "boxes": "FP32", "scores": "FP32"}
+DATATYPES_OUT = {"logits": "FP32", "confidence": "FP64", "boxes": "FP32", "scores": "FP32", "images": "FP32"}
 """Other outputs are classes, INT64."""
 NOTHING = -1
 """The class of rows of boxes that fill up an image which has fewer than another one."""
@@ -61,6 +61,8 @@ class InferenceFormat(NamedTuple):
             return {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
         if self.problem == SEVERAL_CLASSES:
             return {"logits": [-1, self.classes or -1], **{name: [-1] for name in self.targets}}
+        if self.problem == RESTORATION:
+            return {"images": [-1, *self.taken.shape]}
         if self.problem == SEGMENTATION:
             return {"classes": [-1, *self.taken.shape[1:]]}
         return {"boxes": [-1, -1, 4], "scores": [-1, -1], "classes": [-1, -1]}
@@ -145,6 +147,8 @@ def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:
     """The tensors of an answer by name. Boxes (N, M, 4), M the most of an image; what an image lacks has class `NOTHING`."""
     if answer.labels is not None:
         return {"logits": answer.logits, **answer.labels}
+    if answer.images is not None:
+        return {"images": answer.images}
     if answer.masks is not None:
         return {"classes": answer.masks}
     if answer.detections is None:

@@ -31,6 +31,12 @@ def _glyphs(settings: DataSettings) -> Opened:
     return open_glyphs(settings)
 
 
+def _noisy_glyphs(settings: DataSettings) -> Opened:
+    from tasks.data.drawn.noisy_glyphs import open_noisy_glyphs
+
+    return open_noisy_glyphs(settings)
+
+
 def _scenes(settings: DataSettings) -> Opened:
     from tasks.data.drawn.scenes import open_scenes
 
@@ -125,6 +131,7 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "digits": _digits,
     "noisy_digits": _noisy_digits,
     "glyphs": _glyphs,
+    "noisy_glyphs": _noisy_glyphs,
     "glyph_scenes": _scenes,
     "glyph_boxes": _scenes,
     "sounds": _sounds,
@@ -143,8 +150,8 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "masks": _masks,
 }
 """Sources by kind; the libraries of a kind are imported only when it is chosen."""
-CHECKED = ("coco", "voc", "masks")
-"""Kinds whose images may have parts of no or of many classes; their openers check that splits have parts of each class."""
+CHECKED = ("coco", "voc", "masks", "noisy_glyphs")
+"""Kinds whose images have no class of their own; their openers check that splits have what they need."""
 
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:

@@ -14,6 +14,7 @@ WITHOUT_FILES = (
     "digits",
     "noisy_digits",
     "glyphs",
+    "noisy_glyphs",
     "glyph_scenes",
     "glyph_boxes",
     "sounds",
@@ -25,6 +26,7 @@ RESOLUTIONS = {
     "digits": 32,
     "noisy_digits": 32,
     "glyphs": 64,
+    "noisy_glyphs": 64,
     "glyph_scenes": 64,
     "glyph_boxes": 96,
     "sounds": 64,
@@ -47,6 +49,8 @@ DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000, "texts": 9000
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes", "masks")
 """Kinds whose images have the class of each pixel."""
+RESTORED = ("noisy_glyphs",)
+"""Kinds whose images have an image each that networks make of them."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
 CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56, "table": 1.0}
@@ -61,18 +65,21 @@ SEVERAL = ("seen_and_felt", "table")
 """Kinds whose samples have several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class for each image."""
-Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map"]
+Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr"]
 METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
     "several_classes": ("accuracy",),
     "segmentation": ("mean_iou",),
     "detection": ("map50", "coco_map"),
+    "restoration": ("psnr",),
 }
 """The metrics of each kind of learning problem, the one by which it is judged unless another is asked for first."""
+Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr"]
 DataKind = Literal[
     "digits",
     "noisy_digits",
     "glyphs",
+    "noisy_glyphs",
     "glyph_scenes",
     "glyph_boxes",
     "sounds",
@@ -96,6 +103,8 @@ def _problem_of(kind: str | None) -> str:
     """The kind of learning problem that data of a kind are for, unless they have several targets."""
     if kind in BOXED:
         return "detection"
+    if kind in RESTORED:
+        return "restoration"
     return "segmentation" if kind in MASKED else "classification"
 
 
@@ -142,7 +151,7 @@ class DataSettings(BaseModel):
     metric: Metric = Field(default_factory=lambda known: METRICS[_problem_of(known.get("kind"))][0])
     """The score that a run optimises and tells, which "accuracy" means everywhere. `accuracy` (top-1) and `macro_f1`: of
     samples with a class each; `mean_iou`: of masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): of
-    boxes."""
+    boxes; `psnr`: of restored images."""
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
     """How many images are drawn, or signals made, for all splits together (`DRAWN` and the kinds of glyphs)."""
     classes: int | None = Field(default=None, ge=2)

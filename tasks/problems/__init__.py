@@ -7,6 +7,7 @@ targets are for it (`tasks.data`), and a test.
 from tasks.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1
 from tasks.problems.detection import DETECTION, DETECTION_BY_COCO
 from tasks.problems.record import Batch, Divergence, LearningProblem, Tallied, Tally, require
+from tasks.problems.restoration import RESTORATION
 from tasks.problems.segmentation import SEGMENTATION
 from tasks.problems.several import SEVERAL_CLASSES
 
@@ -15,6 +16,7 @@ __all__ = [
     "CLASSIFICATION_BY_F1",
     "DETECTION",
     "DETECTION_BY_COCO",
+    "RESTORATION",
     "SEGMENTATION",
     "SEVERAL_CLASSES",
     "Batch",
@@ -34,6 +36,7 @@ PROBLEMS: tuple[LearningProblem, ...] = (
     SEGMENTATION,
     *DETECTION.values(),
     *DETECTION_BY_COCO.values(),
+    RESTORATION,
 )
 
 

@@ -19,6 +19,9 @@ from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
 from tasks.errors import UserError
 
+FAINT_NOISE, NOISE = (0.02, 0.12), (0.1, 0.3)
+"""The least and the largest deviation of an image's noise, to be seen through and to be taken out."""
+
 
 class Glyphs(CharacterImages):
     """Images of one character each; a class is a character."""
@@ -34,7 +37,29 @@ class Glyphs(CharacterImages):
         self._in_pieces(self._draw, indices, nudges, x_BCHW)
         return x_BCHW
 
+    def pairs(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same images with more noise, and without any."""
+        nudges = np.full((len(indices), DRAWS), 0.5, dtype=np.float32) if draws is None else draws
+        noisy_BCHW = torch.empty(len(indices), self._channels, self._size, self._size)
+        clean_BCHW = torch.empty_like(noisy_BCHW)
+        self._in_pieces(self._draw_pair, indices, nudges, noisy_BCHW, clean_BCHW)
+        return noisy_BCHW, clean_BCHW
+
     def _draw(self, indices_B: np.ndarray, nudges_BD: np.ndarray, out_BCHW: torch.Tensor) -> None:
+        x_BCHW, grain_BCHW, deviation = self._painted(indices_B, nudges_BD, FAINT_NOISE)
+        torch.clamp(x_BCHW.addcmul_(grain_BCHW, deviation), 0, 1, out=out_BCHW)
+
+    def _draw_pair(
+        self, indices_B: np.ndarray, nudges_BD: np.ndarray, noisy_BCHW: torch.Tensor, clean_BCHW: torch.Tensor
+    ) -> None:
+        x_BCHW, grain_BCHW, deviation = self._painted(indices_B, nudges_BD, NOISE)
+        torch.clamp(x_BCHW, 0, 1, out=clean_BCHW)
+        torch.clamp(clean_BCHW.addcmul(grain_BCHW, deviation), 0, 1, out=noisy_BCHW)
+
+    def _painted(
+        self, indices_B: np.ndarray, nudges_BD: np.ndarray, deviations: tuple[float, float]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Images and noise of deviation 1, (B, C, H, W), and its deviation (B, 1, 1, 1), between these."""
         numbers = Numbers(self._seed, indices_B)
         nudges_DB = (torch.from_numpy(nudges_BD) * 2 - 1).T
         label_B = torch.from_numpy(self.labels[indices_B])
@@ -42,11 +67,8 @@ class Glyphs(CharacterImages):
         x_BCHW = torch.lerp(ground, far_ground, self._ground.drawn(numbers))
         x_BCHW = torch.lerp(x_BCHW, clutter, self._clutter(numbers))
         x_BCHW = torch.lerp(x_BCHW, character, self._character(numbers, label_B, nudges_DB))
-        x_BCHW.addcmul_(
-            self._grain.stretches(numbers.between(0, 1) + 0.5 * nudges_DB[4] + 1),
-            per_image(numbers.between(0.02, 0.12)),
-        )
-        torch.clamp(x_BCHW, 0, 1, out=out_BCHW)
+        grain = self._grain.stretches(numbers.between(0, 1) + 0.5 * nudges_DB[4] + 1)
+        return x_BCHW, grain, per_image(numbers.between(*deviations))
 
     def _character(self, numbers: Numbers, label_B: torch.Tensor, nudges_DB: torch.Tensor) -> torch.Tensor:
         """(B, 1, H, W) in [0, 1]: the character of the label, upright within 15 degrees, 45 to 85 % of the image high."""

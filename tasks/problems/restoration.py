@@ -1,0 +1,105 @@
+"""Restoration: images from images, as without their noise. Legend: B batch, C channels, H height, W width, N images.
+
+Raw outputs (B, C, h, w) are images with values in [0, 1], of any height and width. They are enlarged to the targets, which
+stay at the base resolution. The score is the peak signal-to-noise ratio, in hundreds of decibels: 0.25 is 25 dB, and a
+point is 1 dB.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
+
+LEAST_ERROR = 1e-10
+"""A smaller mean squared error counts as this one, which is 100 dB."""
+
+
+@dataclass(slots=True)
+class SquaredErrors:
+    """The mean squared error of each image."""
+
+    errors: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
+        """Images (B, C, h, w) and (B, C, H, W)."""
+        restored_BCHW = _enlarged(outputs.float(), target.shape[-2:]).clamp(0, 1)
+        self.errors.append((restored_BCHW - target).square().mean((1, 2, 3)).cpu())
+
+    def found(self) -> Tallied:
+        """The mean of the images' scores, each of them, and the mean squared error of all."""
+        errors_N = torch.cat(self.errors).double()
+        scores_N = (-errors_N.clamp_min(LEAST_ERROR).log10() / 10).clamp_min(0).numpy()
+        return Tallied(float(scores_N.mean()), float(errors_N.mean()), scores_N.astype(np.float16))
+
+
+class Restoration:
+    """Sources have `pairs(indices, draws)`: images (B, C, H, W) and what networks make of them, with values in [0, 1]."""
+
+    name = "restoration"
+    metric = "PSNR in % of 100 dB"
+    judged_by = "psnr"
+    score = "PSNR"
+    outside = "the enlargement to the image"
+    lacks = LACKS_OF_PARTS
+    heads = ONE_HEAD
+
+    def fitted(self, source: Any) -> "Restoration":
+        """Itself: it is the same for all sources."""
+        return self
+
+    def output_told(self, classes: int) -> str:
+        """An image."""
+        return f"one tensor (B, {classes}, h, w): an image of as many channels as the data's, of any h and w"
+
+    def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
+        """(B, C, h, w)."""
+        return None, classes, None, None
+
+    def blank(self, images: int, resolution: int) -> torch.Tensor:
+        """Grey images, of one channel for all."""
+        return torch.full((images, 1, resolution, resolution), 0.5)
+
+    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
+        """Images and their targets, which sources augment together."""
+        pairs: Batch = source.pairs(indices, draws)
+        return pairs
+
+    def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+        """Mean squared error. Smoothing is not for it."""
+        return (_enlarged(outputs, target.shape[-2:]) - target).square().mean()
+
+    def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
+        """Mean squared error from the teacher's image; divergences are of distributions, and not for it."""
+        size = outputs.shape[-2:]
+        if taught.shape[-2:] != size:
+            taught = functional.interpolate(taught, size, mode="bilinear", align_corners=False, antialias=True)
+        return functional.mse_loss(outputs, taught)
+
+    def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        """Images (B, C, H, W) in [0, 1]."""
+        return _enlarged(outputs, size).clamp(0, 1)
+
+    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
+        """The raw output is the answer, in its size."""
+
+    def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor:
+        """The answers themselves."""
+        return answers.float().expand(-1, 3, -1, -1)
+
+    def tally(self) -> SquaredErrors:
+        """No image yet."""
+        return SquaredErrors()
+
+
+RESTORATION = Restoration()
+
+
+def _enlarged(outputs_BChw: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """(B, C, H, W)."""
+    if tuple(outputs_BChw.shape[-2:]) == tuple(size):
+        return outputs_BChw
+    return functional.interpolate(outputs_BChw, list(size), mode="bilinear", align_corners=False)
