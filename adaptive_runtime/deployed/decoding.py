@@ -17,7 +17,8 @@ from adaptive_runtime.bundles import BundledNet, BundledSubNet
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool.scaling import BILINEAR, scaling
 
-SEGMENTATION, SEVERAL_CLASSES, RESTORATION = "segmentation", "several_classes", "restoration"
+SEGMENTATION, SEVERAL_CLASSES, RESTORATION, TAGGING = "segmentation", "several_classes", "restoration", "tagging"
+UNREAD = -1
 Array = NDArray[np.float32]
 
 
@@ -25,13 +26,15 @@ class DecodedAnswers(NamedTuple):
     """Of some images, in their own pixels: the boxes of each image, or the class of each pixel (N, H, W).
 
     Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle. Or images (N, C, H, W)
-    that are made of those that were given, with values in [0, 1].
+    that are made of those that were given, with values in [0, 1]. Or tags: the class of each word (N, T), `UNREAD` of words
+    that a SubNet does not read.
     """
 
     detections: tuple[Detections, ...] | None = None
     masks: NDArray[np.int64] | None = None
     labels: Mapping[str, NDArray[np.int64]] | None = None
     images: NDArray[np.float32] | None = None
+    tags: NDArray[np.int64] | None = None
 
 
 RawDecoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
@@ -56,6 +59,14 @@ def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[
 def images_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
     """Images, enlarged to those that were given."""
     return DecodedAnswers(images=np.clip(_enlarged(raw_NV, net, size), 0, 1))
+
+
+def tags_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
+    """The class of each word, of those that the SubNet reads. size: its last number is T."""
+    read, classes = (int(one or 0) for one in net.output.shape[-2:])
+    tags_NT = np.full((len(raw_NV), size[1]), UNREAD, np.int64)
+    tags_NT[:, :read] = raw_NV.reshape(-1, read, classes).argmax(2)
+    return DecodedAnswers(tags=tags_NT)
 
 
 def _enlarged(raw_NV: Array, net: BundledNet, size: tuple[int, int]) -> Array:
@@ -87,6 +98,7 @@ DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
     {
         SEGMENTATION: masks_of,
         RESTORATION: images_of,
+        TAGGING: tags_of,
         **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()},
     }
 )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import TakenSamples
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
-from adaptive_runtime.deployed.decoding import RESTORATION, SEGMENTATION, SEVERAL_CLASSES, targets_of
+from adaptive_runtime.deployed.decoding import RESTORATION, SEGMENTATION, SEVERAL_CLASSES, TAGGING, targets_of
 from adaptive_runtime.service.protocol import InferRequest, SentTensor
 from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
@@ -63,6 +63,8 @@ class InferenceFormat(NamedTuple):
             return {"logits": [-1, self.classes or -1], **{name: [-1] for name in self.targets}}
         if self.problem == RESTORATION:
             return {"images": [-1, *self.taken.shape]}
+        if self.problem == TAGGING:
+            return {"classes": [-1, *self.taken.shape]}
         if self.problem == SEGMENTATION:
             return {"classes": [-1, *self.taken.shape[1:]]}
         return {"boxes": [-1, -1, 4], "scores": [-1, -1], "classes": [-1, -1]}
@@ -151,6 +153,8 @@ def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:
         return {"images": answer.images}
     if answer.masks is not None:
         return {"classes": answer.masks}
+    if answer.tags is not None:
+        return {"classes": answer.tags}
     if answer.detections is None:
         return {"logits": answer.logits, "classes": answer.classes, "confidence": answer.confidence}
     shape = (len(answer.detections), max(len(one.scores_N) for one in answer.detections))

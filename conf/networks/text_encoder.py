@@ -1,4 +1,4 @@
-"""A small transformer encoder that classifies texts: numbers of words to logits.
+"""A small transformer encoder that classifies texts, or each of their words: numbers of words to logits.
 
 Source: Vaswani et al., NeurIPS 2017, https://arxiv.org/abs/1706.03762; LayerNorm before each part as in Xiong et al., ICML
 2020, https://arxiv.org/abs/2002.04745. What differs: the mean over all positions answers, with those of padding among them.
@@ -35,20 +35,31 @@ class Encoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """(B, T) numbers of words, int64 -> (B, K) logits."""
+    """(B, T) numbers of words, int64 -> (B, K) logits; each_word: (B, T, K)."""
 
-    def __init__(self, words: int, length: int, classes: int, width: int, heads: int, depth: int, expand: int) -> None:
+    def __init__(
+        self,
+        words: int,
+        length: int,
+        classes: int,
+        width: int,
+        heads: int,
+        depth: int,
+        expand: int,
+        each_word: bool = False,
+    ) -> None:
         super().__init__()
+        self.each_word = each_word
         self.words = nn.Embedding.from_pretrained(SPREAD * torch.randn(words, width), freeze=False)
         self.positions = nn.Parameter(SPREAD * torch.randn(1, length, width))
         self.encoders = nn.Sequential(*(Encoder(width, heads, expand) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
-        """Logits of each text."""
+        """Logits of each text, or of each word."""
         x_BTC = self.encoders(self.words(x_BT) + self.positions)
-        logits_BK: torch.Tensor = self.head(self.norm(x_BTC.mean(1)))
-        return logits_BK
+        logits: torch.Tensor = self.head(self.norm(x_BTC if self.each_word else x_BTC.mean(1)))
+        return logits
 
 
 def network(
@@ -59,6 +70,10 @@ def network(
     heads: int = 4,
     depth: int = 3,
     expand: int = 4,
+    each_word: bool = False,
 ) -> nn.Module:
-    """With random weights. length: the most words of a text. depth: encoders. expand: of the two layers over each word."""
-    return TextEncoder(num_words, length, num_classes, width, heads, depth, expand)
+    """With random weights. length: the most words of a text. depth: encoders. expand: of the two layers over each word.
+
+    each_word: it classifies words, not the text.
+    """
+    return TextEncoder(num_words, length, num_classes, width, heads, depth, expand, each_word)

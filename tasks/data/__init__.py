@@ -97,6 +97,18 @@ def _jsonl(settings: DataSettings) -> Opened:
     return open_jsonl(settings)
 
 
+def _tagged_sentences(settings: DataSettings) -> Opened:
+    from tasks.data.texts import open_tagged_sentences
+
+    return open_tagged_sentences(settings)
+
+
+def _tagged_jsonl(settings: DataSettings) -> Opened:
+    from tasks.data.texts import open_tagged_jsonl
+
+    return open_tagged_jsonl(settings)
+
+
 def _seen_and_felt(settings: DataSettings) -> Opened:
     from tasks.data.several.seen_and_felt import open_seen_and_felt
 
@@ -141,6 +153,8 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "series": _series,
     "texts": _sentences,
     "jsonl": _jsonl,
+    "tagged_texts": _tagged_sentences,
+    "tagged_jsonl": _tagged_jsonl,
     "seen_and_felt": _seen_and_felt,
     "table": _table,
     "parquet": _parquet,
@@ -150,8 +164,8 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "masks": _masks,
 }
 """Sources by kind; the libraries of a kind are imported only when it is chosen."""
-CHECKED = ("coco", "voc", "masks", "noisy_glyphs")
-"""Kinds whose images have no class of their own; their openers check that splits have what they need."""
+CHECKED = ("coco", "voc", "masks", "noisy_glyphs", "tagged_texts", "tagged_jsonl")
+"""Kinds whose samples have no class of their own; their openers check that splits have what they need."""
 
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:

@@ -20,6 +20,7 @@ WITHOUT_FILES = (
     "sounds",
     "motion",
     "texts",
+    "tagged_texts",
     "seen_and_felt",
 )
 RESOLUTIONS = {
@@ -40,12 +41,21 @@ RESOLUTIONS = {
     "wavfolder": 64,
     "series": 32,
     "texts": 32,
+    "tagged_texts": 32,
     "jsonl": 64,
+    "tagged_jsonl": 64,
     "seen_and_felt": 48,
     "table": 224,
 }
 """Height and width by kind, in pixels; words of a text."""
-DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000, "texts": 9000, "seen_and_felt": 6000}
+DRAWN = {
+    "noisy_digits": 4 * 1797,
+    "sounds": 6000,
+    "motion": 6000,
+    "texts": 9000,
+    "tagged_texts": 9000,
+    "seen_and_felt": 6000,
+}
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes", "masks")
 """Kinds whose images have the class of each pixel."""
@@ -55,7 +65,11 @@ SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
 CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56, "table": 1.0}
 """Length of a signal, for kinds whose images are spectrograms, or that have a signal beside an image."""
-WRITTEN = ("texts", "jsonl")
+TAGGED = ("tagged_texts", "tagged_jsonl")
+"""Kinds of texts with a class for each word."""
+IN_LINES = ("jsonl", "tagged_jsonl")
+"""Kinds of texts in files of JSON lines."""
+WRITTEN = ("texts", "jsonl", *TAGGED)
 """Kinds of texts, which networks take as numbers of words."""
 WORDED = (*WRITTEN, "table")
 """Kinds that have texts, or may have some beside other inputs."""
@@ -65,16 +79,16 @@ SEVERAL = ("seen_and_felt", "table")
 """Kinds whose samples have several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class for each image."""
-Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr"]
+Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr", "word_accuracy"]
 METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
     "several_classes": ("accuracy",),
     "segmentation": ("mean_iou",),
     "detection": ("map50", "coco_map"),
     "restoration": ("psnr",),
+    "tagging": ("word_accuracy",),
 }
 """The metrics of each kind of learning problem, the one by which it is judged unless another is asked for first."""
-Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr"]
 DataKind = Literal[
     "digits",
     "noisy_digits",
@@ -93,7 +107,9 @@ DataKind = Literal[
     "wavfolder",
     "series",
     "texts",
+    "tagged_texts",
     "jsonl",
+    "tagged_jsonl",
     "seen_and_felt",
     "table",
 ]
@@ -103,6 +119,8 @@ def _problem_of(kind: str | None) -> str:
     """The kind of learning problem that data of a kind are for, unless they have several targets."""
     if kind in BOXED:
         return "detection"
+    if kind in TAGGED:
+        return "tagging"
     if kind in RESTORED:
         return "restoration"
     return "segmentation" if kind in MASKED else "classification"
@@ -151,7 +169,7 @@ class DataSettings(BaseModel):
     metric: Metric = Field(default_factory=lambda known: METRICS[_problem_of(known.get("kind"))][0])
     """The score that a run optimises and tells, which "accuracy" means everywhere. `accuracy` (top-1) and `macro_f1`: of
     samples with a class each; `mean_iou`: of masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): of
-    boxes; `psnr`: of restored images."""
+    boxes; `psnr`: of restored images; `word_accuracy`: of texts with a class for each word."""
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
     """How many images are drawn, or signals made, for all splits together (`DRAWN` and the kinds of glyphs)."""
     classes: int | None = Field(default=None, ge=2)
@@ -163,13 +181,13 @@ class DataSettings(BaseModel):
     vocabulary: VocabularySettings | None = Field(
         default_factory=lambda known: VocabularySettings() if known.get("kind") in WORDED else None
     )
-    """Which words networks know (kinds texts and jsonl, and texts of kind table)."""
+    """Which words networks know (kinds of texts, and texts of kind table)."""
     words: int | None = Field(default_factory=lambda known: WORDS.get(known.get("kind")), ge=1, le=1024)
     """Words of a text beside other inputs (kind table), which no SubNet takes fewer of; longer ones are cut."""
     fields: TextFields | None = Field(
-        default_factory=lambda known: TextFields() if known.get("kind") == "jsonl" else None
+        default_factory=lambda known: TextFields() if known.get("kind") in IN_LINES else None
     )
-    """What the fields of a line are called (kind jsonl)."""
+    """What the fields of a line are called (kinds jsonl and tagged_jsonl)."""
     inputs: dict[ArgumentName, TableInput] | None = None
     """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image` or `sound`, whose
     column has names of files, `text`, whose column has texts, or the columns of its numbers."""
@@ -208,8 +226,8 @@ class DataSettings(BaseModel):
             )
         if (self.kind in WORDED) != (self.vocabulary is not None):
             raise ValueError(f"data.vocabulary is for data.kind={', '.join(WORDED)}, which need it, not {self.kind}")
-        if (self.kind == "jsonl") != (self.fields is not None):
-            raise ValueError(f"data.fields is for data.kind=jsonl, which needs it, not {self.kind}")
+        if (self.kind in IN_LINES) != (self.fields is not None):
+            raise ValueError(f"data.fields is for data.kind={', '.join(IN_LINES)}, which need it, not {self.kind}")
         self._check_inputs()
         self._check_targets()
         if self.kind == "motion" and self.channels != 3:

@@ -10,6 +10,7 @@ from tasks.problems.record import Batch, Divergence, LearningProblem, Tallied, T
 from tasks.problems.restoration import RESTORATION
 from tasks.problems.segmentation import SEGMENTATION
 from tasks.problems.several import SEVERAL_CLASSES
+from tasks.problems.tagging import TAGGING
 
 __all__ = [
     "CLASSIFICATION",
@@ -19,6 +20,7 @@ __all__ = [
     "RESTORATION",
     "SEGMENTATION",
     "SEVERAL_CLASSES",
+    "TAGGING",
     "Batch",
     "Divergence",
     "LearningProblem",
@@ -37,6 +39,7 @@ PROBLEMS: tuple[LearningProblem, ...] = (
     *DETECTION.values(),
     *DETECTION_BY_COCO.values(),
     RESTORATION,
+    TAGGING,
 )
 
 

@@ -29,6 +29,8 @@ MANDATORY = {
     "jsonl": ["data.path=texts", "device=[onnxruntime]", "export.formats=[onnx]"],
     "table": ["data.path=days", "data.inputs={photo:image,weather:[celsius,wind]}"],
     "texts": ["device=[onnxruntime]", "export.formats=[onnx]"],
+    "tagged_texts": ["device=[onnxruntime]", "export.formats=[onnx]"],
+    "tagged_jsonl": ["data.path=texts", "device=[onnxruntime]", "export.formats=[onnx]"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
     "ssh": ["device.ssh.ssh.host=user@board"],
     "android": ["device.android.provider=SERIAL/big"],

@@ -46,20 +46,33 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """Symbol -> its rules; what is no symbol is a word. Classes are symbols, too."""
 CLASSES = ("praise", "complaint", "relief", "regret", "wish", "doubt")
+TAGS = ("other", "thing", "place", "time", "good", "bad", "wished")
+"""Classes of words. An adjective is good, bad or wished as its clause is: the pleasant one of "not pleasant" is bad."""
+_TAG_OF = {"NOUN": "thing", "PLACE": "place", "DAY": "time"}
+_CLAUSES = {"GOOD": "good", "BAD": "bad", "WISHED": "wished"}
 LOST, MISSPELT = 0.01, 0.02
 """Shares of the words that are left out, and that lack a letter."""
 
 
 def sentence(name: str, rng: np.random.Generator) -> str:
     """A sentence of a class with its noise, drawn by `rng`."""
-    return " ".join(noisy for word in _derived(name.upper(), rng) if (noisy := _noisy(word, rng)))
+    return " ".join(tagged_sentence(name, rng)[0])
 
 
-def _derived(symbol: str, rng: np.random.Generator) -> list[str]:
+def tagged_sentence(name: str, rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    """The words of such a sentence, and the tag of each."""
+    noisy = [(_noisy(word, rng), tag) for word, tag in _derived(name.upper(), rng)]
+    return [word for word, _ in noisy if word], [tag for word, tag in noisy if word]
+
+
+def _derived(symbol: str, rng: np.random.Generator, clause: str = "", tag: str = TAGS[0]) -> list[tuple[str, str]]:
+    """Words with their tags. clause: what adjectives are here. tag: of the symbol that this one is of."""
     if symbol not in RULES:
-        return [symbol]
+        return [(symbol, tag)]
+    clause = _CLAUSES.get(symbol, clause)
+    tag = clause if symbol in ("PLEASANT", "UNPLEASANT") else _TAG_OF.get(symbol, tag)
     rules = RULES[symbol]
-    return [word for part in rules[rng.integers(len(rules))].split() for word in _derived(part, rng)]
+    return [word for part in rules[rng.integers(len(rules))].split() for word in _derived(part, rng, clause, tag)]
 
 
 def _noisy(word: str, rng: np.random.Generator) -> str:

@@ -1,10 +1,13 @@
-"""Files with a JSON object in each line, of a text and its class: PATH/*.jsonl, or in folders train, val and test."""
+"""Files with a JSON object in each line, of a text and its class, or the class of each word.
+
+They are PATH/*.jsonl, or in folders train, val and test.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +17,7 @@ from tasks.data.source import check_classes, complete_splits, split_folders, unr
 from tasks.data.texts.tokens import TextSource
 from tasks.errors import UserError, shortened
 
+Read = TypeVar("Read")
 SUFFIX = ".jsonl"
 MOST_BYTES = 2 << 30
 """Of all files together: texts are held in memory."""
@@ -26,13 +30,17 @@ class _Row(NamedTuple):
     label: str | int
 
 
+Tagged = tuple[str, tuple[str, ...]]
+"""A text, and the class of each of its words."""
+
+
 def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray]]:
     """The source and its splits. UserError: no files, too large ones, or a broken line, with its file and number."""
     assert settings.fields is not None
     rows: list[_Row] = []
     splits: dict[str, np.ndarray] = {}
     for split, files in _files(settings).items():
-        found = [row for file in files for row in _rows(file, settings.fields)]
+        found = [row for file in files for row in _rows(file, settings.fields, _row, "text or whole number")]
         splits[split] = np.arange(len(rows), len(rows) + len(found))
         rows += found
     names = _names({row.label for row in rows})
@@ -45,6 +53,21 @@ def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray
     splits = complete_splits(splits, source, settings)
     source.learn_words(splits["train"], settings)
     return source, splits
+
+
+def tagged_rows(settings: DataSettings) -> tuple[list[Tagged], dict[str, np.ndarray]]:
+    """All texts with the classes of their words, and which are of splits with folders of their own.
+
+    UserError as `open_jsonl`.
+    """
+    assert settings.fields is not None
+    rows: list[Tagged] = []
+    splits: dict[str, np.ndarray] = {}
+    for split, files in _files(settings).items():
+        found = [row for file in files for row in _rows(file, settings.fields, _tagged_row, "one name for each word")]
+        splits[split] = np.arange(len(rows), len(rows) + len(found))
+        rows += found
+    return rows, splits
 
 
 def _names(labels: set[str | int]) -> list[str]:
@@ -77,14 +100,17 @@ def _bytes(file: Path) -> int:
         raise unreadable(file, error) from error
 
 
-def _rows(file: Path, fields: TextFields) -> Iterator[_Row]:
-    """The lines of a file; empty lines count, and are passed over. UserError: a line is not what it has to be."""
+def _rows(file: Path, fields: TextFields, read: Callable[[str, TextFields], Read], allowed: str) -> Iterator[Read]:
+    """The lines of a file; empty lines count, and are passed over. UserError: a line is not what it has to be.
+
+    allowed: what the label of a text is.
+    """
     number = 0
     try:
         with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _checked(file, number, line, fields)
+                    yield _checked(file, number, line, fields, read, allowed)
     except OSError as error:
         raise UserError(f"texts '{file}'", f"cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -94,11 +120,13 @@ def _rows(file: Path, fields: TextFields) -> Iterator[_Row]:
         raise UserError(f"texts '{file}'", "has no rows", next_step="remove it")
 
 
-def _checked(file: Path, number: int, line: str, fields: TextFields) -> _Row:
+def _checked(
+    file: Path, number: int, line: str, fields: TextFields, read: Callable[[str, TextFields], Read], label: str
+) -> Read:
     try:
-        return _row(line, fields)
+        return read(line, fields)
     except _BrokenLine as error:
-        allowed = f'{{"{fields.text}": text, "{fields.label}": text or whole number}}'
+        allowed = f'{{"{fields.text}": text, "{fields.label}": {label}}}'
         got = f"row {number}: {error}"
         raise UserError(f"texts '{file}'", got, allowed=allowed, next_step="mend or remove it") from error
 
@@ -107,7 +135,33 @@ class _BrokenLine(Exception):
     """What is wrong with a line."""
 
 
+def _tagged_row(line: str, fields: TextFields) -> Tagged:
+    text, tags = _fields(line, fields)
+    count = len(words_of(text))
+    if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
+        raise _BrokenLine(f"field '{fields.label}' is no list of names")
+    if len(tags) != count:
+        raise _BrokenLine(f"field '{fields.label}' has {len(tags)} names for {count} words")
+    _check_characters((fields.text, text), *((fields.label, tag) for tag in tags))
+    return text, tuple(tags)
+
+
 def _row(line: str, fields: TextFields) -> _Row:
+    text, label = _fields(line, fields)
+    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+        raise _BrokenLine(f"field '{fields.label}' is {'empty' if label == '' else type(label).__name__}")
+    _check_characters((fields.text, text), (fields.label, label))
+    return _Row(text, label)
+
+
+def _check_characters(*values: tuple[str, str | int]) -> None:
+    for name, value in values:
+        if isinstance(value, str) and not value.isascii() and _HALF_CHARACTER.search(value):
+            raise _BrokenLine(f"field '{name}' has half a character (a lone surrogate)")
+
+
+def _fields(line: str, fields: TextFields) -> tuple[str, Any]:
+    """The text of a line, which has words, and its label, whatever that is."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -121,9 +175,4 @@ def _row(line: str, fields: TextFields) -> _Row:
         raise _BrokenLine(f"field '{fields.text}' is {type(text).__name__}")
     if not words_of(text):
         raise _BrokenLine(f"field '{fields.text}' has no words")
-    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
-        raise _BrokenLine(f"field '{fields.label}' is {'empty' if label == '' else type(label).__name__}")
-    for name, value in ((fields.text, text), (fields.label, label)):
-        if isinstance(value, str) and not value.isascii() and _HALF_CHARACTER.search(value):
-            raise _BrokenLine(f"field '{name}' has half a character (a lone surrogate)")
-    return _Row(text, label)
+    return text, label
