@@ -236,8 +236,14 @@ def test_folders_that_cannot_be_used_are_one_line(write: Write, told: str, tmp_p
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"kind": "digits", "vocabulary": {}}, "data.vocabulary is for data.kind=texts, jsonl, table"),
-        ({"kind": "texts", "vocabulary": None}, "data.vocabulary is for data.kind=texts, jsonl, table, which need it"),
+        (
+            {"kind": "digits", "vocabulary": {}},
+            "data.vocabulary is for data.kind=texts, jsonl, tagged_texts, tagged_jsonl, table",
+        ),
+        (
+            {"kind": "texts", "vocabulary": None},
+            "data.vocabulary is for data.kind=texts, jsonl, tagged_texts, tagged_jsonl, table, which need it",
+        ),
         ({"kind": "texts", "fields": {}}, "data.fields is for data.kind=jsonl"),
         ({"kind": "texts", "channels": 3}, "data.channels=3 with data.kind=texts; allowed: 1, texts have none"),
         ({"kind": "jsonl"}, "data.kind=jsonl needs data.path=FOLDER"),

@@ -143,7 +143,7 @@ def test_a_problem_that_this_run_time_does_not_know_is_one_line(detector: Writte
             (tmp_path / file.name).write_bytes(file.read_bytes())
     manifest = BundleManifest.from_json((tmp_path / BUNDLE_FILE).read_text(), BUNDLE_FILE)
     (tmp_path / BUNDLE_FILE).write_text(manifest.model_copy(update={"problem": "poses"}).to_json())
-    with pytest.raises(AdaptiveError, match="problem 'poses'; allowed: segmentation, detection_ssdlite"):
+    with pytest.raises(AdaptiveError, match="problem 'poses'; allowed: several_classes, segmentation, "):
         adaptive_runtime.load(tmp_path, prepares=False)
 
 
