@@ -1,6 +1,7 @@
 """One night: the run, its devices timed anew, everything compared with the night before, told and promoted."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,25 +20,57 @@ from flows.run import Run
 from flows.stages import PIPELINE
 from flows.stages.spec import Outputs
 from flows.stages.walk import work
+from flows.storage.layout import NIGHTS_FOLDER
+from flows.storage.mirror import mirror_of
 from flows.tailoring import tailor
 from tasks.artifacts import write_bytes
 from tasks.nightly import History, Night, NightComparison, compare
 from tasks.nightly.page import PAGE_FILE, NightReport, render
 
-NIGHTS_FOLDER = "nights"
-"""In the output folder: the record of each night."""
 TIMED = ("operator", "SubNet", "front")
 """Findings that rest on latencies of the night."""
 
 
 def work_night(config: RunConfig) -> dict[str, Any]:
-    """Work a night, inside a flow run. The result is that of a run, with `nightly` and `regressed` besides."""
+    """Work a night, inside a flow run. The result is that of a run, with `nightly` and `regressed` besides.
+
+    Several workers may be at one night: one of them concludes it, and the others have what it found.
+    """
     webhook, began = webhook_of(config), datetime.now(UTC).isoformat(timespec="microseconds")
+    history = History(config.folder / NIGHTS_FOLDER)
+    mirror = mirror_of(config.output_dir)
+    if mirror is not None:
+        mirror.nights.fetch()
+    known = history.names()
 
     def conclude(run: Run, outputs: Outputs) -> dict[str, Any]:
-        return _Tonight(run, config, outputs, began).conclude(webhook)
+        """Workers by locks are one at a time here already; those at a URL are by its own."""
+        shared = run.mirror
+        turn: AbstractContextManager[object] = (
+            shared.locks.held(NIGHTS_FOLDER, get_run_logger().info) if shared else nullcontext()
+        )
+        with turn:
+            if shared is not None:
+                shared.nights.fetch()
+            if (told := concluded(config, run.key, history, known)) is not None:
+                get_run_logger().info("another worker has concluded this night: %s", told["nightly"]["line"])
+                return told
+            return _Tonight(run, config, outputs, history, began).conclude(webhook)
 
     return tailor(PIPELINE, config, "report", conclude=conclude)
+
+
+def concluded(config: RunConfig, run: str, history: History, known: set[str]) -> dict[str, Any] | None:
+    """What another worker of a run (its key) found since this one began; None: none has. known: records that were there."""
+    new = [night for night in history.nights(config.name, lambda line: None) if history.file(night).name not in known]
+    night = next((one for one in reversed(new) if one.run == run), None)
+    if night is None:
+        return None
+    page = config.folder / PAGE_FILE
+    told = {"line": line_of(night, page.resolve()), "page": str(page), "record": str(history.file(night))}
+    findings = [finding.to_json() for finding in night.findings]
+    rest = {"promoted": night.promoted, "changed": [], "stages": [], "findings": findings}
+    return {"nightly": {**told, **rest}, "regressed": bool(findings)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +80,13 @@ class _Tonight:
     run: Run
     config: RunConfig
     outputs: Outputs
+    history: History
     began: str
 
     def conclude(self, webhook: str | None) -> dict[str, Any]:
         """Time, compare, show, tell, promote. The record comes last: a night that is killed before it is no night."""
         settings, page = self.config.nightly, self.config.folder / PAGE_FILE
-        history = History(self.config.folder / NIGHTS_FOLDER)
-        earlier = history.nights(self.config.name, get_run_logger().warning)
+        earlier = self.history.nights(self.config.name, get_run_logger().warning)
         before = earlier[-1] if earlier else None
         night, comparison = self._compared(earlier, before)
         worse = self._worse_than_champion(earlier, night, comparison)
@@ -77,7 +110,10 @@ class _Tonight:
             get_run_logger().info(line)
         if promoted:
             promote(self.run, models)
-        record = history.add(night)
+        record = self.history.add(night)
+        if self.run.mirror is not None:
+            self.run.mirror.publish_results([], [PAGE_FILE])
+            self.run.mirror.nights.publish()
         told = {"line": line, "page": str(page), "record": str(record), "promoted": promoted}
         findings = [finding.to_json() for finding in night.findings]
         stages = [change._asdict() for change in report.stages]

@@ -3,6 +3,7 @@
     luts/DEVICE/part-….parquet      parts of look-up tables, as they are in a folder
     subnets/KEY/SHA256.jsonl        lines of measured SubNets that one machine had, and nobody had brought yet
     subnets/KEY/key.json            the conditions that all lines of KEY share
+    nights/TIME.json                records of nights, as they are in a folder
 
 Nothing is locked and nothing is written twice: whoever has measured something brings it.
 """
@@ -18,23 +19,26 @@ from tasks.artifacts.measured import KEY_FILE, RECORDS_FILE
 from tasks.lut.parts import PARTS
 
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/part-[A-Za-z0-9._-]+\.parquet")
+NIGHT = re.compile(r"[0-9]{8}T[0-9]{12}Z\.json")
 PIECE = re.compile(r"[0-9a-f]{16}/[0-9a-f]{64}\.jsonl")
 PIECES = "pieces"
 """Folder beside the lines of a key: the pieces that were brought from here or there."""
 DAMAGED_END = ".damaged"
 
 
-class SharedTables:
-    """The look-up tables in a folder here, and those at a URL."""
+class SharedFiles:
+    """Files that never change in a folder here, and those at a URL."""
 
-    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
-        """name: of the folder at the URL; "": the URL is the folder's own."""
+    def __init__(self, objects: Objects, name: str, folder: Path, files: str, names: re.Pattern[str]) -> None:
+        """name: of the folder at the URL; "": the URL is the folder's own. files: a glob. names: of those that count."""
         self._objects = objects
         self._name = name
         self._folder = folder
+        self._files = files
+        self._names = names
 
     def fetch(self) -> int:
-        """Bring the parts that are not here; how many. A part that was set aside here as damaged is left there."""
+        """Bring the files that are not here; how many. One that was set aside here as damaged is left there."""
         missing = [part for part in self._there() if not self._is_known(self._folder / part)]
         for part in missing:
             file = self._folder / part
@@ -45,17 +49,17 @@ class SharedTables:
         return len(missing)
 
     def publish(self) -> int:
-        """Bring the parts that are not there; how many."""
+        """Bring the files that are not there; how many."""
         there = set(self._there())
-        own = [file.relative_to(self._folder).as_posix() for file in sorted(self._folder.glob(f"*/{PARTS}"))]
-        new = [part for part in own if part not in there and PART.fullmatch(part)]
+        own = [file.relative_to(self._folder).as_posix() for file in sorted(self._folder.glob(self._files))]
+        new = [part for part in own if part not in there and self._names.fullmatch(part)]
         for part in new:
             self._objects.upload(self._folder / part, self._at(part))
         return len(new)
 
     def _there(self) -> list[str]:
         names = (name.removeprefix(self._name).lstrip("/") for name in self._objects.names(self._name))
-        return [name for name in names if PART.fullmatch(name)]
+        return [name for name in names if self._names.fullmatch(name)]
 
     def _at(self, part: str) -> str:
         return f"{self._name}/{part}".lstrip("/")
@@ -63,6 +67,20 @@ class SharedTables:
     @staticmethod
     def _is_known(file: Path) -> bool:
         return file.exists() or file.with_name(file.name + DAMAGED_END).exists()
+
+
+class SharedTables(SharedFiles):
+    """The look-up tables in a folder here, and those at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
+        super().__init__(objects, name, folder, f"*/{PARTS}", PART)
+
+
+class SharedNights(SharedFiles):
+    """The records of nights in a folder here, and those at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
+        super().__init__(objects, name, folder, "*.json", NIGHT)
 
 
 class SharedLines:

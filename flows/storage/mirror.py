@@ -15,9 +15,9 @@ from uuid import uuid4
 
 from flows.storage import manifests
 from flows.storage.address import is_shared, local_folder
-from flows.storage.layout import EXPORTS_FOLDER, STAGES_FOLDER, SUBNETS_FOLDER, TABLES_FOLDER
+from flows.storage.layout import EXPORTS_FOLDER, NIGHTS_FOLDER, STAGES_FOLDER, SUBNETS_FOLDER, TABLES_FOLDER
 from flows.storage.leases import Locks
-from flows.storage.measured import SharedLines, SharedTables
+from flows.storage.measured import SharedLines, SharedNights, SharedTables
 from flows.storage.objects import Objects, open_objects
 from flows.storage.unfinished import UnfinishedStage
 from tasks.artifacts import RESULT_FILE, StageFolder, digest_of, json_bytes, write_bytes
@@ -47,6 +47,7 @@ class Mirror:
         self.locks = Locks(objects.unhindered())
         self.bring_s = BRING_SECONDS
         self.tables = SharedTables(objects, TABLES_FOLDER, folder / TABLES_FOLDER)
+        self.nights = SharedNights(objects, NIGHTS_FOLDER, folder / NIGHTS_FOLDER)
         self._lines = SharedLines(objects, SUBNETS_FOLDER, folder / SUBNETS_FOLDER)
         self._measured = threading.Lock()
 

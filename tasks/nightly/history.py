@@ -17,6 +17,14 @@ class History:
 
     folder: Path
 
+    def names(self) -> set[str]:
+        """Of the files that are there."""
+        return {file.name for file in self.folder.glob(NIGHTS)}
+
+    def file(self, night: Night) -> Path:
+        """The file of a night."""
+        return self.folder / f"{datetime.fromisoformat(night.began):%Y%m%dT%H%M%S%fZ}.json"
+
     def nights(self, network: str, warn: Callable[[str], None]) -> list[Night]:
         """Nights of a network, the latest last. warn: is told of each record that cannot be read, which is left out."""
         found = []
@@ -29,7 +37,7 @@ class History:
 
     def add(self, night: Night) -> Path:
         """Write one more record, whole or not at all. UserError when that cannot be."""
-        file = self.folder / f"{datetime.fromisoformat(night.began):%Y%m%dT%H%M%S%fZ}.json"
+        file = self.file(night)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             night.write(file)

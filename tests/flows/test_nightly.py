@@ -17,14 +17,17 @@ from mlflow import MlflowClient
 
 from flows.cli import main
 from flows.cli.entry import BAD_INPUT, REGRESSED
+from flows.config import RunConfig
 from flows.nightly.causes import changed_inputs, changed_stages
 from flows.nightly.message import EVENT
+from flows.nightly.working import concluded
 from tasks.artifacts import Store
-from tasks.nightly import History, Night
+from tasks.nightly import Finding, History, Night
 from tests.flows.conftest import Command
 from tests.flows.databases import database_in
 from tests.flows.prefect_server import own_rows, wait_for
 from tests.flows.tiny import TINY
+from tests.nightly.made_nights import nights as made_nights
 
 pytestmark = pytest.mark.slow
 
@@ -247,6 +250,26 @@ def test_records_of_earlier_nights_stay_as_they_were(nights: Nights, third: tupl
     records = nights.records()
     assert [one.compared_with for one in records] == [None, records[0].began, records[0].began, records[2].began]
     assert sorted(path.suffix for path in nights.history.folder.iterdir()) == [".json"] * 4
+
+
+def test_of_workers_at_one_night_the_second_has_what_the_first_found(tmp_path: Path) -> None:
+    config, history = RunConfig(), History(tmp_path)
+    earlier, own, other = (one.model_copy(update={"network": config.name}) for one in made_nights(3, seed=0))
+    history.add(earlier)
+    known = history.names()
+    assert concluded(config, "r", history, known) is None, "that was another night"
+    history.add(other.model_copy(update={"run": "another"}))
+    assert concluded(config, "r", history, known) is None, "that is a night of other settings"
+    finding = Finding(
+        device="ncnn", kind="operator", what="Conv", name="o1", before=1.0, now=2.0, unit="ms", p_value=1e-9
+    )
+    update = {"compared_with": earlier.began, "findings": (finding,)}
+    record = history.add(own.model_copy(update=update))
+    found = concluded(config, "r", history, known)
+    assert found is not None
+    assert found["regressed"]
+    assert found["nightly"]["record"] == str(record)
+    assert found["nightly"]["line"].startswith("regressed since ")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flows.storage.measured import SharedLines, SharedTables
+from flows.storage.measured import SharedLines, SharedNights, SharedTables
 from flows.storage.objects import open_objects
 from tasks.artifacts import SubNetStore, append_line, read_lines
 from tasks.lut import LutStore, parts
+from tasks.nightly import History
 from tasks.progress import Silent
 from tests.damage import flip
+from tests.nightly.made_nights import nights
 from tests.storage.server import S3
 from tests.tables.lut_entries import DEVICE, entry
 
@@ -92,6 +94,19 @@ def test_a_damaged_part_is_measured_again_and_is_not_brought_again(url: str, tmp
         "tables of a folder above are not of the URL"
     )
     assert SharedTables(open_objects(f"{url}/luts"), "", tmp_path / "3").fetch() == 2
+
+
+def test_nights_of_two_machines_are_one_history(url: str, tmp_path: Path) -> None:
+    storage, records = open_objects(url), nights(3, seed=0)
+    for number, record in enumerate(records):
+        folder = tmp_path / str(number % 2)
+        shared = SharedNights(storage, "nights", folder)
+        assert shared.fetch() == min(number, 1)
+        History(folder).add(record)
+        assert shared.publish() == 1
+    storage.write("nights/..json", b"{}")
+    assert SharedNights(storage, "nights", tmp_path / "new").fetch() == len(records)
+    assert History(tmp_path / "new").nights(records[0].network, lambda line: None) == records
 
 
 def test_a_damaged_piece_of_lines_is_left_out(url: str, tmp_path: Path) -> None:
