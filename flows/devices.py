@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 from adaptive_runtime.telemetry import span
@@ -127,6 +128,8 @@ class Devices:
             if name not in self._connected:
                 with ExitStack() as stack:
                     clients = tuple(self._connect(name, stack))
+                    for client in clients:
+                        client.around_batch = partial(_batch_span, name)
                     self._connected[name] = clients, stack.pop_all()
             return self._connected[name][0]
 
@@ -151,6 +154,10 @@ class Devices:
             yield stack.enter_context(ssh_agent(target, profile.backend, profile.threads, options=options))
         elif profile.is_here:
             yield stack.enter_context(local_agent(profile.backend, profile.threads, options=options))
+
+
+def _batch_span(device: str, models: int) -> AbstractContextManager[None]:
+    return span("device batch", holds=False, device=device, models=models)
 
 
 def share_cores(profiles: Sequence[DeviceProfile]) -> bool:

@@ -12,8 +12,11 @@ Attribute = str | int | float | bool
 
 
 @contextmanager
-def span(name: str, **attributes: Attribute) -> Iterator[None]:
-    """A span around a block, inside the one that is open in this thread. Of an error its class is told, and no message."""
+def span(name: str, *, holds: bool = True, **attributes: Attribute) -> Iterator[None]:
+    """A span around a block, inside the one that is open in this thread. Of an error its class is told, and no message.
+
+    holds: whether spans of the block lie inside of it; not in a generator, whose caller opens spans of its own meanwhile.
+    """
     tracer = _tracer() if endpoint_variable("TRACES") else None
     if tracer is None:
         yield
@@ -22,9 +25,11 @@ def span(name: str, **attributes: Attribute) -> Iterator[None]:
 
     told = {f"autotailor.{key}": value for key, value in attributes.items()}
     options: dict[str, Any] = {"record_exception": False, "set_status_on_exception": False}
-    with tracer.start_as_current_span(name, attributes=told, **options) as opened:
+    with (tracer.start_as_current_span if holds else tracer.start_span)(name, attributes=told, **options) as opened:
         try:
             yield
+        except GeneratorExit:  # whoever asked has enough
+            raise
         except BaseException as error:
             opened.set_status(Status(StatusCode.ERROR, type(error).__name__))
             raise

@@ -6,8 +6,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,6 +46,8 @@ SHORT_TIMEOUT_S = 5.0
 
 
 M = TypeVar("M", bound=Message)
+AroundBatch = Callable[[int], AbstractContextManager[None]]
+"""Entered while the device works at a batch of so many models."""
 
 
 class AgentClient:
@@ -62,6 +64,7 @@ class AgentClient:
         self._lease: str | None = None
         self._uploaded: set[str] = set()
         self._engine = DEFAULT_ENGINE
+        self.around_batch: AroundBatch = lambda models: nullcontext()
 
     def with_engine(self, engine: Engine) -> "AgentClient":
         """A client over the same connections whose jobs run with this engine; it takes a lease of its own.
@@ -152,7 +155,8 @@ class AgentClient:
         with self._leased():
             batch_bytes = min(BATCH_BYTES, self.capabilities().max_model_mib * MIB)
             for batch in batches(jobs, batch_bytes):
-                yield from self._measure_batch(batch, settings)
+                with self.around_batch(len(batch)):
+                    yield from self._measure_batch(batch, settings)
 
     def submit(self, jobs: Sequence[ModelJob], settings: MeasureSettings | None = None) -> range:
         """Queue jobs on the leased device and return their numbers. `results` fetches results. Jobs end with the lease.

@@ -103,6 +103,28 @@ def test_spans_lie_inside_of_each_other_and_tell_no_message_of_an_error(told: Re
     assert not any(b"a path, or an input" in body for body in told.bodies)
 
 
+MEASURED = """
+from flows.config import DeviceProfile
+from flows.devices import Devices
+from tests.agents.agent_models import addition
+
+jobs = [addition("onnxruntime", str(number)) for number in range(3)]
+with Devices({"board": DeviceProfile(backend="onnxruntime")}) as devices, devices.exclusive("board") as client:
+    assert len(list(client.measure(jobs))) == 3
+"""
+
+
+@needs_exporter
+def test_a_batch_of_models_is_a_span_inside_of_the_work_of_its_device(told: Received) -> None:
+    subprocess.run([sys.executable, "-c", MEASURED], check=True, timeout=WAIT_S)
+    spans = {span.name: span for span in told.spans}
+    work, batch = spans["device work"], spans["device batch"]
+    assert batch.parent_span_id == work.span_id
+    assert work.start_time_unix_nano <= batch.start_time_unix_nano < batch.end_time_unix_nano <= work.end_time_unix_nano
+    found = {one.key: one.value.string_value or one.value.int_value for one in batch.attributes}
+    assert found == {"autotailor.device": "board", "autotailor.models": 3}
+
+
 @pytest.mark.parametrize(
     "variables",
     [
