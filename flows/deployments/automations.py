@@ -17,7 +17,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
-from flows.pages.worse import EVENT, RESOURCE
+from flows.nightly.message import EVENT, RESOURCE
 from tasks.errors import UserError
 
 FLOW_RUN = "prefect.flow-run"
@@ -43,10 +43,10 @@ def automations(tell: Tell) -> list[AutomationCore]:
             ],
         ),
         AutomationCore(
-            name="autotailor: a front got worse",
-            description="The winners of a run are less accurate at the latencies of the run before.",
+            name="autotailor: a night regressed",
+            description="A front, latencies or predictors are worse than the night before, by more than noise.",
             trigger=EventTrigger(expect={EVENT}, match=_resources(f"{RESOURCE}.*")),
-            actions=[tell("A front got worse", "{{ event.payload.line }}")],
+            actions=[tell("A night regressed", "{{ event.payload.line }}")],
         ),
         AutomationCore(
             name="autotailor: a run lost its process",

@@ -9,35 +9,22 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.config import AdaptConfig, FlowConfig, leveled
 from flows.pages.publish import publish_report
-from flows.pages.worse import publish_worse_fronts
 from flows.run import Run
 from flows.session import plain_config
 from flows.stages.spec import ALONE, SUPERNET, Outputs
 from flows.tracking.metrics import speed_ups
 from flows.versions import library_versions
-from tasks.artifacts import read_json
 from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources
 from tasks.report import run as write_report
 
 
 def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
     """The report in the run's folder, and a copy in the output folder: the latest."""
-    before = _before(config.folder)
     result = _write(run, config, _sources(run, config, outputs))
     if not run.tracker.has_told("report", run.key):
         run.tracker.log_series(run.tracker.run_id, speed_ups(result, config.report.accuracy_points))
-        publish_worse_fronts(config.name, before, result)
         run.tracker.set_told("report", run.key)
     return {"report_html": str(config.folder / PAGE_FILE), "run": str(run.folder), **result}
-
-
-def _before(output: Path) -> dict[str, Any] | None:
-    """The latest report in an output folder; None without one that can be read."""
-    try:
-        found: dict[str, Any] = read_json(output / DATA_FILE)
-    except (OSError, ValueError):
-        return None
-    return found
 
 
 @task(name="report", task_run_name="report", persist_result=False, cache_policy=NO_CACHE)
