@@ -35,7 +35,7 @@ demo: setup
 
 # Types are checked while tests run, the longest part from the start on; the last part begins when one of the others ends.
 test: lint imports
-	@$(MAKE) --no-print-directory -j4 types $(UNIT)
+	@$(MAKE) --no-print-directory -k -j4 types $(UNIT)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -50,7 +50,7 @@ imports: setup
 # Four parts, of one thread each: most tests wait for processes of their own.
 test unit: export OMP_NUM_THREADS = 1
 unit: setup
-	@$(MAKE) --no-print-directory -j4 $(UNIT)
+	@$(MAKE) --no-print-directory -k -j4 $(UNIT)
 
 unit-flows: setup
 	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS)
