@@ -6,6 +6,7 @@ Nothing that was finished is worked again, nothing is lost, and MLflow has each 
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,28 +213,74 @@ def check_secrets(server: Server, postgres: Postgres, flow_run: str, output: Pat
     assert postgres.password not in str(logs)
 
 
-NIGHT = """
-from prefect import flow
-from flows.pages.worse import publish_worse_fronts
+ANOTHER = """
+import sys, time
+from pathlib import Path
+from prefect import flow, task
 
-def report(accuracy):
-    devices = [{"name": "board", "winners": [{"measured_ms": 1.0, "accuracy": accuracy}]}]
-    return {"model": "net", "data": "digits", "devices": devices}
+@task(tags=["device:onnxruntime"])
+def measure(begun: Path, ends: Path) -> None:
+    begun.touch()
+    while not ends.exists():
+        time.sleep(0.1)
+
+@flow
+def another() -> None:
+    measure(Path(sys.argv[1]), Path(sys.argv[2]))
+
+another()
+"""
+LOOK_S = 5.0
+
+
+def test_a_limit_on_the_tag_of_a_device_keeps_two_runs_from_measuring_on_it_at_once(
+    shared: Server, tmp_path: Path
+) -> None:
+    """Another run's task has the device; the run works what needs no device, and waits."""
+    script, begun, ends, output = tmp_path / "another.py", tmp_path / "begun", tmp_path / "ends", tmp_path / "out"
+    script.write_text(ANOTHER)
+    shared.shell("prefect concurrency-limit create device:onnxruntime 1")
+    other = shared.start(f"exec python {script} {begun} {ends}")
+    wait_for(begun.exists, "the other run's task")
+    words = [*TINY, f"output_dir={output}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+    run = shared.start(f"exec python -m flows.cli profile {' '.join(words)}", tmp_path / "log")
+    try:
+        wait_for(lambda: list(output.glob("stages/enumerate/*/result.json")), "the stages before", LIMIT_S)
+        time.sleep(LOOK_S)
+        assert not (output / "stages" / "profile").exists(), "it measures beside the other run"
+        assert run.poll() is None, (tmp_path / "log").read_text()
+        ends.touch()
+        assert (other.wait(LIMIT_S), run.wait(LIMIT_S)) == (0, 0), (tmp_path / "log").read_text()
+        assert len(list(output.glob("stages/profile/onnxruntime/*/result.json"))) == 1
+    finally:
+        for process in (run, other):
+            if process.poll() is None:
+                stop(process)
+        shared.shell("prefect --no-prompt concurrency-limit delete device:onnxruntime")
+
+
+NIGHT = """
+from pathlib import Path
+from prefect import flow
+from flows.config import RunConfig
+from flows.nightly.message import tell
+from tests.nightly.made_nights import nights
 
 @flow
 def night():
-    publish_worse_fronts("net-digits", report(0.9), report(0.85))
+    earlier, now = nights(2, seed=0)
+    tell(RunConfig(), now.model_copy(update={"compared_with": earlier.began}), Path("nights.html"), None)
 
 night()
 """
 
 
-def test_automations_are_made_once_and_notice_bad_nights_and_worse_fronts(shared: Server, tmp_path: Path) -> None:
+def test_automations_are_made_once_and_notice_nights_that_failed_or_regressed(shared: Server, tmp_path: Path) -> None:
     for _ in range(2):
         shared.shell("python -m flows.deployments.automations")
     made = {row["name"]: f"prefect.automation.{row['id']}" for row in shared.found("automations")}
     assert set(made) == {
-        "autotailor: a night failed", "autotailor: a front got worse", "autotailor: a run lost its process"
+        "autotailor: a night failed", "autotailor: a night regressed", "autotailor: a run lost its process"
     }  # fmt: skip
     assert len(shared.found("automations")) == len(made)
     refused = shared.start("python -m flows.deployments.automations slack-webhook/nobody", tmp_path / "log")
@@ -254,7 +301,7 @@ def test_automations_are_made_once_and_notice_bad_nights_and_worse_fronts(shared
         found = shared.api.post("events/filter", json=wanted).raise_for_status().json()["events"]
         return {event["resource"]["prefect.resource.id"] for event in found}
 
-    expected = {made["autotailor: a night failed"], made["autotailor: a front got worse"]}
+    expected = {made["autotailor: a night failed"], made["autotailor: a night regressed"]}
     wait_for(lambda: fired() >= expected, "both automations")
     assert fired() == expected
 
