@@ -50,9 +50,17 @@ def train(overrides: Sequence[str], output: Path, command: Literal["compile", "f
 
 def worked(command: str, overrides: Sequence[str], output: Path) -> dict[str, Any]:
     """The last stage of a command with one device: its `folder` and `result`. Goes on from what is in `output`."""
+    return stages_of(command, overrides, output)[-1]
+
+
+def stages_of(command: str, overrides: Sequence[str], output: Path) -> list[dict[str, Any]]:
+    """All stages of a command in their order: the name, `stage`, the `folder` and the `result` of each.
+
+    Goes on from what is in `output`.
+    """
     words = [sys.executable, "-m", "flows.cli", command, f"output_dir={output.resolve()}", *overrides]
     with TemporaryDirectory() as folder:
         told = Path(folder) / "result.json"
         subprocess.run([*words, "--json", str(told)], check=True)
-        stage: dict[str, Any] = json.loads(told.read_text())["stages"][-1]
-    return stage
+        stages: list[dict[str, Any]] = json.loads(told.read_text())["stages"]
+    return stages
