@@ -11,6 +11,7 @@ goes to the nearer of the two.
 import math
 from collections import deque
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,8 @@ MOST_SCALED = 4.0
 """How many times smaller or larger the deviation of other variants may be than that of what was served last."""
 NOISE_VALUES = 32
 FEWEST_VALUES = 8
-DIFFERENCES = 0.8
-"""Share of the differences that count, the smallest ones: steps and outliers are few."""
-SQUARES = 0.438
-"""Mean of the smallest squares that make this share, in variances of a normal distribution."""
+SIGMA_OF_MEDIAN = 1.4826
+"""Deviation of a normal distribution, as a multiple of the median distance from its middle."""
 HALF_S = 10.0
 """After so long without a request the factor is as far from its level as from the average of the last ones."""
 IDLE_DRIFT_PER_S = 1e-3
@@ -113,12 +112,11 @@ class CommonFactor:
         self._drift = max(LEAST_DRIFT, DRIFT_KEEPS * self._drift + (1 - DRIFT_KEEPS) * min(1.0, (gain * error) ** 2))
 
     def _learn_noise(self) -> None:
-        """From the differences of values in a row."""
+        """From the median difference of values in a row: steps and outliers are few among them."""
         if len(self._values) < FEWEST_VALUES:
             return
-        squares = sorted(
-            (after - before) ** 2 / (before_ms**-2 + after_ms**-2)
+        differences = [
+            abs(after - before) / math.hypot(1 / before_ms, 1 / after_ms)
             for (before, before_ms), (after, after_ms) in pairwise(self._values)
-        )
-        counted = int(DIFFERENCES * len(squares))
-        self._noise_ms = math.sqrt(sum(squares[:counted]) / counted / SQUARES)
+        ]
+        self._noise_ms = SIGMA_OF_MEDIAN * median(differences)

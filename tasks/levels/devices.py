@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.adapting.variants import DEVIATION_OF_MEAN_ERROR, UNKNOWN_ERROR
 from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.slowdown.common import SIGMA_OF_MEDIAN
 from profiling_agents.messages import MIB
 from solvers.tables import Codes, Values
 from tailor_ir import SuperNet
 from tailor_ir.memory.layouts import Rules
 from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.correction import SIGMA_OF_MEDIAN
 from tasks.predict.energy import EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor

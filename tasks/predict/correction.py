@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from solvers.tables import Values
 from tailor_ir import OperatorFeature
 
-SIGMA_OF_MEDIAN = 1.4826
-"""Deviation of a normal distribution, as a multiple of the median distance from its middle."""
 NOISE = 0.03  # relative standard deviation of a network's measured latency
 FAMILY_SD = 0.15  # how far the factor of one family of operators may be from that of all, relative
 OFFSET_SD = 0.1  # standard deviation of the offset, relative to the fastest network
@@ -99,11 +97,11 @@ def _regression(inputs: Values, mean: Values, sd: Values) -> tuple[Values, float
         covariance = np.linalg.inv(weighted.T @ inputs + precision)
         found = covariance @ (weighted.sum(axis=0) + precision @ mean)
         residuals = np.abs(inputs @ found - 1)
-        noise = max(NOISE, SIGMA_OF_MEDIAN * float(np.median(residuals)))
+        noise = max(NOISE, 1.4826 * float(np.median(residuals)))
         weights = 1 / np.maximum(residuals / (HUBER * noise), 1.0)
     leverage = np.einsum("ij,jk,ik->i", weighted, covariance, inputs)
     left_out = np.abs(inputs @ found - 1) / np.maximum(1 - leverage, 0.05)
-    return found, SIGMA_OF_MEDIAN * float(np.median(left_out))
+    return found, 1.4826 * float(np.median(left_out))
 
 
 UNCORRECTED = Correction()

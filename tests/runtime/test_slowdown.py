@@ -193,6 +193,16 @@ def test_quantiles_rise_with_the_share_and_latency_with_the_prediction(seed: int
     assert (variance_V > 0).all()
 
 
+def test_a_level_by_which_nothing_runs_goes_back_to_the_average() -> None:
+    """Five slow requests end a time of quiet ones; then none is served, as where another device takes over."""
+    slow = SlowDown([10.0])
+    for request in range(45):
+        slow.observe(0, 30.0 if request >= 40 else 10.0, 0.5 * request)
+    at_once, later, much_later = (slow.expect(at_s=22.0 + idle_s).mean_ms_V()[0] for idle_s in (0.1, 10.0, 100.0))
+    assert at_once > 25
+    assert much_later < 14 < later < at_once
+
+
 def test_time_without_requests_makes_factors_less_certain_and_a_clock_that_jumps_back_does_nothing() -> None:
     run = Served([10.0], 0)
     run.serve(0, 1.5, 50)
