@@ -134,5 +134,5 @@ def test_pipeline_killed_with_minus_9_leaves_no_rank_and_goes_on(baseline: Basel
     assert [line["step"] for line in curve] == list(range(1, STEPS + 1))
     assert losses(curve) == pytest.approx(losses(history), rel=RTOL)
     left = {file.name for file in folder.iterdir()}
-    assert left == {"weights.safetensors", "history.jsonl", "job.json", "workers.log"}
+    assert left == {"confusions.jsonl", "weights.safetensors", "history.jsonl", "job.json", "workers.log"}
     assert resumed == pytest.approx(result, abs=1e-9)

@@ -72,6 +72,7 @@ def test_a_stopped_rank_is_named_ended_and_started_again(tmp_path: Path) -> None
     assert {file.name for file in (tmp_path / "run").iterdir()} == {
         "weights.safetensors",
         "history.jsonl",
+        "confusions.jsonl",
         "job.json",
         "workers.log",
     }
