@@ -36,13 +36,7 @@ Tagged = tuple[str, tuple[str, ...]]
 
 def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray]]:
     """The source and its splits. UserError: no files, too large ones, or a broken line, with its file and number."""
-    assert settings.fields is not None
-    rows: list[_Row] = []
-    splits: dict[str, np.ndarray] = {}
-    for split, files in _files(settings).items():
-        found = [row for file in files for row in _rows(file, settings.fields, _row, "text or whole number")]
-        splits[split] = np.arange(len(rows), len(rows) + len(found))
-        rows += found
+    rows, splits = _read(settings, _row, "text or whole number")
     names = _names({row.label for row in rows})
     if len(names) < 2:
         raise UserError(f"data folder '{settings.path}'", f"{len(names)} class of texts", allowed="two or more")
@@ -60,11 +54,18 @@ def tagged_rows(settings: DataSettings) -> tuple[list[Tagged], dict[str, np.ndar
 
     UserError as `open_jsonl`.
     """
+    return _read(settings, _tagged_row, "one name for each word")
+
+
+def _read(
+    settings: DataSettings, read: Callable[[str, TextFields], Read], allowed: str
+) -> tuple[list[Read], dict[str, np.ndarray]]:
+    """All lines, and which are of splits with folders of their own. allowed: what the label of a text is."""
     assert settings.fields is not None
-    rows: list[Tagged] = []
+    rows: list[Read] = []
     splits: dict[str, np.ndarray] = {}
     for split, files in _files(settings).items():
-        found = [row for file in files for row in _rows(file, settings.fields, _tagged_row, "one name for each word")]
+        found = [row for file in files for row in _rows(file, settings.fields, read, allowed)]
         splits[split] = np.arange(len(rows), len(rows) + len(found))
         rows += found
     return rows, splits
