@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from tasks.problems.maps import enlarged, resized
 from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
 
 LEAST_ERROR = 1e-10
@@ -26,7 +27,7 @@ class SquaredErrors:
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
         """Images (B, C, h, w) and (B, C, H, W)."""
-        restored_BCHW = _enlarged(outputs.float(), target.shape[-2:]).clamp(0, 1)
+        restored_BCHW = enlarged(outputs.float(), target.shape[-2:]).clamp(0, 1)
         self.errors.append((restored_BCHW - target).square().mean((1, 2, 3)).cpu())
 
     def found(self) -> Tallied:
@@ -70,18 +71,15 @@ class Restoration:
 
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
         """Mean squared error. Smoothing is not for it."""
-        return (_enlarged(outputs, target.shape[-2:]) - target).square().mean()
+        return (enlarged(outputs, target.shape[-2:]) - target).square().mean()
 
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
         """Mean squared error from the teacher's image; divergences are of distributions, and not for it."""
-        size = outputs.shape[-2:]
-        if taught.shape[-2:] != size:
-            taught = functional.interpolate(taught, size, mode="bilinear", align_corners=False, antialias=True)
-        return functional.mse_loss(outputs, taught)
+        return functional.mse_loss(outputs, resized(taught, outputs))
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """Images (B, C, H, W) in [0, 1]."""
-        return _enlarged(outputs, size).clamp(0, 1)
+        return enlarged(outputs, size).clamp(0, 1)
 
     def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
         """The raw output is the answer, in its size."""
@@ -96,10 +94,3 @@ class Restoration:
 
 
 RESTORATION = Restoration()
-
-
-def _enlarged(outputs_BChw: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """(B, C, H, W)."""
-    if tuple(outputs_BChw.shape[-2:]) == tuple(size):
-        return outputs_BChw
-    return functional.interpolate(outputs_BChw, list(size), mode="bilinear", align_corners=False)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from tasks.problems.maps import enlarged, resized
 from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
 
 IGNORED = -1
@@ -31,7 +32,7 @@ class PixelCounts:
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
         """Logits (B, K, h, w) and classes (B, H, W)."""
-        logits_BKHW = _enlarged(outputs, target)
+        logits_BKHW = enlarged(outputs, target.shape[-2:])
         counts_BKK = _confusions(logits_BKHW.argmax(1), target, logits_BKHW.shape[1])
         own_KK = counts_BKK.sum(0).cpu()
         self.confusion_KK = own_KK if self.confusion_KK is None else self.confusion_KK + own_KK
@@ -81,7 +82,7 @@ class Segmentation:
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
         """Mean cross-entropy of the pixels."""
         return functional.cross_entropy(
-            _enlarged(outputs, target), target, ignore_index=IGNORED, label_smoothing=label_smoothing
+            enlarged(outputs, target.shape[-2:]), target, ignore_index=IGNORED, label_smoothing=label_smoothing
         )
 
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
@@ -89,10 +90,7 @@ class Segmentation:
 
         Source: pixel-wise distillation in Structured Knowledge Distillation for Semantic Segmentation (CVPR 2019) §3.1.
         """
-        size = outputs.shape[-2:]
-        if taught.shape[-2:] != size:
-            taught = functional.interpolate(taught, size, mode="bilinear", align_corners=False, antialias=True)
-        return divergence(_rows(outputs), _rows(taught))
+        return divergence(_rows(outputs), _rows(resized(taught, outputs)))
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """The class of each pixel (B, H, W)."""
@@ -149,14 +147,6 @@ def moved(x_BCHW: torch.Tensor, y_BHW: torch.Tensor, draws_BD: np.ndarray) -> Ba
         images.append(v2.functional.affine_image(x_CHW, **way, interpolation=InterpolationMode.BILINEAR, fill=0))
         classes.append(v2.functional.affine_mask(y_HW[None], **way, fill=IGNORED)[0])
     return torch.stack(images), torch.stack(classes)
-
-
-def _enlarged(outputs_BKhw: torch.Tensor, y_BHW: torch.Tensor) -> torch.Tensor:
-    """The outputs at the targets' size, (B, K, H, W)."""
-    size = y_BHW.shape[-2:]
-    if outputs_BKhw.shape[-2:] == size:
-        return outputs_BKhw
-    return functional.interpolate(outputs_BKhw, size, mode="bilinear", align_corners=False)
 
 
 def _rows(outputs_BKhw: torch.Tensor) -> torch.Tensor:
