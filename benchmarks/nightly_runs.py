@@ -7,21 +7,18 @@ faster: what a night measures is not touched. Prints what each night worked, wha
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.tables import show
 from tasks.artifacts import read_json, write_json
+from tests.webhook import webhook
 
 SLOWED, FACTOR = 5, 1.5
 """Operators that take longer on the last night, and how many times as long."""
@@ -45,28 +42,6 @@ CHANGES = (
     Change(f"{SLOWED} operators × {FACTOR:g}"),
 )
 TRAINING = CHANGES[3:5]
-
-
-@contextmanager
-def webhook(posted: list[dict[str, Any]]) -> Iterator[str]:
-    """A server that keeps what is posted; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing on the terminal."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def work(folder: Path, words: Sequence[str]) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from tests.flows.databases import database_in
 from tests.flows.prefect_server import own_rows, wait_for
 from tests.flows.tiny import TINY
 from tests.nightly.made_nights import nights as made_nights
+from tests.webhook import webhook
 
 pytestmark = pytest.mark.slow
 
@@ -71,23 +70,6 @@ class Nights:
         return MlflowClient(uri, uri)
 
 
-def listening(posted: list[dict[str, Any]]) -> HTTPServer:
-    """A webhook that keeps what is posted."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing on the terminal."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
 @pytest.fixture(scope="module")
 def nights(finished: dict[str, Any], command: Command, tmp_path_factory: pytest.TempPathFactory) -> Nights:
     """An output folder with the finished stages of the shared run."""
@@ -124,12 +106,10 @@ def third(nights: Nights, second: tuple[int, dict[str, Any]]) -> Iterator[tuple[
     began = (datetime.fromisoformat(last.began) + timedelta(seconds=1)).isoformat(timespec="microseconds")
     better = {"began": began, "devices": {"onnxruntime": device}, "accuracy_errors": NEVER_WRONG}
     nights.history.add(last.model_copy(update=better))
-    webhook = listening(nights.posted)
     file = nights.output.parent / "webhook.txt"
-    file.write_text(f"http://127.0.0.1:{webhook.server_port}/secret\n")
-    yield nights.work("search.budget_count=11", "export.bundle=true", f"nightly.webhook_file={file}")
-    webhook.shutdown()
-    webhook.server_close()
+    with webhook(nights.posted) as url:
+        file.write_text(f"{url}secret\n")
+        yield nights.work("search.budget_count=11", "export.bundle=true", f"nightly.webhook_file={file}")
 
 
 def aliases_of(nights: Nights, name: str) -> dict[str, int]:
