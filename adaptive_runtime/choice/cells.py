@@ -14,6 +14,8 @@ from adaptive_runtime.choice.table import VariantTable
 from adaptive_runtime.choice.within import LARGEST_EXACT, FirstWithin, Ranks
 
 MOST_ERRORS = 4
+MOST_LEVELS = 64
+"""Different errors among which those that are kept are found; of more, quantiles."""
 
 
 class VariantCell:
@@ -97,8 +99,31 @@ def cells(table: VariantTable, order_V: Ranks, error_V: np.ndarray) -> list[Vari
 
 
 def rounded_errors(error_V: np.ndarray) -> np.ndarray:
-    """Errors, of which there are at most `MOST_ERRORS` different ones: rounded up to quantiles where there are more."""
-    levels = np.unique(error_V)
-    if len(levels) > MOST_ERRORS:
-        levels = np.quantile(error_V, np.arange(1, MOST_ERRORS + 1) / MOST_ERRORS, method="higher")
-    return levels[np.searchsorted(levels, error_V)]
+    """Errors, of which at most `MOST_ERRORS` differ: rounded up where there are more, by as little as can be."""
+    levels, at_V = np.unique(error_V, return_inverse=True)
+    if len(levels) <= MOST_ERRORS:
+        return error_V
+    if len(levels) > MOST_LEVELS:
+        levels = np.unique(np.quantile(error_V, np.arange(1, MOST_LEVELS + 1) / MOST_LEVELS, method="higher"))
+        at_V = np.searchsorted(levels, error_V)
+    return _least_raised(levels, np.bincount(at_V, minlength=len(levels)))[at_V]
+
+
+def _least_raised(levels_L: np.ndarray, count_L: np.ndarray) -> np.ndarray:
+    """Levels (L,) rounded up to `MOST_ERRORS` of them, so that all values together are raised least."""
+    count, whole = np.append(0, np.cumsum(count_L)), np.append(0.0, np.cumsum(count_L * levels_L))
+    # raised_LL[first, last]: what the values of levels first … last are raised by together
+    raised_LL = levels_L * (count[1:] - count[:-1, None]) - (whole[1:] - whole[:-1, None])
+    raised_LL[np.tril_indices(len(levels_L), -1)] = inf
+    least_L, firsts = raised_LL[0], []
+    for _ in range(MOST_ERRORS - 1):
+        choices_LL = np.append(0.0, least_L[:-1])[:, None] + raised_LL
+        firsts.append(choices_LL.argmin(0))
+        least_L = choices_LL.min(0)
+    rounded_L, last = np.empty_like(levels_L), len(levels_L) - 1
+    for first_L in (*reversed(firsts), np.zeros(len(levels_L), np.int64)):
+        rounded_L[first_L[last] : last + 1] = levels_L[last]
+        last = first_L[last] - 1
+        if last < 0:
+            break
+    return rounded_L

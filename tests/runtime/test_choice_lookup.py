@@ -1,5 +1,6 @@
 """The look-up gives what trying all variants gives: for ties, infinite limits, and limits that nothing meets."""
 
+import itertools
 from math import inf
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.choice import ChoiceLimits, LoadFactors, VariantLookUp, VariantTable
-from adaptive_runtime.choice.cells import MOST_ERRORS
+from adaptive_runtime.choice.cells import MOST_ERRORS, rounded_errors
 from adaptive_runtime.choice.dominance import STRONG_ROWS, replacements
 from adaptive_runtime.choice.lookup import MOST_APART
 from adaptive_runtime.choice.within import BLOCK, LARGEST_EXACT, FirstWithin
@@ -129,6 +130,28 @@ def test_errors_are_rounded_up_to_few(table: VariantTable) -> None:
     assert (errors_V >= table.latency_error_V).all()
     assert len(np.unique(errors_V)) <= MOST_ERRORS
     assert set(errors_V) <= set(table.latency_error_V)
+
+
+@given(st.lists(st.sampled_from(np.linspace(0.0, 0.3, 9).tolist()), min_size=1, max_size=30))
+def test_errors_are_raised_by_no_more_than_any_four_others_would(errors: list[float]) -> None:
+    error_V = np.array(errors)
+    kept = itertools.combinations(sorted({*errors}), min(MOST_ERRORS, len({*errors})))
+    raised = [
+        sum(min(level - one for level in levels if level >= one) for one in errors)
+        for levels in kept
+        if max(levels) == max(errors)
+    ]
+    assert (rounded_errors(error_V) - error_V).sum() == pytest.approx(min(raised), abs=1e-9)
+
+
+def test_of_many_errors_most_are_hardly_raised() -> None:
+    rng = np.random.default_rng(0)
+    error_V = np.append(rng.uniform(0.0, 0.02, 5000), rng.uniform(0.2, 0.25, 500))
+    rounded_V = rounded_errors(error_V)
+    assert len(np.unique(rounded_V)) == MOST_ERRORS
+    assert (rounded_V - error_V).min() >= 0.0
+    # rounding to four quantiles would raise a sixth of them to 0.2 and more
+    assert ((rounded_V - error_V)[:5000] > 0.02).mean() < 1 / 64
 
 
 def test_a_limit_of_what_the_table_does_not_know_is_refused() -> None:
