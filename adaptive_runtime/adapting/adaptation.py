@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from adaptive_runtime.adapting.caution import Caution
+from adaptive_runtime.adapting.caution import Caution, Rest
 from adaptive_runtime.adapting.estimate import LoadEstimate
 from adaptive_runtime.adapting.options import AdaptingOptions, checked_limits
 from adaptive_runtime.adapting.record import DecisionRecord
@@ -47,7 +47,8 @@ class AdaptingState:
 
     load: the load index of the last sample. forecast: of the load index, the next samples. slow_down: the factor by which the
     decided variant is expected to be slower than predicted, and its deviation. device: the last sample. decision: the last one.
-    mu: of the accuracy against energy, where it follows the battery.
+    mu: of the accuracy against energy, where it follows the battery. care: factors by which decisions count deviations, by late
+    requests under such a load, at home and over devices.
     """
 
     limits: ChoiceLimits
@@ -57,6 +58,7 @@ class AdaptingState:
     device: "SensedState | None"
     decision: Decision | None
     mu: float | None = None
+    care: tuple[float, float] = (1.0, 1.0)
 
     @property
     def battery(self) -> float | None:
@@ -126,9 +128,9 @@ class Adaptation:
         self.sensing = Sensing(sensors, every_s=every_s, hit_rate=options.hit_rate, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
         latency_ms = variants.table.latency_ms
-        self._fastest = min(
-            (row for row, one in enumerate(variants.variants) if not one.placed), key=latency_ms.__getitem__
-        )
+        at_home = (row for row, one in enumerate(variants.variants) if not one.placed)
+        self._home_rows = sorted(at_home, key=latency_ms.__getitem__)
+        self._over_devices = frozenset(range(len(variants.table))).difference(self._home_rows)
         self._placed = None if placed is None else _placement_rows(variants, placed)
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
         self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
@@ -141,7 +143,7 @@ class Adaptation:
         self._lock = threading.Lock()
         self.look_up.extra_limits(limits)
         self._limits = self._careful = limits
-        self._caution = Caution()
+        self._caution, self._caution_over_devices, self._rest = Caution(), Caution(), Rest()
         self._factors = self._estimate.factors(clock(), None, limits.quantile)
         file, most_mib = options.decisions, options.decisions_mib
         text = None if rules is None else rules.text
@@ -157,7 +159,7 @@ class Adaptation:
         with self._lock:  # another thread may change another limit
             limits = checked_limits({**self._limits.model_dump(), **changes})
             self.look_up.extra_limits(limits)
-            self._limits, self._careful = limits, self._caution.limits(limits)
+            self._limits = limits
             self._renew(self._clock())
 
     @property
@@ -214,10 +216,8 @@ class Adaptation:
                 self._estimate.observe(rows, run_ms, now_s, self._load)
                 self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
-                late = request.spent_ms > self._limits.budget_ms
-                self._caution.observe(late and self._was_avoidable(request.spent_ms), self._limits.quantile)
-                self._late |= late
-                self._careful = self._caution.limits(self._limits)
+                self._late |= request.spent_ms > self._limits.budget_ms
+                self._learn_caution(request.spent_ms, over_devices)
             self._renew(now_s)
 
     def sensed(self, device: "SensedState") -> None:
@@ -250,6 +250,7 @@ class Adaptation:
                 device=self._device,
                 decision=self._decision,
                 mu=self._state.mu,
+                care=(self._caution.factor(self._load), self._caution_over_devices.factor(self._load)),
             )
 
     def take_over(self, before: "Adaptation") -> None:
@@ -272,21 +273,56 @@ class Adaptation:
         if self._record is not None:
             self._record.close()
 
+    def _learn_caution(self, spent_ms: float, over_devices: bool) -> None:
+        """From a request: at home and over devices each by its own, since one says nothing of the other."""
+        caution, other, rest = self._caution, self._caution_over_devices, self._rest
+        if over_devices:
+            caution, other = other, caution
+        else:
+            rest.elsewhere()
+        other.unused()
+        late = spent_ms > self._limits.budget_ms
+        within = self._decision is None or self._decision.within
+        if late and not within:
+            if over_devices and self._home_ms <= self._limits.budget_ms:
+                rest.begin()
+        elif late:
+            if over_devices or self._was_avoidable(spent_ms):
+                caution.observe(True, self._limits.quantile, self._load)
+        elif (
+            within or caution.factor(self._load) > 1.0
+        ):  # where no variant keeps the limits, less care would do no good
+            caution.observe(False, self._limits.quantile, self._load)
+            if over_devices and within:
+                rest.over()
+
+    @property
+    def _home_ms(self) -> float:
+        """What the fastest variant at home that works takes on average."""
+        median = self._limits.model_copy(update={"quantile": 0.5})
+        return self.look_up.effective_ms(self._fastest_at_home(), median, self._factors)
+
+    def _fastest_at_home(self) -> int:
+        _, without = self._unable
+        return next((row for row in self._home_rows if row not in without), self._home_rows[0])
+
     def _was_avoidable(self, spent_ms: float) -> bool:
-        """Whether a variant was expected to keep the limits, and the fastest at home, slowed down alike, would have."""
-        decision, budget_ms = self._decision, self._limits.budget_ms
+        """Whether the fastest variant at home, slowed down alike, would have kept the limits."""
+        decision = self._decision
         if decision is None:
             return True
-        fastest_ms = self.look_up.effective_ms(self._fastest, self._careful, self._factors)
-        return decision.within and spent_ms * fastest_ms <= budget_ms * decision.effective_ms
+        fastest_ms = self.look_up.effective_ms(self._fastest_at_home(), self._careful, self._factors)
+        return spent_ms * fastest_ms <= self._limits.budget_ms * decision.effective_ms
 
     def _renew(self, now_s: float) -> None:
         forecast = self._forecaster.forecast
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
+        self._careful = self._caution.limits(self._limits, self._load)
         # what the next decision looks up is found here, not while a request waits
         if self._placed is not None:
-            self._placed.renew(self._factors)
+            over_devices = self._caution_over_devices.factor(self._load)
+            self._placed.renew(self._factors, over_devices / self._caution.factor(self._load))
         self.policy.decide(self._state, self._inputs(*self._unable))
 
     def _inputs(
@@ -300,6 +336,8 @@ class Adaptation:
         told: Mapping[int, str] = {}
         if self._placed is not None:
             factors, unable, told = self._placed.now(self._factors)
+            if self._rest.left:
+                unable, told = self._over_devices, dict.fromkeys(self._over_devices, self._rest.reason)
             without = unable | without if len(unable | without) < len(self.variants.table) else without
         limits, for_run = self._careful, False
         if request != ONE_RUN:

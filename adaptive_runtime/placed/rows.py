@@ -37,6 +37,7 @@ class PlacementRows:
         self._table, self._subnets, self._home, self._clock = table, subnets, home, clock
         self._shared = tuple({id(one.shared): one.shared for one in subnets.values()}.values())
         self._known: _Known | None = None
+        self._spread = 1.0
 
     def now(self, factors: LoadFactors) -> PlacedRowsNow:
         """By the factors of rows at home, and by what is measured of links and devices."""
@@ -45,8 +46,9 @@ class PlacementRows:
             return self.renew(factors)
         return known.rows if self._clock() <= known.until_s else self.renew(factors)
 
-    def renew(self, factors: LoadFactors) -> PlacedRowsNow:
-        """The same, worked out anew."""
+    def renew(self, factors: LoadFactors, spread: float | None = None) -> PlacedRowsNow:
+        """The same, worked out anew. spread: by which deviations over devices are multiplied from now on; None: as before."""
+        self._spread = self._spread if spread is None else spread
         version, until_s = self._version, self._clock() + FRESH_S
         rows = self._worked_out(factors)
         self._known = _Known(factors, version, until_s, rows)
@@ -67,7 +69,7 @@ class PlacementRows:
                 told[row] = f"cannot run: {subnet.missing}"
             else:
                 table_ms = self._table.latency_ms[row]
-                own[row] = found.mean_ms / table_ms, found.deviation_ms / table_ms
+                own[row] = found.mean_ms / table_ms, self._spread * found.deviation_ms / table_ms
                 told[row] = found.told
         return PlacedRowsNow(factors.model_copy(update={"own": own}), frozenset(unable), told)
 

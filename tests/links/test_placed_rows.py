@@ -11,9 +11,10 @@ import pytest
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
-from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.adapting import BundleVariants, ServedRun
+from adaptive_runtime.adapting.caution import FIRST_REST
 from adaptive_runtime.bundles import NetFigures, OpenBundle, SubNetMemory
-from adaptive_runtime.choice import read_log, replay
+from adaptive_runtime.choice import RequestProgress, read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
@@ -142,6 +143,56 @@ def test_one_decision_chooses_a_subnet_over_devices_and_says_why(
     assert "Mbit/s, round trip" in chosen.reason
     model.close()
     assert replay(tmp_path / "decisions.jsonl", adaptation.variants.table, adaptation.policy) == len(rows)
+
+
+def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(bundle: PlacedBundle) -> None:
+    late = RequestProgress(1, 0, spent_ms=1.001 * BUDGET_MS)
+    with serving() as device:
+        devices = {SERVER: device.address}
+        with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, devices=devices) as model:
+            adaptation = model.adaptation
+            assert adaptation is not None
+            rows = adaptation.variants.variants
+            home, over = (rows.index(Variant(bundle.large, placed=placed)) for placed in (False, True))
+            at_home = frozenset(range(len(rows))) - {over}
+            assert soon(lambda: adaptation.choose(without=at_home).within)
+            before = adaptation.state.care
+            assert adaptation.choose(without=frozenset({over})).variant == home
+            for _ in range(3):
+                adaptation.served([ServedRun(rows[home], ("last",), 1.0)], late)
+            then = adaptation.state.care
+            assert then[0] > 2 * before[0]
+            assert then[1] == pytest.approx(before[1], rel=0.02)  # three requests elsewhere
+            assert adaptation.choose(without=at_home).variant == over
+            for _ in range(3):
+                adaptation.served([ServedRun(rows[over], (), 1.0)], late)
+            assert adaptation.state.care[1] > 2 * then[1]
+            assert 0.9 * then[0] < adaptation.state.care[0] < then[0]
+
+
+def test_a_device_that_was_late_where_nothing_keeps_the_limits_rests(bundle: PlacedBundle) -> None:
+    with serving() as device:
+        devices = {SERVER: device.address}
+        with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, devices=devices) as model:
+            adaptation = model.adaptation
+            assert adaptation is not None
+            rows = adaptation.variants.variants
+            home, over = (rows.index(Variant(bundle.large, placed=placed)) for placed in (False, True))
+            at_home = frozenset(range(len(rows))) - {over}
+            assert soon(lambda: adaptation.choose(without=at_home).within)
+            fastest_ms = min(adaptation.variants.table.latency_ms)
+            for rest in (FIRST_REST, 2 * FIRST_REST):
+                # home keeps this budget on average, but nothing keeps it for almost all requests
+                adaptation.set_limits(budget_ms=1.0001 * fastest_ms * adaptation._factors.mean[0], quantile=0.999999)
+                decision = adaptation.choose(without=at_home)
+                assert (decision.variant, decision.within) == (over, False)
+                late = RequestProgress(1, 0, spent_ms=2 * adaptation.limits.budget_ms)
+                adaptation.served([ServedRun(rows[over], (), 1.0)], late)
+                adaptation.set_limits(budget_ms=BUDGET_MS, quantile=0.9)
+                for _ in range(rest):
+                    assert adaptation.choose(without=frozenset({home})).variant != over
+                    adaptation.served([ServedRun(rows[home], ("last",), 1.0)], RequestProgress(1, 0, spent_ms=1.0))
+                assert adaptation.choose(without=at_home).variant == over
 
 
 def test_values_that_no_device_takes_are_answered_at_home_and_nothing_is_taken_out(

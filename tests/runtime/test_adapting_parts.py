@@ -361,15 +361,28 @@ def test_late_requests_make_decisions_more_careful_until_few_are_late() -> None:
     for _ in range(
         4000
     ):  # of a request that is late beyond its quantile, and by three times the deviation that is told
-        above = deviations(caution.limits(limits).quantile)
+        above = deviations(caution.limits(limits, None).quantile)
         late.append(bool(2.0 * rng.normal() > above))
-        caution.observe(late[-1], limits.quantile)
+        caution.observe(late[-1], limits.quantile, None)
     assert np.mean(late[1000:]) == pytest.approx(0.7 * 0.05, abs=0.01)
-    assert caution.factor > 1.3
+    assert caution.factor(None) > 1.3
     for _ in range(2000):
-        caution.observe(False, limits.quantile)
-    assert caution.limits(limits).quantile < limits.quantile
-    assert caution.limits(limits).quantile >= 0.5
+        caution.observe(False, limits.quantile, None)
+    assert caution.limits(limits, None).quantile < limits.quantile
+    assert caution.limits(limits, None).quantile >= 0.5
+
+
+def test_late_requests_under_one_load_say_nothing_of_another() -> None:
+    caution = Caution()
+    caution.observe(True, 0.9, 1.0)
+    assert caution.factor(1.0) == pytest.approx(np.exp(0.5 * (1 - 0.7 * 0.1)))
+    assert caution.factor(0.5) == caution.factor(None) == 1.0
+    assert 1.0 < caution.factor(0.8) < caution.factor(0.9) < caution.factor(1.0)
+    caution.observe(True, 0.9, 0.6)  # between two loads at which factors are kept
+    assert caution.factor(0.6) == pytest.approx(np.exp(0.5 * (1 - 0.7 * 0.1)))
+    for _ in range(100):  # requests elsewhere
+        caution.unused()
+    assert caution.factor(0.6) == pytest.approx(np.exp(0.25 * (1 - 0.7 * 0.1)))
 
 
 def test_a_model_that_is_late_decides_more_carefully() -> None:
