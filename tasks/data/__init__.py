@@ -61,6 +61,12 @@ def _masks(settings: DataSettings) -> Opened:
     return open_masks(settings)
 
 
+def _pairs(settings: DataSettings) -> Opened:
+    from tasks.data.pairs import open_pairs
+
+    return open_pairs(settings)
+
+
 def _sounds(settings: DataSettings) -> Opened:
     from tasks.data.signals import open_sounds
 
@@ -162,9 +168,10 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "coco": _coco,
     "voc": _voc,
     "masks": _masks,
+    "pairs": _pairs,
 }
 """Sources by kind; the libraries of a kind are imported only when it is chosen."""
-CHECKED = ("coco", "voc", "masks", "noisy_glyphs", "tagged_texts", "tagged_jsonl")
+CHECKED = ("coco", "voc", "masks", "noisy_glyphs", "pairs", "tagged_texts", "tagged_jsonl")
 """Kinds whose samples have no class of their own; their openers check that splits have what they need."""
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from tasks.data.images import central_box, random_box, whole_box
+from tasks.data.images import PixelBox, central_box, random_box
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling
 from tasks.errors import UserError
@@ -25,18 +27,27 @@ Content = tuple[str, Callable[[], Image.Image]]
 class Decoder:
     """Images of any size (PNG, JPEG, …) -> x_BCHW float32 in [0, 1] at the base resolution."""
 
-    def __init__(self, settings: DataSettings, *, whole: bool = False) -> None:
-        """whole: images that are not augmented are scaled as a whole, not the central square of them."""
-        self._plain_box = whole_box if whole else central_box
+    def __init__(
+        self,
+        settings: DataSettings,
+        plain_box: Callable[[int, int], PixelBox] = central_box,
+        drawn_box: Callable[[int, int, np.ndarray], PixelBox] = random_box,
+    ) -> None:
+        """The part of an image (height, width) that is scaled. plain_box: of one that is not augmented; drawn_box: by draws."""
+        self._plain_box, self._drawn_box = plain_box, drawn_box
         self._size = (settings.resolution, settings.resolution)
         self._mode = "L" if settings.channels == 1 else "RGB"
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
 
     def batch(self, contents: Sequence[Content], draws: np.ndarray | None) -> torch.Tensor:
-        """Decode and scale; `draws` asks for a random box and flip, else it is the central square or the whole image."""
+        """Decode and scale; `draws` ask for a random box and flip."""
         rows = [None] * len(contents) if draws is None else list(draws)
         pixels_BHWC = np.stack(list(self._pool.map(self._one, contents, rows)))
         return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+
+    def files(self, files: Sequence[Path], draws: np.ndarray | None) -> torch.Tensor:
+        """The same of files that messages name."""
+        return self.batch([(f"'{file}'", partial(Image.open, file)) for file in files], draws)
 
     def _one(self, content: Content, draws_D: np.ndarray | None) -> np.ndarray:
         told, open_image = content
@@ -50,7 +61,7 @@ class Decoder:
         top, left, height, width = (
             self._plain_box(image.height, image.width)
             if draws_D is None
-            else random_box(image.height, image.width, draws_D)
+            else self._drawn_box(image.height, image.width, draws_D)
         )
         image = image.resize(self._size, Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
         if draws_D is not None and draws_D[4] < 0.5:

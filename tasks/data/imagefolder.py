@@ -1,11 +1,9 @@
 """Folders of images, one for each class (`tasks.data.folders`)."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from tasks.data.decode import SCALING, Decoder
@@ -32,8 +30,7 @@ class Folder:
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
-        files = [self._files[index] for index in indices]
-        return self._decoder.batch([(f"'{file}'", partial(Image.open, file)) for file in files], draws)
+        return self._decoder.files([self._files[index] for index in indices], draws)
 
 
 def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:

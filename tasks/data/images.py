@@ -16,6 +16,8 @@ from tasks.data.samples import Size
 
 DRAWS = 5
 """Uniform numbers per image and epoch that augmentation is made from (so it depends on no worker or rank)."""
+PixelBox = tuple[int, int, int, int]
+"""(top, left, height, width) of a part of an image, in pixels."""
 INTERPOLATION = "bilinear, antialiased"
 """The interpolation of `resize`."""
 
@@ -54,8 +56,8 @@ def jitter(x_BCHW: torch.Tensor, draws_BD: np.ndarray) -> torch.Tensor:
     return functional.grid_sample(x_BCHW, grid, padding_mode="border", align_corners=False)
 
 
-def random_box(height: int, width: int, draws_D: np.ndarray) -> tuple[int, int, int, int]:
-    """Box (top, left, height, width) of 25 to 100 % of the area, ratio 3/4 to 4/3, cut to fit the image."""
+def random_box(height: int, width: int, draws_D: np.ndarray) -> PixelBox:
+    """25 to 100 % of the area, ratio 3/4 to 4/3, cut to fit the image."""
     area = height * width * (0.25 + 0.75 * draws_D[0])
     ratio = math.exp((2 * draws_D[1] - 1) * math.log(4 / 3))
     box_width = min(width, max(1, round(math.sqrt(area * ratio))))
@@ -65,12 +67,23 @@ def random_box(height: int, width: int, draws_D: np.ndarray) -> tuple[int, int, 
     return top, left, box_height, box_width
 
 
-def central_box(height: int, width: int) -> tuple[int, int, int, int]:
-    """The largest square in the middle: (top, left, height, width)."""
+def central_box(height: int, width: int) -> PixelBox:
+    """The largest square in the middle."""
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def whole_box(height: int, width: int) -> tuple[int, int, int, int]:
-    """The image itself: (top, left, height, width)."""
+def whole_box(height: int, width: int) -> PixelBox:
+    """The image itself."""
     return 0, 0, height, width
+
+
+def central_part(side: int, height: int, width: int) -> PixelBox:
+    """A square of `side` pixels in the middle."""
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def random_part(side: int, height: int, width: int, draws_D: np.ndarray) -> PixelBox:
+    """A square of `side` pixels anywhere."""
+    down, right = (float(draw) for draw in draws_D[2:4])  # products in float32 may be rounded up
+    return int(down * (height - side + 1)), int(right * (width - side + 1)), side, side

@@ -38,6 +38,7 @@ RESOLUTIONS = {
     "coco": 320,
     "voc": 320,
     "masks": 256,
+    "pairs": 128,
     "wavfolder": 64,
     "series": 32,
     "texts": 32,
@@ -59,7 +60,7 @@ DRAWN = {
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes", "masks")
 """Kinds whose images have the class of each pixel."""
-RESTORED = ("noisy_glyphs",)
+RESTORED = ("noisy_glyphs", "pairs")
 """Kinds whose images have an image each that networks make of them."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
@@ -104,6 +105,7 @@ DataKind = Literal[
     "coco",
     "voc",
     "masks",
+    "pairs",
     "wavfolder",
     "series",
     "texts",

@@ -94,6 +94,21 @@ def unreadable(file: Path, error: OSError) -> UserError:
     return UserError(f"data file '{file}'", got, next_step="mend or remove it")
 
 
+def named_file(where: str, row: int, column: str, name: str | None, folder: Path, root: Path) -> Path:
+    """The file that a row of a table names, relative to the table's folder. where: the table; row: from 1 on.
+
+    UserError: there is none, or it is elsewhere than below `root`, where it would change unseen.
+    """
+    if not name:
+        raise UserError(where, f"row {row}: nothing in column '{column}'", next_step="fill or remove it")
+    got = f"row {row}: column '{column}' names '{name}'"
+    if not Path(os.path.normpath(folder / name)).is_relative_to(os.path.normpath(root)):
+        raise UserError(where, got, allowed=f"files below '{root}'", next_step="mend or remove it")
+    if not os.path.isfile(folder / name):  # no error for a name that cannot be
+        raise UserError(where, f"{got}, which is no file in '{folder}'", next_step="mend or remove it")
+    return folder / name
+
+
 def split_folders(settings: DataSettings) -> dict[str, Path]:
     """The folder of each split in `settings.path`; that one alone where there is none for training.
 
@@ -119,9 +134,10 @@ def split_by_shares(
     try:
         kept, held = stratified(labels, round(share * len(indices)), settings.seed)
     except TooFewError as error:
+        own = "" if settings.kind == "pairs" else f" {_of_classes(source, labels)}"
         raise UserError(
             f"data '{settings.path or settings.kind}'",
-            f"{len(indices)} {settings.sample}s {_of_classes(source, labels)}: too few to hold out {share:.0%} for {name}",
+            f"{len(indices)} {settings.sample}s{own}: too few to hold out {share:.0%} for {name}",
             next_step=f"add {settings.sample}s or give a {name} folder",
         ) from error
     return np.sort(indices[kept]), np.sort(indices[held])

@@ -15,6 +15,8 @@ from torch.nn import functional
 from tasks.problems.maps import enlarged, resized
 from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
 
+CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
+"""Their names by number, which stand for those of classes."""
 LEAST_ERROR = 1e-10
 """A smaller mean squared error counts as this one, which is 100 dB."""
 

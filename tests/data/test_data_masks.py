@@ -71,6 +71,12 @@ def test_masks_with_a_palette_are_those_without(tmp_path: Path) -> None:
     assert torch.equal(odd, torch.where(stored_HW == 255, IGNORED, stored_HW)[:, columns])
 
 
+def test_a_list_stands_in_place_of_the_folders(tmp_path: Path) -> None:
+    rows = "".join(f"images/{number}.png,masks/{number}.png\n" for number in range(47))
+    (written(tmp_path) / "pairs.csv").write_text(f"image,mask\n{rows}")
+    assert sum(map(len, load_splits(settings(tmp_path)).values())) == 47
+
+
 def test_splits_of_their_own_numbers_as_names_and_what_a_split_lacks(tmp_path: Path) -> None:
     for split, count in (("train", 24), ("val", 1), ("test", 8)):
         written(tmp_path / split, count)
@@ -109,7 +115,7 @@ def save(name: str, picture: np.ndarray) -> Callable[[Path], None]:
         ),
         (lambda root: (root / "classes.txt").write_text("a\nb\na\n"), r"classes\.txt': row 3: 'a' is there twice"),
         (lambda root: (root / "classes.txt").write_text("a\n"), r"classes\.txt': 1 lines; allowed: 2 to 255"),
-        (lambda root: (root / "masks").rename(root / "labels"), r"no folders of images and masks; allowed: images/\*"),
+        (lambda root: (root / "masks").rename(root / "labels"), r"no folders 'images' and 'masks'; allowed: images/\*"),
     ],
 )
 def test_files_that_do_not_belong_together_are_one_line(

@@ -24,6 +24,7 @@ MANDATORY = {
     "coco": ["data.path=photos"],
     "voc": ["data.path=photos"],
     "masks": ["data.path=photos"],
+    "pairs": ["data.path=photos"],
     "wavfolder": ["data.path=sounds"],
     "series": ["data.path=recordings"],
     "jsonl": ["data.path=texts", "device=[onnxruntime]", "export.formats=[onnx]"],

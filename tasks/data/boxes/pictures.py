@@ -10,7 +10,7 @@ from PIL import Image
 
 from tasks.data.boxes.annotated import AnnotatedImage, UnusedBoxes
 from tasks.data.decode import WHOLE_SCALING, Decoder
-from tasks.data.images import random_box
+from tasks.data.images import random_box, whole_box
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits, first_of
 from tasks.data.stratified import rarest_classes
@@ -38,7 +38,7 @@ class BoxedPictures:
         self._images = images
         self._rows = [_rows(image, self.class_names) for image in images]
         self.labels = rarest_classes([rows[:, 0].astype(np.int64) for rows in self._rows], len(self.class_names))
-        self._decoder = Decoder(settings, whole=True)
+        self._decoder = Decoder(settings, whole_box)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """Any order: each image is a file of its own."""

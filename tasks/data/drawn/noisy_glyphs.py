@@ -6,8 +6,7 @@ import torch
 from tasks.data.drawn.glyphs import Glyphs
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
-
-CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
+from tasks.problems.restoration import CHANNELS
 
 
 class NoisyGlyphs:

@@ -1,7 +1,8 @@
 """Images with masks in PNG: PATH/images/* with PATH/masks/*.png of the same names, or the same in folders train, val and test.
 
-A pixel of a mask, which is grey or has a palette, is the number of its class, or 255: nobody has labelled it. Names of classes
-are the lines of PATH/classes.txt, in order from 0; without that file they are the numbers. Images are scaled as a whole.
+A list `pairs.csv` may stand in place of the two folders (`tasks.data.pairs.files`). A pixel of a mask, which is grey or has a
+palette, is the number of its class, or 255: nobody has labelled it. Names of classes are the lines of PATH/classes.txt, in
+order from 0; without that file they are the numbers. Images are scaled as a whole.
 Legend: B batch, H height, W width, K classes.
 """
 
@@ -9,32 +10,26 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from tasks.data.decode import UNDECODED, WHOLE_SCALING, Decoder
+from tasks.data.images import whole_box
+from tasks.data.pairs.files import FilePair, Side, check_sizes, file_pairs, head_of, undecoded
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits, first_of, split_folders
+from tasks.data.source import complete_splits, first_of
 from tasks.data.stratified import rarest_classes
 from tasks.errors import UserError
 from tasks.problems.segmentation import IGNORED
 
 UNLABELLED = 255
 NAMES_FILE = "classes.txt"
+SIDES = Side("image", "images"), Side("mask", "masks", (".png",))
 MODES = ("L", "P")
 """Of Pillow: a byte a pixel, which is its brightness, or its place in a palette."""
-
-
-class MaskedFile(NamedTuple):
-    """An image and its mask."""
-
-    image: Path
-    mask: Path
 
 
 class MaskedPictures:
@@ -45,12 +40,12 @@ class MaskedPictures:
 
     scaling = WHOLE_SCALING
 
-    def __init__(self, settings: DataSettings, files: Sequence[MaskedFile]) -> None:
+    def __init__(self, settings: DataSettings, files: Sequence[FilePair]) -> None:
         """UserError: a mask is none of its image, or has a class without a name."""
         assert settings.path is not None
         self.notes: tuple[str, ...] = ()
         self._files, self._size = files, (settings.resolution, settings.resolution)
-        self._decoder = Decoder(settings, whole=True)
+        self._decoder = Decoder(settings, whole_box)
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="masks")
         names = _names(settings.path)
         self.occurring = list(self._pool.map(partial(_classes_of, len(names) if names else UNLABELLED), files))
@@ -65,10 +60,7 @@ class MaskedPictures:
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images. Without masks they cannot be augmented: `draws` is None."""
         assert draws is None, "images are augmented together with their masks"
-        contents = [
-            (f"'{self._files[index].image}'", partial(Image.open, self._files[index].image)) for index in indices
-        ]
-        return self._decoder.batch(contents, None)
+        return self._decoder.files([self._files[index].image for index in indices], None)
 
     def masked(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """x_BCHW float32 in [0, 1], and the class of each pixel y_BHW int64, of the nearest pixel of the mask."""
@@ -77,7 +69,7 @@ class MaskedPictures:
         return self.images(indices, None), torch.where(y_BHW == UNLABELLED, IGNORED, y_BHW)
 
     def _scaled(self, index: int) -> NDArray[np.uint8]:
-        mask = Image.fromarray(_mask(self._files[index].mask))
+        mask = Image.fromarray(_mask(self._files[index].partner))
         return np.asarray(mask.resize(self._size, Image.Resampling.NEAREST), dtype=np.uint8)
 
 
@@ -107,54 +99,23 @@ def _mask(file: Path) -> NDArray[np.uint8]:
                 return np.array(opened, dtype=np.uint8)
             mode = opened.mode
     except UNDECODED as error:
-        got = f"cannot be decoded ({type(error).__name__})"
-        raise UserError(f"mask '{file}'", got, next_step="remove or replace it") from error
+        raise undecoded("mask", file, error) from error
     allowed = "a grey image or one with a palette, of 8 bits a pixel, whose values are the numbers of classes"
     raise UserError(f"mask '{file}'", f"is a picture of mode {mode}", allowed=allowed, next_step="convert it")
 
 
-def _classes_of(classes: int, pair: MaskedFile) -> NDArray[np.int64]:
+def _classes_of(classes: int, pair: FilePair) -> NDArray[np.int64]:
     """The numbers that a mask has, ascending. UserError: one is that of no class, or its image has another size."""
-    mask_HW = _mask(pair.mask)
-    try:
-        with Image.open(pair.image) as opened:
-            width, height = opened.size
-    except UNDECODED as error:
-        got = f"cannot be decoded ({type(error).__name__})"
-        raise UserError(f"image '{pair.image}'", got, next_step="remove or replace it") from error
-    if mask_HW.shape != (height, width):
-        got = f"{mask_HW.shape[1]} x {mask_HW.shape[0]} pixels, but '{pair.image}' has {width} x {height}"
-        raise UserError(f"mask '{pair.mask}'", got, next_step="replace one of them")
+    mask_HW = _mask(pair.partner)
+    height, width = mask_HW.shape
+    check_sizes(SIDES[1], pair, (width, height), head_of("image", pair.image))
     found = np.unique(mask_HW).astype(np.int64)
     if len(unknown := found[(found >= classes) & (found != UNLABELLED)]):
         row, column = np.argwhere(mask_HW == unknown[0])[0]
         got = f"row {row + 1}, column {column + 1}: class {unknown[0]}"
         allowed = f"0 to {classes - 1}, the lines of {NAMES_FILE}; {UNLABELLED} where nobody has labelled"
-        raise UserError(f"mask '{pair.mask}'", got, allowed=allowed, next_step="mend it")
+        raise UserError(f"mask '{pair.partner}'", got, allowed=allowed, next_step="mend it")
     return found[found != UNLABELLED]
-
-
-def _pairs(folder: Path) -> list[MaskedFile]:
-    """The images of a split with their masks. UserError: none, or one without the other."""
-    images, masks = folder / "images", folder / "masks"
-    if not (images.is_dir() and masks.is_dir()):
-        next_step = "choose another with data.path=FOLDER"
-        allowed = "images/* and masks/*.png of the same names"
-        raise UserError(
-            f"data folder '{folder}'", "no folders of images and masks", allowed=allowed, next_step=next_step
-        )
-    found = {file.stem: file for file in sorted(masks.glob("*.png"))}
-    pairs = []
-    for image in sorted(file for file in images.iterdir() if file.suffix.lower() in IMG_EXTENSIONS):
-        if image.stem not in found:
-            raise UserError(f"image '{image}'", f"no mask '{masks / image.stem}.png'", next_step="add or remove it")
-        pairs.append(MaskedFile(image, found.pop(image.stem)))
-    if found:
-        mask = next(iter(found.values()))
-        raise UserError(f"mask '{mask}'", f"no image of this name in '{images}'", next_step="add or remove it")
-    if not pairs:
-        raise UserError(f"data folder '{images}'", "no images", allowed=f"*{{{','.join(IMG_EXTENSIONS)}}}")
-    return pairs
 
 
 def open_masks(settings: DataSettings) -> tuple[MaskedPictures, dict[str, np.ndarray]]:
@@ -162,12 +123,7 @@ def open_masks(settings: DataSettings) -> tuple[MaskedPictures, dict[str, np.nda
 
     UserError: absent folders, files that do not belong together, or a class that no training image has.
     """
-    files: list[MaskedFile] = []
-    splits: dict[str, np.ndarray] = {}
-    for split, folder in split_folders(settings).items():
-        own = _pairs(folder)
-        splits[split] = np.arange(len(files), len(files) + len(own))
-        files += own
+    files, splits = file_pairs(settings, *SIDES)
     source = MaskedPictures(settings, files)
     if len(source.class_names) < 2:
         raise UserError(f"data folder '{settings.path}'", "masks of one class", allowed="two or more")

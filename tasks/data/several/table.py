@@ -5,7 +5,6 @@ class, or several columns are classes of one sample. Legend: B batch, R rows of 
 text, A targets.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tasks.data.batches import Inputs
 from tasks.data.decode import SCALING, Decoder
 from tasks.data.settings import DataSettings, TableInput
 from tasks.data.signals.clips import WavClips
-from tasks.data.source import OtherInput, check_labels, complete_splits, split_folders
+from tasks.data.source import OtherInput, check_labels, complete_splits, named_file, split_folders
 from tasks.data.texts.tokens import augmented, text_preparation, told_longer, vocabulary_of
 from tasks.errors import UserError, shortened
 
@@ -213,7 +212,8 @@ def _read(file: Path, settings: DataSettings) -> _Table:
             texts[name] = _written(where, name, _column(where, name, table))
         else:
             files[name] = _texts(where, name, _column(where, name, table))
-            _check_files(where, name, file.parent, files[name], settings.path or file.parent)
+            for row, one in enumerate(files[name], 1):
+                named_file(where, row, name, one, file.parent, settings.path or file.parent)
     labels = {name: _texts(where, name, _column(where, name, table)) for name in settings.targets or (LABEL,)}
     return _Table(file, files, texts, numbers, labels, table.num_rows)
 
@@ -262,14 +262,3 @@ def _numbers(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.
             got = f"row {row + 1}: '{'' if value is None else value}' in column '{name}'"
             raise UserError(where, got, allowed="finite numbers", next_step="mend or remove it")
     return found
-
-
-def _check_files(where: str, name: str, folder: Path, files: NDArray[np.str_], root: Path) -> None:
-    """root: files elsewhere would change unseen."""
-    for row, file in enumerate(files):
-        if not Path(os.path.normpath(folder / file)).is_relative_to(os.path.normpath(root)):
-            got = f"row {row + 1}: column '{name}' names '{file}'"
-            raise UserError(where, got, allowed=f"files below '{root}'", next_step="mend or remove it")
-        if not os.path.isfile(folder / file):  # no error for a name that cannot be
-            got = f"row {row + 1}: column '{name}' names '{file}', which is no file in '{folder}'"
-            raise UserError(where, got, next_step="mend or remove it")

@@ -1,0 +1,94 @@
+"""Images with targets, both in files: PATH/input/* with PATH/target/* of the same names, or in folders train, val and test.
+
+A list of them may stand in place of the two folders (`tasks.data.pairs.files`). Networks see a part of each image, of as many
+pixels as they take, and the same part of its target: scaling would take out what is to be restored, as it takes out noise.
+Legend: B batch, C channels, H height, W width, N images.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tasks.data.decode import Decoder
+from tasks.data.images import central_part, random_part
+from tasks.data.pairs.files import FilePair, PictureHead, Side, check_sizes, file_pairs, head_of
+from tasks.data.settings import DataSettings
+from tasks.data.source import Scaling, complete_splits
+from tasks.errors import UserError
+from tasks.problems.restoration import CHANNELS
+
+SIDES = Side("input", "input"), Side("target", "target")
+MODES = {1: ("L",), 3: ("L", "RGB")}
+"""Of Pillow, by channels of data: a byte for each pixel, or for each of its colours."""
+
+
+class PairedPictures:
+    """Files with targets, decoded when asked for. `class_names` are those of the channels that networks give.
+
+    Heads of all files are looked at once. Images are alike to splits: `labels` (N,) are 0.
+    """
+
+    scaling = Scaling("none", "none")
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, settings: DataSettings, pairs: Sequence[FilePair]) -> None:
+        """UserError: a file is no picture of these channels, or smaller than networks take, or not of its partner's size."""
+        self.class_names = CHANNELS[settings.channels]
+        self.labels = np.zeros(len(pairs), dtype=np.int64)
+        self._pairs = pairs
+        side = settings.resolution
+        self._decoder = Decoder(settings, partial(central_part, side), partial(random_part, side))
+        with ThreadPoolExecutor(settings.workers, thread_name_prefix="pairs") as pool:
+            list(pool.map(partial(_check, settings), pairs))
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Any order: each image is a file of its own."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """The middles of images; `draws` take other parts of them, and flip these."""
+        return self._decoder.files([self._pairs[index].image for index in indices], draws)
+
+    def pairs(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and targets, (B, C, H, W) in [0, 1]: the same parts of both, flipped alike."""
+        targets = [self._pairs[index].partner for index in indices]
+        return self.images(indices, draws), self._decoder.files(targets, draws)
+
+
+def _check(settings: DataSettings, pair: FilePair) -> None:
+    image, target = (_checked(side, file, settings.channels) for side, file in zip(SIDES, pair, strict=True))
+    check_sizes(SIDES[1], pair, (target.width, target.height), image)
+    least = settings.resolution
+    if min(image.width, image.height) < least:
+        raise UserError(
+            f"input '{pair.image}'",
+            f"{image.width} x {image.height} pixels",
+            allowed=f"{least} x {least} or more, of data.resolution",
+            next_step="remove it with its target, or set data.resolution",
+        )
+
+
+def _checked(side: Side, file: Path, channels: int) -> PictureHead:
+    head = head_of(side.called, file)
+    if head.mode not in MODES[channels]:
+        raise UserError(
+            f"{side.called} '{file}'",
+            f"is a picture of mode {head.mode}",
+            allowed=f"{' or '.join(MODES[channels])}, of 8 bits, with data.channels={channels}",
+            next_step="convert it, or set data.channels",
+        )
+    return head
+
+
+def open_pairs(settings: DataSettings) -> tuple[PairedPictures, dict[str, np.ndarray]]:
+    """The source and its splits; those without a folder are shares of the training images.
+
+    UserError: absent folders, files that do not belong together, or too few of them.
+    """
+    pairs, splits = file_pairs(settings, *SIDES)
+    source = PairedPictures(settings, pairs)
+    return source, complete_splits(splits, source, settings)
