@@ -20,6 +20,7 @@ from tailor_ir.partition import (
     find_flows,
     find_pieces,
 )
+from tailor_ir.reading.trace import load_onnx
 from tailor_ir.spaces.kinds import KINDS
 from tailor_ir.spaces.selectors import asks_for_exits
 from tailor_ir.spaces.space import Space
@@ -79,6 +80,7 @@ __all__ = [
     "find_flows",
     "find_pieces",
     "load",
+    "load_onnx",
     "load_spec",
     "operator_model",
 ]

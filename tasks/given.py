@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import onnx
+
 import tailor_ir
 from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.description import check_same
@@ -24,9 +26,9 @@ def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> Sta
     """
     splits = load_splits(data)
     train = splits["train"]
-    path = create(model, train.classes, train.form, problem=train.problem)
-    assert isinstance(path, Path), "of a network that is made in Python, stage base tells the accuracy"
-    network = OnnxNetwork(path)
+    given = create(model, train.classes, train.form, problem=train.problem)
+    assert isinstance(given, onnx.ModelProto), "of a network that is made in Python, stage base tells the accuracy"
+    network = OnnxNetwork(given.SerializeToString())
     size = train.form.size
     images = EvaluationData(splits["validation"], train)
     found = {

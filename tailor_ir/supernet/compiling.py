@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import onnx
 from torch import nn
 
 from tailor_ir import storage
@@ -25,16 +26,16 @@ from tailor_ir.supernet.network import SuperNet
 
 
 def compile(
-    model: nn.Module | str | Path,
+    model: nn.Module | onnx.ModelProto | str | Path,
     example_input: GivenExample | None = None,
     space: SpaceSpec | None = None,
     kernel_transform: bool = False,
 ) -> SuperNet:
     """Turn a network into a SuperNet.
 
-    model: a module (`example_input`: one sample (1, C, H, W) at full resolution) or the path of an ONNX file (an example
-    is needed only where the file leaves the input's height or width open). A network with several inputs takes one sample
-    of each, in a tuple in order or in a mapping by name; integers (tokens) count as examples of the legal ones.
+    model: a module (`example_input`: one sample (1, C, H, W) at full resolution), or the path or the content of an ONNX file
+    (an example is needed only where it leaves the input's height or width open). A network with several inputs takes one
+    sample of each, in a tuple in order or in a mapping by name; integers (tokens) count as examples of the legal ones.
     space: selectors of variable names -> choices or "auto"; what is not named stays as it is. None proposes a space.
     kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
     ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
@@ -44,7 +45,7 @@ def compile(
         proto, state = trace_module(model, examples)
         graph, tensors = import_onnx(proto, state)
     else:
-        proto = load_onnx(Path(model))
+        proto = model if isinstance(model, onnx.ModelProto) else load_onnx(Path(model))
         graph, tensors = import_onnx(proto, example_shapes=examples_of_file(proto, example_input))
     graph, tensors = repeat_for_samples(*simplify(graph, tensors))
 

@@ -74,8 +74,12 @@ def check_shapes(
     if same_axes and wrong and wrong[0][1] == classes:
         raise UserError(where, f"gives {wrong[0][0]} outputs", allowed=f"{classes}, the classes of the data")
     if wrong or not same_axes:
-        got = ", ".join("?" if size is None else str(size) for size in sizes)
-        raise UserError(where, f"gives a tensor ({got})", allowed=problem.output_told(classes))
+        raise UserError(where, f"gives a tensor {sizes_told(sizes)}", allowed=problem.output_told(classes))
+
+
+def sizes_told(sizes: Sequence[int | None]) -> str:
+    """The sizes of a tensor for messages; None: one that is not known."""
+    return f"({', '.join('?' if size is None else str(size) for size in sizes)})"
 
 
 def _check_inputs(where: str, module: nn.Module, form: AnyForm) -> None:

@@ -1,8 +1,8 @@
 """Networks of all kinds, made and tried once."""
 
 import threading
-from pathlib import Path
 
+import onnx
 import torch
 from torch import nn
 
@@ -11,7 +11,7 @@ from tasks.models.answers import check_answer
 from tasks.models.backbone import classifier_of
 from tasks.models.callables import code_folder, create_callable
 from tasks.models.heads import join_heads
-from tasks.models.onnx_files import check_onnx
+from tasks.models.onnx_files import network_of_file
 from tasks.models.settings import ModelSettings
 from tasks.models.weights import load_weights
 from tasks.problems import CLASSIFICATION, LearningProblem, require
@@ -27,16 +27,15 @@ def create(
     *,
     seed: int = 0,
     problem: LearningProblem = CLASSIFICATION,
-) -> nn.Module | Path:
-    """The network for `classes` classes and samples of this form, or its .onnx file.
+) -> nn.Module | onnx.ModelProto:
+    """The network for `classes` classes and samples of this form: a module, or what an .onnx file has.
 
     Weights: the checkpoint, else timm's, else random ones by `seed`. A module has been run once.
     Raises UserError for an unknown name, bad options, weights that do not fit, a missing or corrupt file, and a network that
     fails, or gives anything but the problem's raw output, such as (B, classes).
     """
     if settings.kind == "onnx":
-        assert settings.path is not None
-        return check_onnx(settings.path, classes, form, problem)
+        return network_of_file(settings, classes, form, problem)
     with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if settings.kind == "timm":

@@ -1,37 +1,108 @@
-"""ONNX files: checked for the pipeline before anything else reads them."""
+"""Networks in ONNX files: checked before anything is worked with them, and left one output where they have several.
 
-from pathlib import Path
+Legend: B batch, K classes of a target.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import onnx
-from google.protobuf.message import DecodeError
 
+import tailor_ir
 from tasks.data.samples import AnyForm, SampleForm, SeveralInputs
 from tasks.errors import UserError
-from tasks.models.answers import check_shapes
+from tasks.models.answers import check_shapes, sizes_told
+from tasks.models.settings import ModelSettings
 from tasks.problems import CLASSIFICATION, LearningProblem
 
+JOINED = "heads"
+"""Name of the output that has those of several heads, where the file has no value of this name."""
 
-def check_onnx(path: Path, classes: int, form: AnyForm, problem: LearningProblem = CLASSIFICATION) -> Path:
-    """The file. UserError when it cannot be read, or has inputs or outputs that do not fit the data."""
+
+def network_of_file(
+    settings: ModelSettings, classes: int, form: AnyForm, problem: LearningProblem = CLASSIFICATION
+) -> onnx.ModelProto:
+    """What a file has, with one output: where samples have several targets, the logits of all heads side by side.
+
+    UserError: there is no file, or it has inputs or outputs that do not fit the data. ImportFailed: it cannot be read.
+    """
+    path = settings.path
+    assert path is not None
+    where = f"model file '{path}'"
     if not path.is_file():
-        raise UserError(f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx")
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except (DecodeError, ValueError, OSError) as error:
-        raise UserError(f"model file '{path}'", "is not a readable ONNX model", next_step="export it again") from error
-    if not graph.node or not graph.output:
-        raise UserError(f"model file '{path}'", "has no graph", next_step="export it again")
-    stored = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in stored]
+        raise UserError(where, "does not exist", next_step="choose another with model.path=FILE.onnx")
+    model = tailor_ir.load_onnx(path)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in stored]
     wanted = form.inputs if isinstance(form, SeveralInputs) else {value.name: form for value in inputs[:1]}
     if tuple(value.name for value in inputs) != tuple(wanted):
         names = ", ".join(value.name for value in inputs)
         allowed = f"{', '.join(form.names)}, in this order" if form.names else f"one, of {form.called}"
-        raise UserError(f"model file '{path}'", f"{len(inputs)} inputs ({names})", allowed=allowed)
+        raise UserError(where, f"{len(inputs)} inputs ({names})", allowed=allowed)
     for value in inputs:
-        _check_input(path, value, wanted[value.name], form.called)
-    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes, problem, form.size[-1])
-    return path
+        _check_input(where, value, wanted[value.name], form.called)
+    taken = _taken(where, [value.name for value in model.graph.output], settings.outputs, classes, problem)
+    _keep(where, model.graph, taken, problem.heads)
+    check_shapes(where, [_sizes(value) for value in model.graph.output], classes, problem, form.size[-1])
+    return model
+
+
+def _taken(
+    where: str, given: Sequence[str], asked: Sequence[str] | None, classes: int, problem: LearningProblem
+) -> Sequence[str]:
+    """Names of the outputs that are taken: one, or one for each target in their order. UserError: it is not told which."""
+    heads = problem.heads
+    if asked is not None:
+        if set(asked) <= set(given) and len(asked) in (1, len(heads)):
+            return asked
+        count = f"one, or {len(heads)} in the order of data.targets," if heads else "one"
+        raise UserError("model.outputs", f"[{', '.join(asked)}]", allowed=f"{count} of {', '.join(given)}")
+    if len(given) == 1:
+        return given
+    if heads and set(heads) <= set(given):
+        return tuple(heads)
+    if heads and len(given) == len(heads) and set(heads).isdisjoint(given):
+        return given
+    raise UserError(
+        where,
+        f"gives {len(given)} outputs ({', '.join(given)})",
+        allowed=problem.output_told(classes) + (", or an output (B, K) for each target" if heads else ""),
+        next_step=f"name what is taken: model.outputs=[{','.join(f'OUTPUT_OF_{name}' for name in heads) or 'OUTPUT'}]",
+    )
+
+
+def _keep(where: str, graph: onnx.GraphProto, names: Sequence[str], heads: Mapping[str, int]) -> None:
+    """Leave a network one output: these side by side. UserError: of several, one is not (B, K) of its target."""
+    given = {value.name: value for value in graph.output}
+    kept = onnx.ValueInfoProto()
+    kept.CopyFrom(given[names[0]])
+    if len(names) > 1:
+        for name, target in zip(names, heads, strict=True):
+            _check_head(where, given[name], target, heads[target])
+        kept.name = _unused(graph, JOINED)
+        kept.type.tensor_type.shape.dim[1].dim_value = sum(heads.values())
+        graph.node.append(onnx.helper.make_node("Concat", names, [kept.name], name=kept.name, axis=1))
+    del graph.output[:]
+    graph.output.append(kept)
+
+
+def _check_head(where: str, value: onnx.ValueInfoProto, target: str, classes: int) -> None:
+    sizes = _sizes(value)
+    if sizes is None or len(sizes) != 2 or sizes[1] != classes:
+        raise UserError(
+            where,
+            f"output '{value.name}' for target '{target}' is {'open' if sizes is None else sizes_told(sizes)}",
+            allowed=f"(B, {classes}), a number for each class of '{target}'",
+            next_step="export it so, or give the outputs in the order of data.targets: model.outputs=[OUTPUT,OUTPUT]",
+        )
+
+
+def _unused(graph: onnx.GraphProto, name: str) -> str:
+    """The name, longer where the graph has a value or a node of it."""
+    used = {one for node in graph.node for one in (*node.output, node.name)}
+    used |= {value.name for value in (*graph.input, *graph.initializer)}
+    while name in used:
+        name += "_"
+    return name
 
 
 def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
@@ -42,20 +113,18 @@ def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in dims)
 
 
-def _check_input(path: Path, value: onnx.ValueInfoProto, form: SampleForm, called: str) -> None:
+def _check_input(where: str, value: onnx.ValueInfoProto, form: SampleForm, called: str) -> None:
     """UserError when the file takes other samples than the data are."""
     wanted, sizes, element = form.shape, _sizes(value), value.type.tensor_type.elem_type
     if form.words is not None and element != onnx.TensorProto.INT64:
         got = f"takes {onnx.TensorProto.DataType.Name(element)}"
-        raise UserError(
-            f"model file '{path}'", got, allowed="INT64, numbers of words", next_step="export it with these"
-        )
+        raise UserError(where, got, allowed="INT64, numbers of words", next_step="export it with these")
     if sizes is None:
         return
     same_axes = len(sizes) == 1 + len(wanted)
     if not same_axes or any(size not in (None, own) for size, own in zip(sizes[1:], wanted, strict=True)):
         raise UserError(
-            f"model file '{path}'",
+            where,
             f"takes {'x'.join('?' if size is None else str(size) for size in sizes[1:])}",
             allowed=f"{form.line}, the data's {called}",
             next_step="set data.resolution and data.channels, or export it for these",

@@ -26,6 +26,9 @@ class ModelSettings(BaseModel):
     backbone: str | None = Field(default=None, pattern=r"^\w+(\.\w+)*$")
     """callable: the path of a module that gives feature maps, as backbone or backbone.body. The network is then this part of it
     alone, with a linear layer on the averages of its feature maps: a classifier."""
+    outputs: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """onnx: names of the outputs that are taken, in the order of `data.targets`; null: the only one, or one for each target,
+    which has its name, or its place in the order where no output is called as a target."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the timm model or the callable."""
 
@@ -45,6 +48,10 @@ class ModelSettings(BaseModel):
             raise ValueError(f"model.name={self.name} is not of the form module:function or FILE.py:function")
         if self.backbone is not None and self.kind != "callable":
             raise ValueError(f"model.backbone={self.backbone} is for model.kind=callable, not {self.kind}")
+        if self.outputs is not None and self.kind != "onnx":
+            raise ValueError(f"model.outputs={list(self.outputs)} is for model.kind=onnx, not {self.kind}")
+        if self.outputs is not None and len(set(self.outputs)) < len(self.outputs):
+            raise ValueError(f"model.outputs={list(self.outputs)}; allowed: each once")
         if self.pretrained and self.kind != "timm":
             raise ValueError("model.pretrained=true is for model.kind=timm")
         return self

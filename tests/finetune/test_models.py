@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from safetensors.torch import save_file, save_model
 from torch import nn
 
+from tailor_ir import TailorError
 from tasks.data.samples import image_form
 from tasks.errors import UserError
 from tasks.models import ModelSettings, create, needs_training, weights_source
 
 
-def make(**options: object) -> nn.Module | Path:
+def make(**options: object) -> nn.Module | onnx.ModelProto:
     return create(ModelSettings.model_validate(options), 10, image_form(3, 32))
 
 
@@ -133,10 +134,10 @@ def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model file .*net\.onnx.*: does not exist"):
         make(kind="onnx", path=file)
     file.write_bytes(b"\x08\x07 not an onnx model")
-    with pytest.raises(UserError, match=r"model file .*net\.onnx.*: (is not a readable ONNX model|has no graph)"):
+    with pytest.raises(TailorError, match=r"network '.*net\.onnx': (not a readable ONNX file|holds no operators)"):
         make(kind="onnx", path=file)
     onnx.save(onnx_model([["b", 3, 32, 32]], [["b", 10]]), file)
-    assert make(kind="onnx", path=file) == file
+    assert isinstance(make(kind="onnx", path=file), onnx.ModelProto)
     with pytest.raises(UserError, match="gives 10 outputs; allowed: 12"):
         create(ModelSettings(kind="onnx", path=file), 12, image_form(3, 32))
 
@@ -145,7 +146,11 @@ def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
     ("inputs", "outputs", "line"),
     [
         ([[1, 3, 32, 32]] * 2, [[1, 10]], r"2 inputs \(x0, x1\); allowed: one"),
-        ([[1, 3, 32, 32]], [[1, 10], [1, 10]], r"gives 2 outputs; allowed: one tensor \(B, 10\).* classification"),
+        (
+            [[1, 3, 32, 32]],
+            [[1, 10], [1, 10]],
+            r"gives 2 outputs \(y0, y1\); allowed: one tensor \(B, 10\).* classification.*: model\.outputs=\[OUTPUT\]",
+        ),
         ([[1, 3, 32, 32]], [["b", 21, 32, 32]], r"gives a tensor \(\?, 21, 32, 32\); allowed: one tensor \(B, 10\)"),
         (
             [[1, 3, 64, 64]],
@@ -278,6 +283,9 @@ def test_a_network_that_has_been_tried_is_in_the_modes_that_it_was_made_in() -> 
         {"kind": "callable", "name": ":make"},
         {"kind": "callable", "name": "a:b", "pretrained": True},
         {"kind": "onnx", "path": "a.onnx", "checkpoint": "w.safetensors"},
+        {"kind": "onnx", "path": "a.onnx", "outputs": ["a", "a"]},
+        {"kind": "onnx", "path": "a.onnx", "outputs": []},
+        {"outputs": ["a"]},
         {"layers": 3},
     ],
 )
