@@ -40,6 +40,9 @@ PREDICT = PredictSettings(
 )
 SILENT = Silent()
 COMMON = {"batch_size": 16, "micro_batch": 16, "processes": 1, "device": "cpu", "recalibration_images": 64}
+ONE_WINNER = search.Settings(method="exact", budgets_ms=(1000.0,))
+"""The best SubNet: all of them are faster."""
+IN_A_BUNDLE = export.Settings(measure=QUICK, formats=("onnx", "ncnn"), bundle=True)
 Body = Callable[[Path], StageResult]
 
 
@@ -107,10 +110,18 @@ class SmallRun:
 
     model: str
     data: DataSettings
-    wish: search.Settings
-    files: export.Settings
+    wish: search.Settings = ONE_WINNER
+    files: export.Settings = IN_A_BUNDLE
     refined: bool = False
     backends: tuple[str, ...] = ("onnxruntime",)
+
+    def from_network(
+        self, folder: Path, network: ModelSettings, space: Mapping[str, Any], *, steps: int, epochs: int
+    ) -> report.Sources:
+        """The report's, of a network that is trained and made a SuperNet first (`finetuned`), in an empty folder."""
+        (folder / "network").mkdir()
+        supernet = finetuned(folder / "network", self.data, network, space, steps=steps, epochs=epochs)
+        return self.sources(supernet, folder / "stages")
 
     def sources(self, supernet: Path, folder: Path) -> report.Sources:
         """The report's, of stages that run in a folder."""

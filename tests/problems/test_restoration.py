@@ -9,14 +9,14 @@ from sklearn.metrics import mean_squared_error
 
 import adaptive_runtime
 from adaptive_runtime.service.inference import InferenceFormat
-from tasks import export, report, search
+from tasks import report
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.finetune.losses import soft_cross_entropy
 from tasks.models import ModelSettings
 from tasks.problems import RESTORATION
-from tests.problems.stages import QUICK, SmallRun, finetuned
+from tests.problems.stages import SmallRun
 
 SIDE, SMALLER = 32, 24
 DATA = DataSettings(
@@ -61,10 +61,7 @@ def test_a_smaller_image_is_enlarged_to_its_target_and_taught_by_a_smaller_one()
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from pairs of images to exported winners in a bundle, on onnxruntime here."""
-    supernet = finetuned(tmp_path_factory.mktemp("tuned"), DATA, MODEL, SPACE, steps=12, epochs=4)
-    wish = search.Settings(method="exact", budgets_ms=(1000.0,))
-    files = export.Settings(measure=QUICK, formats=("onnx", "ncnn"), bundle=True)
-    return SmallRun("unet", DATA, wish, files).sources(supernet, tmp_path_factory.mktemp("stages"))
+    return SmallRun("unet", DATA).from_network(tmp_path_factory.mktemp("unet"), MODEL, SPACE, steps=12, epochs=4)
 
 
 def test_a_bundle_gives_images_with_less_noise_and_the_report_shows_them(

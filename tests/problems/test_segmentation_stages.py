@@ -12,7 +12,7 @@ import adaptive_runtime
 import tailor_ir
 from adaptive_runtime.bundles import BundleFormat, OpenBundle
 from tasks import compile as compile_stage
-from tasks import export, report, search
+from tasks import report, search
 from tasks.artifacts import RESULT_FILE, read_json, read_lines
 from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load_splits
@@ -32,7 +32,7 @@ from tasks.profile import LUT_FOLDER
 from tasks.progress import Silent
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, Sensitivities
 from tests.finetune.one_rank import train_here
-from tests.problems.stages import COMMON, QUICK, SmallRun, trained
+from tests.problems.stages import COMMON, SmallRun, trained
 
 DATA = DataSettings(kind="glyph_scenes", classes=2, images=480, resolution=32, augment=False)
 MODEL = ModelSettings(kind="callable", name=f"{Path(__file__).with_name('small_fpn.py')}:network")
@@ -68,11 +68,7 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the SuperNet to its exported winners and bundles, on onnxruntime and on ncnn here."""
-    wish, files = (
-        search.Settings(method="exact", budgets_ms=(1000.0,)),
-        export.Settings(measure=QUICK, formats=("onnx", "ncnn"), bundle=True),
-    )
-    run = SmallRun("small_fpn", DATA, wish, files, refined=True, backends=("onnxruntime", "ncnn"))
+    run = SmallRun("small_fpn", DATA, refined=True, backends=("onnxruntime", "ncnn"))
     return run.sources(supernet, tmp_path_factory.mktemp("stages"))
 
 

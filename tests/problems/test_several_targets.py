@@ -17,7 +17,7 @@ from torch.nn import functional
 import adaptive_runtime
 from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.service.inference import InferenceFormat
-from tasks import export, report, search
+from tasks import report
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.batches import tensors
@@ -27,7 +27,7 @@ from tasks.finetune.losses import soft_cross_entropy
 from tasks.models import ModelSettings, create
 from tasks.problems import SEVERAL_CLASSES
 from tests.ir.networks import ResidualBlock
-from tests.problems.stages import QUICK, SmallRun, finetuned
+from tests.problems.stages import SmallRun
 
 SIDE, ROWS = 16, 240
 HEADS = {"light": 2, "warmth": 3}
@@ -93,10 +93,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
 @pytest.fixture(scope="module")
 def sources(data: DataSettings, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the table to exported winners in a bundle, on onnxruntime here."""
-    supernet = finetuned(tmp_path_factory.mktemp("tuned"), data, MODEL, SPACE, steps=8, epochs=8)
-    wish = search.Settings(method="exact", budgets_ms=(1000.0,))
-    files = export.Settings(measure=QUICK, formats=("onnx", "ncnn"), bundle=True)
-    return SmallRun("two_heads", data, wish, files).sources(supernet, tmp_path_factory.mktemp("stages"))
+    return SmallRun("two_heads", data).from_network(tmp_path_factory.mktemp("heads"), MODEL, SPACE, steps=8, epochs=8)
 
 
 def test_files_of_a_network_with_two_heads_agree_with_torch_and_the_report_tells_its_score(

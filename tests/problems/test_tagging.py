@@ -24,7 +24,7 @@ from tasks.finetune.losses import soft_cross_entropy
 from tasks.models import ModelSettings
 from tasks.problems import TAGGING
 from tasks.problems.tagging import IGNORED
-from tests.problems.stages import QUICK, SmallRun, finetuned
+from tests.problems.stages import QUICK, SmallRun
 
 LENGTH, SHORTER, CLASSES = 16, 8, 4
 DATA = DataSettings(kind="tagged_texts", images=600, resolution=LENGTH, augment=False)
@@ -115,10 +115,9 @@ def test_lines_have_a_name_for_each_word_or_are_told_with_their_place(tmp_path: 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the sentences to exported winners in a bundle, on onnxruntime here."""
-    supernet = finetuned(tmp_path_factory.mktemp("tuned"), DATA, MODEL, SPACE, steps=25, epochs=4)
     wish = search.Settings(method="exact", budget_count=10)
     run = SmallRun("tagger", DATA, wish, export.Settings(measure=QUICK, formats=("onnx",), bundle=True))
-    return run.sources(supernet, tmp_path_factory.mktemp("stages"))
+    return run.from_network(tmp_path_factory.mktemp("tagger"), MODEL, SPACE, steps=25, epochs=4)
 
 
 def test_a_bundle_tells_the_class_of_each_word_that_a_subnet_reads(sources: report.Sources, tmp_path: Path) -> None:

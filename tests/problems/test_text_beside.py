@@ -27,7 +27,7 @@ from tasks.models import ModelSettings
 from tests.ir.invariants import check_network
 from tests.problems import garden
 from tests.problems.garden import INPUTS, NOTES, SIDE, WORDS
-from tests.problems.stages import QUICK, SmallRun, finetuned
+from tests.problems.stages import QUICK, SmallRun
 
 SMALLER, CLASSES = 8, 8
 SPACE = {"resolution": [SMALLER, SIDE], "*.expand_ratio": [1, 2]}
@@ -55,10 +55,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
 @pytest.fixture(scope="module")
 def sources(data: DataSettings, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from the table to exported winners in a bundle, on onnxruntime here."""
-    supernet = finetuned(tmp_path_factory.mktemp("tuned"), data, MODEL, SPACE, steps=8, epochs=8)
     wish = search.Settings(method="exact", budget_count=4)
     run = SmallRun("garden", data, wish, export.Settings(measure=QUICK, formats=("onnx", "torch"), bundle=True))
-    return run.sources(supernet, tmp_path_factory.mktemp("stages"))
+    return run.from_network(tmp_path_factory.mktemp("garden"), MODEL, SPACE, steps=8, epochs=8)
 
 
 @pytest.fixture(scope="module")
