@@ -1,4 +1,4 @@
-"""A small U-Net that takes out noise goes through the stages by its PSNR, from drawn pairs to a bundle that gives images."""
+"""A small U-Net that takes out noise goes through the stages by its PSNR, from pairs of files to a bundle that gives images."""
 
 from pathlib import Path
 
@@ -16,12 +16,11 @@ from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.finetune.losses import soft_cross_entropy
 from tasks.models import ModelSettings
 from tasks.problems import RESTORATION
+from tests.data.paired_files import write_pairs
 from tests.problems.stages import SmallRun
 
 SIDE, SMALLER = 32, 24
-DATA = DataSettings(
-    kind="noisy_glyphs", classes=4, images=360, resolution=SIDE, mean=(0.0,), deviation=(1.0,), augment=False
-)
+DRAWN = DataSettings(kind="noisy_glyphs", classes=4, images=360, resolution=SIDE)
 MODEL = ModelSettings(kind="callable", name="conf.networks.unet:network")
 SPACE = {"resolution": [SMALLER, SIDE], "*.width_mult": [0.5, 1]}
 
@@ -59,19 +58,26 @@ def test_a_smaller_image_is_enlarged_to_its_target_and_taught_by_a_smaller_one()
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
+def data(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
+    folder = tmp_path_factory.mktemp("pairs")
+    write_pairs(folder, DRAWN)
+    return DataSettings(kind="pairs", path=folder, resolution=SIDE, mean=(0.0,), deviation=(1.0,), augment=False)
+
+
+@pytest.fixture(scope="module")
+def sources(data: DataSettings, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from pairs of images to exported winners in a bundle, on onnxruntime here."""
-    return SmallRun("unet", DATA).from_network(tmp_path_factory.mktemp("unet"), MODEL, SPACE, steps=12, epochs=4)
+    return SmallRun("unet", data).from_network(tmp_path_factory.mktemp("unet"), MODEL, SPACE, steps=12, epochs=4)
 
 
 def test_a_bundle_gives_images_with_less_noise_and_the_report_shows_them(
-    sources: report.Sources, tmp_path: Path
+    sources: report.Sources, data: DataSettings, tmp_path: Path
 ) -> None:
     (device,) = sources.devices
     (card,) = read_json(device.export / RESULT_FILE)["subnets"]
     assert card["problem"] == "restoration"
     assert {name: file["state"] for name, file in card["files"].items()} == {"onnx": "ok", "ncnn": "ok"}
-    test = load_splits(DATA)["test"]
+    test = load_splits(data)["test"]
     noisy = 100 * count_correct(lambda x: x, test.batches(32), RESTORATION).share
     assert 100 * card["accuracy"]["test"] > noisy + 1
     x_BCHW, wanted_BCHW = next(iter(test.batches(len(test))))

@@ -17,13 +17,15 @@ from torch.nn import functional
 import adaptive_runtime
 from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.service.inference import InferenceFormat
+from tasks import compile as compile_stage
 from tasks import report
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.batches import tensors
 from tasks.errors import UserError
-from tasks.evaluation.subnets import Accuracy
+from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.finetune.losses import soft_cross_entropy
+from tasks.given import evaluate_file
 from tasks.models import ModelSettings, create
 from tasks.problems import SEVERAL_CLASSES
 from tests.ir.networks import ResidualBlock
@@ -126,6 +128,47 @@ def test_a_bundle_gives_the_class_of_each_target(sources: report.Sources, data: 
         assert max(right) > 0.9
         told = InferenceFormat.of(model).outputs
     assert told == {"logits": [-1, 5], "light": [-1], "warmth": [-1]}
+
+
+class InATuple(nn.Module):
+    """What another network gives, without the names."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, photo: torch.Tensor, weather: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(self.network(photo, weather).values())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_onnx_file_with_two_outputs_is_the_network_that_it_was_made_of(data: DataSettings, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, test = TwoHeads(HEADS, {"photo": (3,), "weather": (1,)}).eval(), load(data, "test")
+    torch.onnx.export(
+        InATuple(module),
+        tensors(test.form.blank(2)),
+        tmp_path / "heads.onnx",
+        dynamo=False,
+        opset_version=17,
+        training=torch.onnx.TrainingMode.PRESERVE,
+        do_constant_folding=False,
+        input_names=["photo", "weather"],
+        output_names=list(reversed(HEADS)),
+        dynamic_axes={name: {0: "batch"} for name in ("photo", "weather", *HEADS)},
+    )
+    settings = ModelSettings(kind="onnx", path=tmp_path / "heads.onnx")
+    net = compile_stage.supernet_of(compile_stage.Settings(), settings, data, None, SPACE)
+
+    def joined(*x: torch.Tensor) -> torch.Tensor:
+        found = module(*x)
+        return torch.cat([found[name] for name in HEADS], 1)
+
+    x = tensors(next(iter(test.batches(8)))[0])
+    with torch.no_grad():
+        torch.testing.assert_close(net.build(net.max_config)(*x), joined(*x), rtol=1e-4, atol=1e-5)
+        wanted = count_correct(joined, test.batches(32), test.problem).share
+    assert evaluate_file(settings, data, tmp_path)["test_accuracy"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_losses_and_scores_are_means_over_targets() -> None:
