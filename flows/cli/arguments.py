@@ -23,8 +23,8 @@ CONVERTING = "convert"
 DEPLOYING = "deploy"
 PARTITIONING = "partition"
 STRESSING = "stress"
-BACKUP, HEALTH, RESTORE = "backup", "health", "restore"
-OPERATIONS = (BACKUP, HEALTH, RESTORE)
+BACKUP, CLEAN, HEALTH, RESTORE = "backup", "clean", "health", "restore"
+OPERATIONS = (BACKUP, CLEAN, HEALTH, RESTORE)
 """Commands that look after an installation."""
 MODEL_END = ".onnx"
 WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING, *OPERATIONS)

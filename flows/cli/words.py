@@ -368,6 +368,18 @@ COMMANDS = {
             "autotailor restore /mnt/backups output_dir=runs/a mlflow=null",
         ),
     ),
+    "clean": Command(
+        summary="contents at a URL that no stage refers to any more: clean output_dir=URL",
+        about="Files of stages at a URL are kept once each, by their sha256. Those of stages that were replaced, and of "
+        "uploads that nobody went on with, stay there. Tells how many they are and how large; remove=true removes those "
+        "that are older than older_than_h hours. Runs may be at work with the URL meanwhile.",
+        forms=("output_dir=URL [OPTION…] [FLAG…]",),
+        flags=EVERYWHERE,
+        examples=(
+            "autotailor clean output_dir=s3://bucket/runs/a",
+            "autotailor clean output_dir=s3://bucket/runs/a older_than_h=72 remove=true",
+        ),
+    ),
     "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),
     "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),
 }

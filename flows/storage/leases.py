@@ -78,6 +78,18 @@ class Locks:
             with suppress(UserError):  # whoever waits takes it after the lease
                 self.objects.write(_object(name, number), own.model_copy(update={"free": True}).content())
 
+    def pass_by(self, name: str, say: Callable[[str], None] = print) -> None:
+        """Return once nobody holds a lock. Whoever takes it later does so after what was done here before."""
+        number, content = self._last(name)
+        found = _holding(content)
+        if number and not (found and found.free):
+            with self.held(name, say):
+                return
+
+    def is_latest(self, name: str, number: int) -> bool:
+        """Whether nobody has taken a lock since the holder of this number, as where that one counted as dead."""
+        return self._last(name)[0] == number
+
     def _taken(self, name: str, say: Callable[[str], None]) -> tuple[int, Holding]:
         own = Holding(
             holder=uuid4().hex, machine=socket.gethostname(), process=os.getpid(), lease_s=round(self.lease_s, 3)

@@ -24,7 +24,7 @@ FILES = "files"
 DAMAGED = "damaged"
 RECORD_END = ".json"
 AT_ONCE = 8
-"""Files that are moved at a time."""
+"""Objects that are worked on at a time."""
 
 One = TypeVar("One")
 Result = TypeVar("Result")
@@ -38,16 +38,19 @@ def fetch(objects: Objects, name: str, folder: Path, arriving: Path) -> bool:
     """Bring a folder here, in the place of one that is here. False: it is not at the URL, or was damaged and set aside there.
 
     arriving: a folder for files on their way, on the same disk. Files that are whole in one of both are not moved again.
+    Where another folder takes its place meanwhile, that one comes.
     """
     content = objects.read(name + RECORD_END)
     if content is None:
         return False
     try:
-        record = _record_of(objects, name, content)
+        record = record_of(objects, name, content)
         if folder.exists() and FolderRecord.of(folder) == record:
             return True
-        _each(record.files.items(), lambda item: _download(objects, item[1], arriving / item[0], folder / item[0]))
+        each(record.files.items(), lambda item: _download(objects, item[1], arriving / item[0], folder / item[0]))
     except DamagedObjectError:
+        if objects.read(name + RECORD_END) != content:
+            return fetch(objects, name, folder, arriving)
         _set_aside(objects, name, content)
         return False
     write_bytes(arriving / DIGESTS_FILE, content)
@@ -61,10 +64,10 @@ def fetch(objects: Objects, name: str, folder: Path, arriving: Path) -> bool:
 def publish(objects: Objects, name: str, folder: Path, record: FolderRecord, *, replace: bool = False) -> bool:
     """Bring a folder to the URL, with the files that its record names. False: a folder of this name is there, and stays.
 
-    replace: then it takes its place.
+    The caller has announced it (`flows.storage.publishing`). replace: then it takes its place.
     """
     contents = {digest.sha256: (folder / name, digest) for name, digest in record.files.items()}
-    _each(contents.values(), lambda one: _upload(objects, *one))
+    each(contents.values(), lambda one: _upload(objects, *one))
     if replace:
         objects.write(name + RECORD_END, record.content())
         return True
@@ -76,19 +79,21 @@ def is_there(objects: Objects, name: str) -> bool:
     return objects.size(name + RECORD_END) is not None
 
 
-def _record_of(objects: Objects, name: str, content: bytes) -> FolderRecord:
+def record_of(objects: Objects, name: str, content: bytes) -> FolderRecord:
+    """The record of a folder. UserError: it cannot be read, or is of another version."""
     try:
         record = FolderRecord.model_validate_json(content)
     except ValidationError as error:
-        raise DamagedObjectError(f"storage '{objects.url}'", f"the record of {name} cannot be read") from error
+        got, hint = f"the record of {name} cannot be read", "the next run that needs this folder sets it aside"
+        raise DamagedObjectError(f"storage '{objects.url}'", got, next_step=hint) from error
     if record.version != FORMAT:
         got = f"{name} has version {record.version}; this version of autotailor reads {FORMAT}"
         raise UserError(f"storage '{objects.url}'", got, next_step="choose another with output_dir=…")
     return record
 
 
-def _each(items: Iterable[One], work: Callable[[One], Result]) -> list[Result]:
-    """Move files, some at a time. The first error ends it, once what is on its way has arrived."""
+def each(items: Iterable[One], work: Callable[[One], Result]) -> list[Result]:
+    """Work on objects, some at a time. The first error ends it, once what is on its way has arrived."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             return list(pool.map(work, items))

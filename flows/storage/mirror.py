@@ -19,6 +19,7 @@ from flows.storage.layout import EXPORTS_FOLDER, NIGHTS_FOLDER, STAGES_FOLDER, S
 from flows.storage.leases import Locks
 from flows.storage.measured import SharedLines, SharedNights, SharedTables
 from flows.storage.objects import Objects, open_objects
+from flows.storage.publishing import announced
 from flows.storage.unfinished import UnfinishedStage
 from tasks.artifacts import RESULT_FILE, StageFolder, digest_of, json_bytes, write_bytes
 from tasks.artifacts.digests import DIGESTS_FILE, FolderRecord
@@ -26,7 +27,9 @@ from tasks.errors import UserError
 
 MARK = "autotailor.json"
 FORMAT = 1
-"""Of what is where at a URL; also the content of `MARK`, which each run writes there."""
+"""Of what is where at a URL."""
+MARKED = json_bytes({"format": FORMAT})
+"""The content of `MARK`, which each run writes there."""
 ARRIVING = ".arriving"
 """Folder of the local copy for files on their way."""
 MACHINE_FILE = ".machine"
@@ -53,11 +56,16 @@ class Mirror:
 
     def check(self) -> None:
         """UserError: the URL cannot be written, or has an output folder of another version."""
-        content, known = json_bytes({"format": FORMAT}), self.objects.read(MARK)
-        if known is not None and known != content:
+        self.is_there()
+        self.objects.write(MARK, MARKED)  # each time: hours of work would not go to where nothing can be written
+
+    def is_there(self) -> bool:
+        """Whether the URL has an output folder. UserError: it has one of another version."""
+        known = self.objects.read(MARK)
+        if known is not None and known != MARKED:
             got = f"'{MARK}' there says {known[:80]!r}; this version of autotailor reads format {FORMAT}"
             raise UserError(f"storage '{self.objects.url}'", got, next_step="choose another with output_dir=…")
-        self.objects.write(MARK, content)  # each time: hours of work would not go to where nothing can be written
+        return known is not None
 
     @contextmanager
     def turn(self, folder: StageFolder, say: Say) -> Iterator[None]:
@@ -70,7 +78,7 @@ class Mirror:
         if folder.complete or self._comes(folder):
             yield
             if not manifests.is_there(self.objects, name):
-                self._publish(folder)
+                self._publish(folder, say)
                 self._unfinished(name, 0, folder).forget()
             return
         with self.locks.held(name, say) as number:
@@ -82,7 +90,7 @@ class Mirror:
                 say("goes on from what another machine has left")
             with self._brought(unfinished, say):
                 yield
-            if not self._publish(folder):
+            if not self._publish(folder, say):
                 say("another machine was faster; its results are used")
                 self.fetch(name)
             unfinished.forget()
@@ -111,7 +119,9 @@ class Mirror:
         """Bring folders to the URL, in the place of those that are there, and single files under their own names."""
         for name in folders:
             folder = self.folder / name
-            manifests.publish(self.objects, name, folder, FolderRecord.of(folder), replace=True)
+            record = FolderRecord.of(folder)
+            with announced(self.objects, self.locks, record):
+                manifests.publish(self.objects, name, folder, record, replace=True)
         for name in files:
             self.objects.upload(self.folder / name, name)
 
@@ -124,9 +134,10 @@ class Mirror:
         names = (name.removesuffix(manifests.RECORD_END) for name in self.objects.names(place))
         return [name for name in names if name.rpartition("/")[0] == place]
 
-    def _publish(self, folder: StageFolder) -> bool:
+    def _publish(self, folder: StageFolder, say: Say) -> bool:
         record = FolderRecord.model_validate_json((folder.final / DIGESTS_FILE).read_bytes())
-        return manifests.publish(self.objects, self._name(folder), folder.final, record, replace=folder.anew)
+        with announced(self.objects, self.locks, record, say):
+            return manifests.publish(self.objects, self._name(folder), folder.final, record, replace=folder.anew)
 
     def _comes(self, folder: StageFolder) -> bool:
         """Whether a stage was at the URL, and is here now."""

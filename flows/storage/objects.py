@@ -107,11 +107,15 @@ class Objects:
 
     def names(self, folder: str) -> list[str]:
         """Names of all objects in a folder and below, in order."""
+        return sorted(self.sizes(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The size of each object in a folder and below [bytes], by its name."""
         with self._told(), suppress(FileNotFoundError):
-            found = self.system.find(self.path(folder))
-            names = (str(path).removeprefix(self._root).lstrip("/") for path in found)
-            return sorted(name for name in names if not name.rpartition("/")[2].startswith(ARRIVING))
-        return []
+            found = self.system.find(self.path(folder), detail=True)
+            sizes = {str(path).removeprefix(self._root).lstrip("/"): int(one["size"]) for path, one in found.items()}
+            return {name: size for name, size in sizes.items() if not name.rpartition("/")[2].startswith(ARRIVING)}
+        return {}
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object, in the place of one that is there."""

@@ -40,6 +40,7 @@ def test_an_object_is_what_was_written_last_and_is_made_by_one_alone(url: str, t
     storage.upload(tmp_path / "file", "a/c/file")
     storage.upload(tmp_path / "file", "b")
     assert storage.names("a") == ["a/b", "a/c/file"]
+    assert storage.sizes("a") == {"a/b": 6, "a/c/file": 300_000}
     assert storage.names("") == ["a/b", "a/c/file", "b"]
     assert (storage.read("a/b"), storage.size("a/b"), storage.size("a/c/file")) == (b"longer", 6, 300_000)
     assert storage.modified("a/c/file") > 1.7e9

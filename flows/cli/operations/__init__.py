@@ -1,22 +1,36 @@
-"""Commands that look after an installation: whether its services are well, backups, and the way back."""
+"""Commands that look after an installation: whether its services are well, backups and the way back, and room at a URL."""
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
 
-from flows.cli.arguments import HEALTH, Arguments
+from flows.cli.arguments import CLEAN, HEALTH, Arguments
 
 
 def execute(arguments: Arguments) -> Mapping[str, Any]:
     """Execute the command, show its result, and return it as JSON. UserError: one line."""
-    from flows.cli.operations import backup, health
-
-    return (health if arguments.command == HEALTH else backup).execute(arguments)
+    result: Mapping[str, Any] = _module(arguments.command).execute(arguments)
+    return result
 
 
 def config_of(arguments: Arguments) -> BaseModel:
     """The validated config. UserError: words or options that the command does not have."""
-    from flows.cli.operations import backup, health
+    config: BaseModel = _module(arguments.command).config_of(arguments)
+    return config
 
-    return (health if arguments.command == HEALTH else backup).config_of(arguments)
+
+def _module(command: str) -> ModuleType:
+    """The command's own module; the others need libraries that it does not."""
+    if command == HEALTH:
+        from flows.cli.operations import health
+
+        return health
+    if command == CLEAN:
+        from flows.cli.operations import clean
+
+        return clean
+    from flows.cli.operations import backup
+
+    return backup

@@ -1,0 +1,113 @@
+"""Contents at a URL that no folder refers to: of stages that were replaced, and of uploads that nobody went on with.
+
+A content is referred to by the record of a folder, or of one that is on its way (`flows.storage.publishing`). One that is not,
+and is older than a time of grace, can be removed: a machine that needs it again brings it again.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from flows.storage.layout import EXPORTS_FOLDER, STAGES_FOLDER
+from flows.storage.manifests import FILES, RECORD_END, each, record_of
+from flows.storage.mirror import Mirror
+from flows.storage.objects import Objects
+from flows.storage.publishing import CLEANING, PUBLISHING
+from tasks.errors import UserError
+
+CONTENT = re.compile(rf"{FILES}/[0-9a-f]{{64}}")
+RECORDED = (PUBLISHING, STAGES_FOLDER, EXPORTS_FOLDER)
+"""Where records are, in the order in which they are read: the one under `PUBLISHING` goes once the folder has its own."""
+ABANDONED_SECONDS = 24 * 3600.0
+"""A folder that has been on its way for so long counts as given up."""
+TOGETHER = 100
+"""Contents that are removed before the lock is looked at again."""
+
+ContentSizes = Mapping[str, int]
+"""Contents by name, with their sizes [bytes]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Contents at a URL that records refer to, that none does since a short time, and that can be removed."""
+
+    used: ContentSizes
+    recent: ContentSizes
+    unused: ContentSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaner:
+    """Removes unused contents of an output folder at a URL. older_than_s: the time of grace [s]. clock: [s since 1970]."""
+
+    mirror: Mirror
+    older_than_s: float
+    clock: Callable[[], float] = time.time
+
+    def look(self) -> Contents:
+        """The contents as they are. UserError: there is no output folder, or a record in it cannot be read."""
+        self._check()
+        objects = self.mirror.objects
+        sizes = {name: size for name, size in objects.sizes(FILES).items() if CONTENT.fullmatch(name)}
+        used = self._used()
+        free = [name for name in sizes if name not in used]
+        oldest_s = self.clock() - self.older_than_s
+        old = {name for name, at_s in zip(free, each(free, objects.modified), strict=True) if at_s < oldest_s}
+        return Contents(
+            used={name: size for name, size in sizes.items() if name in used},
+            recent={name: sizes[name] for name in free if name not in old},
+            unused={name: sizes[name] for name in free if name in old},
+        )
+
+    def remove(self, say: Callable[[str], None]) -> Contents:
+        """Remove what is unused; what there was. Others may publish meanwhile: they wait until the end of this.
+
+        say: hears whom it waits for. UserError: also where this machine was silent for so long that it counted as dead.
+        """
+        self._check()
+        objects, locks = self.mirror.objects, self.mirror.locks
+        with locks.held(CLEANING, say) as number:
+            found = self.look()
+            names = [*found.unused, *self._abandoned()]
+            for first in range(0, len(names), TOGETHER):
+                if not locks.is_latest(CLEANING, number):
+                    got = "this machine was silent for too long, and another one may be at it"
+                    raise UserError(CLEANING, got, next_step="the same command goes on")
+                each(names[first : first + TOGETHER], objects.remove)
+        return found
+
+    def _check(self) -> None:
+        """UserError: what is at the URL is somebody else's."""
+        if not self.mirror.is_there():
+            got = "has no output folder of AutoTailor"
+            raise UserError(
+                f"storage '{self.mirror.objects.url}'", got, next_step="write output_dir=URL as runs have it"
+            )
+
+    def _used(self) -> set[str]:
+        """Names of the contents that records refer to. A record that cannot be read may refer to any, so it ends this."""
+        objects, abandoned = self.mirror.objects, set(self._abandoned())
+        used = set[str]()
+        for folder in RECORDED:
+            records = [name for name in objects.names(folder) if name.endswith(RECORD_END) and name not in abandoned]
+            used.update(*each(records, partial(_contents, objects)))
+        return used
+
+    def _abandoned(self) -> Iterator[str]:
+        """Names of the records of folders that are on their way no more, since who published them died."""
+        objects = self.mirror.objects
+        names = objects.names(PUBLISHING)
+        for name, at_s in zip(names, each(names, objects.modified), strict=True):
+            if 0 < at_s < self.clock() - ABANDONED_SECONDS:
+                yield name
+
+
+def _contents(objects: Objects, record: str) -> set[str]:
+    """Names of the contents that a record refers to; none where it has gone meanwhile."""
+    content = objects.read(record)
+    if content is None:
+        return set()
+    files = record_of(objects, record.removesuffix(RECORD_END), content).files
+    return {f"{FILES}/{digest.sha256}" for digest in files.values()}
