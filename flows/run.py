@@ -124,9 +124,13 @@ class Surroundings:
         self.mirror = mirror
 
     def found(self, stage: StageRun) -> StageFolder:
+        """The folder of a stage of a run."""
+        return self.folder_of(stage.name, stage.key(), anew=stage.anew)
+
+    def folder_of(self, stage: str, key: str, *, anew: bool = False) -> StageFolder:
         """The folder of a stage as it is, from the URL where it is complete there; nothing is mended, made or worked."""
-        folder = self.store.folder(stage.name, stage.key(), anew=stage.anew)
-        if self.mirror is not None and not stage.anew and not folder.complete:
+        folder = self.store.folder(stage, key, anew=anew)
+        if self.mirror is not None and not anew and not folder.complete:
             self.mirror.fetch_stage(folder)
         return folder
 

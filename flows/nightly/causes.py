@@ -1,18 +1,13 @@
 """What changed since the night before, and which stages were worked again because of it.
 
-Nothing here decides what is worked: the keys of stages have done so. Both nights' keys tell which stages have changed, and the
-store has the settings that either was made from.
+Nothing here decides what is worked: the keys of stages have done so. Both nights' records tell which stages have changed, and
+the settings that either was made from: so any machine that has the records can tell.
 """
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-import yaml
-
-from flows.session import CONFIG_FILE, RUNS_FOLDER
+from flows.run import Surroundings
 from flows.stages.forecast import changes
-from tasks.artifacts import MadeFrom, Store
 from tasks.errors import UserError
 from tasks.lut import LutStore
 from tasks.lut.summaries import TableDifference
@@ -22,13 +17,11 @@ from tasks.nightly.records import StageChange
 from tasks.profile import LUT_FOLDER
 
 PROFILE = "profile/"
-NO_INPUTS = ("nightly", "tracking", "output_dir")
-"""Sections of the config that no stage reads."""
 
 
-def changed_inputs(before: Night, now: Night, output_dir: Path) -> list[str]:
+def changed_inputs(before: Night, now: Night) -> list[str]:
     """A line for each input that is not as it was: settings, network, data, devices, code, libraries."""
-    lines = [f"setting {line}" for line in _settings(before, now, output_dir)]
+    lines = _settings(before, now)
     for name in now.inputs:
         if (was := before.inputs.get(name)) != (is_now := now.inputs[name]):
             lines.append(f"{name}: {was} → {is_now}" if " " in name else f"{name}: other content")
@@ -40,19 +33,11 @@ def changed_inputs(before: Night, now: Night, output_dir: Path) -> list[str]:
     return lines
 
 
-def _settings(before: Night, now: Night, output_dir: Path) -> Iterator[str]:
-    if before.run != now.run:
-        first, second = (_config(output_dir / RUNS_FOLDER / night.run / CONFIG_FILE) for night in (before, now))
-        if first is not None and second is not None:
-            yield from changes(first, second)
-
-
-def _config(file: Path) -> Mapping[str, Any] | None:
-    """The config of a run as it was resolved; None where its folder was removed."""
-    if not file.is_file():
-        return None
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {name: value for name, value in content.items() if name not in NO_INPUTS}
+def _settings(before: Night | StageNight, now: Night | StageNight) -> list[str]:
+    """A line for each setting that is not as it was; none where either record does not tell them."""
+    if before.settings is None or now.settings is None:
+        return []
+    return [f"setting {line}" for line in changes(before.settings, now.settings)]
 
 
 def _device(before: Night, now: Night, name: str) -> Iterator[str]:
@@ -66,7 +51,7 @@ def _device(before: Night, now: Night, name: str) -> Iterator[str]:
     yield from lines
 
 
-def changed_stages(before: Night, now: Night, store: Store) -> list[StageChange]:
+def changed_stages(before: Night, now: Night) -> list[StageChange]:
     """The stages with another key than the night before, and those that were worked again under the same key."""
     known = {stage.stage: stage for stage in before.stages}
     moved = {stage.stage for stage in now.stages if stage.stage in known and stage.key != known[stage.stage].key}
@@ -76,7 +61,7 @@ def changed_stages(before: Night, now: Night, store: Store) -> list[StageChange]
         if was is None:
             found.append(StageChange(stage.stage, stage.worked, ("was not in the night before",)))
         elif stage.stage in moved:
-            found.append(StageChange(stage.stage, stage.worked, tuple(_why(was, stage, before, now, moved, store))))
+            found.append(StageChange(stage.stage, stage.worked, tuple(_why(was, stage, before, now, moved))))
         elif stage.worked:
             found.append(
                 StageChange(stage.stage, True, ("its folder was removed or damaged, or it was asked for anew",))
@@ -84,12 +69,8 @@ def changed_stages(before: Night, now: Night, store: Store) -> list[StageChange]
     return found
 
 
-def _why(was: StageNight, stage: StageNight, before: Night, now: Night, moved: set[str], store: Store) -> Iterator[str]:
-    folders = (store.folder(one.stage, one.key).final for one in (was, stage))
-    first, second = (MadeFrom.of(folder) for folder in folders)
-    reasons = []
-    if first and second:
-        reasons += [f"setting {line}" for line in changes(first.settings, second.settings)]
+def _why(was: StageNight, stage: StageNight, before: Night, now: Night, moved: set[str]) -> Iterator[str]:
+    reasons = _settings(was, stage)
     if was.code != stage.code:
         reasons.append("its code")
     reasons += [
@@ -103,15 +84,18 @@ def _why(was: StageNight, stage: StageNight, before: Night, now: Night, moved: s
     yield from reasons or ["content of its inputs"]
 
 
-def table_differences(before: Night, now: Night, store: Store) -> dict[str, TableDifference]:
-    """The look-up tables that were measured again, against those of the night before, by device."""
+def table_differences(before: Night, now: Night, around: Surroundings) -> dict[str, TableDifference]:
+    """The look-up tables that were measured again, against those of the night before, by device.
+
+    around: has the folders of both nights, here or at a URL.
+    """
     known = {stage.stage: stage.key for stage in before.stages}
     found = {}
     for stage in now.stages:
         was = known.get(stage.stage, stage.key)
         if not stage.stage.startswith(PROFILE) or was == stage.key:
             continue
-        first, second = (store.folder(stage.stage, key).final / LUT_FOLDER for key in (was, stage.key))
+        first, second = (around.folder_of(stage.stage, key).final / LUT_FOLDER for key in (was, stage.key))
         try:
             found[stage.stage.removeprefix(PROFILE)] = diff(LutStore(first).rows(), LutStore(second).rows())
         except UserError:  # removed from the store, or without an operator in common

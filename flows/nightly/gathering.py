@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import tasks.data
 from flows.config import RunConfig
 from flows.run import Output, Run
+from flows.session import plain_config
 from flows.stages import PIPELINE, SUPERNET
 from flows.stages.inputs import data_key, model_key
 from flows.stages.spec import ALONE, Outputs
@@ -30,6 +31,8 @@ FACTS = (
     "frequency_state",
 )
 """Of a device, by which people tell what has changed there."""
+NO_INPUTS = ("nightly", "tracking", "output_dir")
+"""Sections of the config that no stage reads."""
 SPECS = {spec.title or spec.name: spec for spec in PIPELINE}
 FinishedStages = Sequence[Output]
 
@@ -44,6 +47,7 @@ def gather(
         began=began,
         network=config.name,
         run=run.folder.name,
+        settings={name: value for name, value in plain_config(config).items() if name not in NO_INPUTS},
         supernet=digest_of(outputs["finetune"][ALONE].folder / SUPERNET),
         inputs={"data": digest_of(data_key(config.data)), "network": digest_of(model_key(config.model)), **libraries},
         stages=tuple(_stages(finished, tuple(config.device))),
@@ -94,6 +98,7 @@ def _stages(finished: FinishedStages, devices: Sequence[str]) -> Iterator[StageN
             devices=of_devices if spec.agent else (),
             worked=not output.cached,
             seconds=output.seconds,
+            settings=made_from.settings if made_from else None,
         )
 
 

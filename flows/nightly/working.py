@@ -149,9 +149,9 @@ class _Tonight:
         return NightReport(
             night=night,
             comparison=comparison,
-            changed=changed_inputs(before, night, self.config.folder),
-            stages=changed_stages(before, night, store),
-            tables=table_differences(before, night, store),
+            changed=changed_inputs(before, night),
+            stages=changed_stages(before, night),
+            tables=table_differences(before, night, self.run),
         )
 
     def _track(self, night: Night, page: Path) -> None:

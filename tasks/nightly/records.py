@@ -1,6 +1,6 @@
 """What a night leaves: one file that is written once and never changed."""
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from tasks.schemas.stored import Record, Stored
 
@@ -52,7 +52,10 @@ class DeviceNight(Record):
 
 
 class StageNight(Record):
-    """A stage of a night. needs: titles of the stages that it reads. worked: not found complete."""
+    """A stage of a night. needs: titles of the stages that it reads. worked: not found complete.
+
+    settings: those in its key; None where its folder does not tell them.
+    """
 
     stage: str
     key: str
@@ -61,6 +64,7 @@ class StageNight(Record):
     devices: tuple[str, ...]
     worked: bool
     seconds: float
+    settings: dict[str, Any] | None = None
 
 
 class StageChange(NamedTuple):
@@ -90,19 +94,21 @@ class Finding(Record):
 
 
 class Night(Stored):
-    """One night. network: name of the run. run: its key, by which its config is found. inputs: digests or versions, by name.
+    """One night. network: name of the run. run: its key. inputs: digests or versions, by name.
 
-    supernet: digest of the trained one. test_images: that accuracies are of. accuracy_errors: of the accuracy predictor on
-    held-out SubNets [points], by digest. compared_with: when the night before began; None: there was none. promoted: it became
-    the champion.
+    settings: the config, but for sections that no stage reads; None in a record of version 1. supernet: digest of the trained
+    one. test_images: that accuracies are of. accuracy_errors: of the accuracy predictor on held-out SubNets [points], by
+    digest. compared_with: when the night before began; None: there was none. promoted: it became the champion.
     """
 
     STAGE: ClassVar[str] = "nightly"
     KIND: ClassVar[str] = "record of a night"
 
+    version: int = 2
     began: str
     network: str
     run: str
+    settings: dict[str, Any] | None = None
     supernet: str
     inputs: dict[str, str]
     stages: tuple[StageNight, ...]
@@ -112,3 +118,8 @@ class Night(Stored):
     compared_with: str | None = None
     findings: tuple[Finding, ...] = ()
     promoted: bool = False
+
+    @classmethod
+    def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Version 1 did not yet say the settings."""
+        return {**content, "version": 2} if content.get("version") == 1 else content

@@ -19,7 +19,6 @@ from flows.config import RunConfig
 from flows.nightly.causes import changed_inputs, changed_stages
 from flows.nightly.message import EVENT
 from flows.nightly.working import concluded
-from tasks.artifacts import Store
 from tasks.nightly import Finding, History, Night
 from tests.flows.conftest import Command
 from tests.flows.databases import database_in
@@ -218,8 +217,8 @@ def test_a_device_with_another_runtime_is_what_its_stages_were_worked_again_for(
     )
     now = before.model_copy(update={"devices": {"onnxruntime": device}, "stages": stages})
     was = before.devices["onnxruntime"].facts["version"]
-    assert changed_inputs(before, now, nights.output) == [f"onnxruntime: version {was} → 99.0"]
-    assert [tuple(one) for one in changed_stages(before, now, Store(nights.output / "stages"))] == [
+    assert changed_inputs(before, now) == [f"onnxruntime: version {was} → 99.0"]
+    assert [tuple(one) for one in changed_stages(before, now)] == [
         ("profile/onnxruntime", True, ("device onnxruntime",)),
         ("latency/onnxruntime", True, ("device onnxruntime", "profile/onnxruntime")),
         ("search/onnxruntime", True, ("latency/onnxruntime",)),

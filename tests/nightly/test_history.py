@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.artifacts import json_bytes
 from tasks.errors import UserError
 from tasks.nightly import History
 from tests.nightly.made_nights import nights
@@ -52,6 +53,15 @@ def test_a_damaged_record_is_left_out_and_told(tmp_path: Path) -> None:
     assert history.nights(first.network, told.append) == [first]
     assert len(told) == 1
     assert str(damaged) in told[0]
+
+
+def test_a_record_of_the_first_version_is_read_and_tells_no_settings(tmp_path: Path) -> None:
+    (one,) = nights(1, seed=0)
+    content = {name: value for name, value in one.to_json().items() if name != "settings"}
+    (tmp_path / "20260101T020000000000Z.json").write_bytes(json_bytes({**content, "version": 1}))
+    (found,) = History(tmp_path).nights(one.network, pytest.fail)
+    assert found.settings is None
+    assert found.devices == one.devices
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -4,14 +4,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from flows.devices import Devices
+from flows.nightly.causes import changed_inputs, changed_stages, table_differences
+from flows.run import Surroundings
 from flows.storage.measured import SharedLines, SharedNights, SharedTables
 from flows.storage.objects import open_objects
-from tasks.artifacts import SubNetStore, append_line, read_lines
+from tasks.artifacts import Store, SubNetStore, append_line, read_lines
 from tasks.lut import LutStore, parts
-from tasks.nightly import History
+from tasks.nightly import History, StageNight
+from tasks.profile import LUT_FOLDER
 from tasks.progress import Silent
 from tests.damage import flip
 from tests.nightly.made_nights import nights
+from tests.storage.machine import STAGE, Machine
 from tests.storage.server import S3
 from tests.tables.lut_entries import DEVICE, entry
 
@@ -107,6 +114,35 @@ def test_nights_of_two_machines_are_one_history(url: str, tmp_path: Path) -> Non
     storage.write("nights/..json", b"{}")
     assert SharedNights(storage, "nights", tmp_path / "new").fetch() == len(records)
     assert History(tmp_path / "new").nights(records[0].network, lambda line: None) == records
+
+
+def test_the_next_night_on_another_machine_tells_what_changed(bucket: str, tmp_path: Path) -> None:
+    first, second = Machine(bucket, tmp_path / "1"), Machine(bucket, tmp_path / "2")
+    (name, key), other = STAGE, "fedcba9876543210"
+    stage = StageNight(
+        stage=name, key=key, code="c", needs=(), devices=("ncnn",), worked=True, seconds=1.0, settings={"repeats": 3}
+    )
+    before, now = nights(2, seed=0)
+    before = before.model_copy(update={"settings": {"search": {"budget_count": 10}}, "stages": (stage,)})
+    with first.turn() as folder:
+        LutStore(folder.path / LUT_FOLDER).open(DEVICE).append([entry("a", p50_ms=1.0)])
+        folder.publish({})
+    History(tmp_path / "1" / "nights").add(before)
+    first.mirror.nights.publish()
+
+    second.mirror.nights.fetch()
+    (found,) = History(tmp_path / "2" / "nights").nights(before.network, pytest.fail)
+    assert found == before
+    folder = Store(tmp_path / "2" / "stages").open_stage(name, other)
+    LutStore(folder.path / LUT_FOLDER).open(DEVICE).append([entry("a", p50_ms=2.0)])
+    folder.publish({})
+    changed = stage.model_copy(update={"key": other, "settings": {"repeats": 5}})
+    now = now.model_copy(update={"settings": {"search": {"budget_count": 11}}, "stages": (changed,)})
+    assert changed_inputs(found, now) == ["setting search.budget_count 10 → 11"]
+    assert [tuple(one) for one in changed_stages(found, now)] == [(name, True, ("setting repeats 3 → 5",))]
+    with Devices({}) as devices:
+        around = Surroundings(Store(tmp_path / "2" / "stages"), devices, mirror=second.mirror)
+        assert table_differences(found, now, around)["board"]["all"]["median_ratio"] == pytest.approx(2.0)
 
 
 def test_a_damaged_piece_of_lines_is_left_out(url: str, tmp_path: Path) -> None:
