@@ -14,6 +14,7 @@ from tasks.choose.rules import RuleKind
 from tasks.errors import UserError
 
 RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
+ADAPTING = "adapt"
 COMPARING = "compare"
 CONFIG = "job"
 """The config that `--cfg` shows, by Hydra's name for it."""
@@ -21,11 +22,14 @@ EXPORTING = "export"
 FLEET = "fleet"
 CONVERTING = "convert"
 DEPLOYING = "deploy"
+NIGHTLY = "nightly"
 PARTITIONING = "partition"
 STRESSING = "stress"
 BACKUP, CLEAN, HEALTH, RESTORE = "backup", "clean", "health", "restore"
 OPERATIONS = (BACKUP, CLEAN, HEALTH, RESTORE)
 """Commands that look after an installation."""
+GIVEN = "supernet="
+"""The option that names a given SuperNet."""
 MODEL_END = ".onnx"
 WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING, *OPERATIONS)
 
@@ -49,6 +53,12 @@ class Arguments:
     shows_config: bool = False
     to: Path | None = None  # where the chosen SubNet goes
     package: str | None = None  # the part of the config that is shown; None: all of it
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the command is of a given SuperNet: `adapt`, or nights of one."""
+        given = any(text.lstrip("+").startswith(GIVEN) for text in self.overrides)
+        return self.command == ADAPTING or (self.command == NIGHTLY and given)
 
 
 class _Parser(argparse.ArgumentParser):

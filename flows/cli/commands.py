@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from adaptive_runtime.errors import AdaptiveError, without_passwords
-from flows.cli.arguments import Arguments
+from flows.cli.arguments import NIGHTLY, Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, PLANNING
 from flows.config import AdaptConfig, FlowConfig, RunStage
 from flows.results import of
-from flows.stages import ADAPTATION, PIPELINE
+from flows.stages import table_of
 from flows.stages.forecast import Expectation, forecast
 from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
@@ -34,7 +34,6 @@ from tasks.streams.results import STREAM_FILE, StreamedNetwork
 
 USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
 """Told in one line, exit code 2; `UserError` is an `AdaptiveError`."""
-NIGHTLY = "nightly"
 UNTIL = {"run": "report", NIGHTLY: "report", "compare": "search"}
 LONG = 200
 
@@ -115,20 +114,19 @@ def write_chosen(row: Mapping[str, Any], file: Path) -> Path:
 
 def foresee(command: str, config: FlowConfig, question: Question | None = None) -> list[Expectation]:
     """A row for each stage of a command: complete or not, and why. Nothing is worked."""
-    table = ADAPTATION if isinstance(config, AdaptConfig) else PIPELINE
-    return forecast(table, config.answering(question), UNTIL.get(command, command))
+    return forecast(table_of(config), config.answering(question), UNTIL.get(command, command))
 
 
 def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | None) -> dict[str, Any]:
     """A flow describes all options to Prefect when it is imported: a fifth of a second each."""
-    if isinstance(config, AdaptConfig):
-        from flows.adapt import adapt
-
-        return adapt(config, "plan" if dry_run else "report")
     if command == NIGHTLY:
         from flows.nightly.flow import night_of
 
         return night_of(config)
+    if isinstance(config, AdaptConfig):
+        from flows.adapt import adapt
+
+        return adapt(config, "plan" if dry_run else "report")
     until = "plan" if dry_run else UNTIL.get(command, command)
     if question and question.files:
         until = "search"  # what follows is of the files' SubNets

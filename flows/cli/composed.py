@@ -24,7 +24,7 @@ def sweep_of(arguments: Arguments) -> list[list[str]]:
 
 def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
     """The config, with no other devices than `--device` or files name: those of the config, or options of the group."""
-    root = "adapt" if arguments.command == "adapt" else "config"
+    root = "adapt" if arguments.adapts else "config"
     options = config_groups(arguments.config_folder)["device"]
     config = compose_config(root, overrides, arguments.config_folder)
     named = _devices(arguments)
@@ -53,7 +53,7 @@ def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | A
     """The config of a command that works stages."""
     from flows.config import AdaptConfig, RunConfig
 
-    model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.command == "adapt" else RunConfig
+    model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
     found = validate(model, config)
     if arguments.to and len(found.device) > 1 and not found.search.placement:
         got = f"{len(found.device)} devices have a chosen SubNet each"

@@ -127,12 +127,15 @@ COMMANDS = {
         about="The same as run, with the same options every night. Stages whose inputs are as they were are not worked again; "
         "operators and SubNets are timed anew on each device. nights.html in the output folder tells what changed since the "
         "night before, what got worse by more than noise, and trends. What regressed is told in one message, and the exit "
-        "code is 3; else the night's SuperNet and bundles become the champions of MLflow's model registry.",
+        "code is 3; else the night's SuperNet and bundles become the champions of MLflow's model registry. With "
+        "supernet=FOLDER each night adapts that SuperNet to the devices, as adapt does, and trains nothing.",
+        forms=("[OVERRIDE…] [FLAG…]", "supernet=FOLDER [OVERRIDE…] [FLAG…]"),
         flags=("--dry-run", *EVERYWHERE),
         groups=(*_ALL, "nightly", *_RUN),
         examples=(
             "autotailor nightly +preset=nightly",
             "autotailor nightly +preset=quick nightly.slower=0.1 nightly.webhook_file=webhook.txt",
+            "autotailor nightly supernet=outputs/supernet device=[ncnn] output_dir=outputs/adapted",
         ),
     ),
     "compile": Command(

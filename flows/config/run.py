@@ -66,7 +66,10 @@ LOCAL_DEVICES = {
 
 
 class CommonConfig(BaseModel):
-    """The config that every run has: data, devices, and the settings of the stages from profiling to the report."""
+    """The config that every run has: data, devices, and the settings of the stages from profiling to the report.
+
+    nightly: how the run of one night is compared with that of the night before.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,6 +86,7 @@ class CommonConfig(BaseModel):
     baselines: BaselineSettings = BaselineSettings()
     export: ExportSettings = ExportSettings()
     partition: PartitionSettings = PartitionSettings()
+    nightly: NightlySettings = NightlySettings()
     report: ReportSettings = ReportSettings()
     tracking: TrackingSettings = TrackingSettings()
     output_dir: OutputPlace = Path("outputs")
@@ -309,12 +313,7 @@ class StreamConfig(BaseModel):
 
 
 class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
-    """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`.
-
-    nightly: how the run of one night is compared with that of the night before.
-    """
-
-    nightly: NightlySettings = NightlySettings()
+    """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`."""
 
     @model_validator(mode="after")
     def _nodes_have_a_folder_each(self) -> Self:

@@ -150,6 +150,37 @@ def adapt_to(
     return tailor(ADAPTATION, config, until)
 
 
+@flow(name="autotailor-nightly-adapt", flow_run_name=_run_name, persist_result=False)
+def adapt_nightly(
+    supernet: str,
+    data: Data = DEFAULT_DATA,
+    data_path: str = "",
+    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: list[BudgetMs] = [],  # noqa: B006
+    overrides: list[Override] = [],  # noqa: B006
+    output_dir: str = "",
+    settings: AdaptSettings = None,
+) -> Any:
+    """An existing SuperNet to its devices, compared with the night before. Ends as Regressed if something got worse.
+
+    Args:
+        supernet: Folder of a trained SuperNet on the worker's machine.
+        data: The images that it was trained on. Default: noisy digits.
+        data_path: The folder of imagefolder, parquet, torchvision, coco, voc and masks.
+        devices: What the SuperNet is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
+        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
+        overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
+        output_dir: A folder on the worker's machine, the same every night, or a URL. Empty: outputs.
+        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
+    """
+    fields = [
+        f"supernet={quoted(supernet)}",
+        *common_words(data, data_path, devices, budgets_ms, output_dir),
+    ]
+    result = work_night(validate(AdaptConfig, composed("adapt", fields, overrides, settings)))
+    return regressed(result) if result["regressed"] else result
+
+
 @flow(name="autotailor-stream", flow_run_name=_run_name, persist_result=False)
 def stream_to(
     drift: Drift = DEFAULT_DRIFT,

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.config import RunConfig
+from flows.config import FlowConfig, RunConfig
 from flows.run import Run
-from flows.stages import SUPERNET
-from flows.stages.spec import ALONE, Outputs
+from flows.stages.spec import Outputs, trained_supernet
 from tasks.artifacts import digest_of
 from tasks.export.bundles import BUNDLE_FOLDER
 
@@ -16,10 +15,14 @@ RegisteredModel = tuple[str, str]
 """A registered model by name, and the digest of its version."""
 
 
-def propose(run: Run, config: RunConfig, outputs: Outputs) -> list[RegisteredModel]:
-    """Register what the night has made, each as the candidate of its name: the SuperNet, and the bundle of each device."""
-    supernet = outputs["finetune"][ALONE].folder / SUPERNET
-    models = [(f"autotailor-{config.name}", digest_of(supernet)), *_bundles(run, config, outputs)]
+def propose(run: Run, config: FlowConfig, outputs: Outputs) -> list[RegisteredModel]:
+    """Register what the night has made, each as the candidate of its name: the SuperNet, and the bundle of each device.
+
+    A SuperNet that was given, the night has not made.
+    """
+    models = list(_bundles(run, config, outputs))
+    if isinstance(config, RunConfig):
+        models.insert(0, (f"autotailor-{config.name}", digest_of(trained_supernet(config, outputs))))
     for name, digest in models:
         run.tracker.point(name, digest, CANDIDATE)
     return models
@@ -31,7 +34,7 @@ def promote(run: Run, models: list[RegisteredModel]) -> None:
         run.tracker.point(name, digest, CHAMPION)
 
 
-def _bundles(run: Run, config: RunConfig, outputs: Outputs) -> Iterator[RegisteredModel]:
+def _bundles(run: Run, config: FlowConfig, outputs: Outputs) -> Iterator[RegisteredModel]:
     for device in config.device:
         folder: Path = outputs["export"][device].folder
         if (folder / BUNDLE_FOLDER).is_dir():

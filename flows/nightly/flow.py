@@ -6,7 +6,7 @@ from typing import Any, cast
 from prefect import State, flow
 from prefect.states import Failed
 
-from flows.config import RunConfig
+from flows.config import FlowConfig
 from flows.nightly.working import work_night
 
 REGRESSED = "Regressed"
@@ -14,8 +14,8 @@ REGRESSED = "Regressed"
 
 
 @flow(name="autotailor-nightly", flow_run_name="{config.name}", persist_result=False)
-def nightly(config: RunConfig) -> Any:
-    """The whole pipeline, compared with the night before: what changed, what got worse, trends. Ends as Regressed if it did."""
+def nightly(config: FlowConfig) -> Any:
+    """A run, compared with the night before: what changed, what got worse, trends. Ends as Regressed if something did."""
     result = work_night(config)
     return regressed(result, data=result) if result["regressed"] else result
 
@@ -25,7 +25,7 @@ def regressed(result: Mapping[str, Any], data: Mapping[str, Any] | None = None) 
     return Failed(name=REGRESSED, message=result["nightly"]["line"], data=data)
 
 
-def night_of(config: RunConfig) -> dict[str, Any]:
+def night_of(config: FlowConfig) -> dict[str, Any]:
     """Run the flow; the result of its night, whether or not something regressed. The exception of one that fails is raised."""
     state = cast(State[dict[str, Any]], nightly(config, return_state=True))
     return cast(dict[str, Any], state.result(raise_on_failure=state.name != REGRESSED))

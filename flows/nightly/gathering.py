@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import tasks.data
-from flows.config import RunConfig
+from flows.config import AdaptConfig, FlowConfig
 from flows.run import Output, Run
 from flows.session import plain_config
-from flows.stages import PIPELINE, SUPERNET
+from flows.stages import PIPELINE
 from flows.stages.inputs import data_key, model_key
-from flows.stages.spec import ALONE, Outputs
+from flows.stages.spec import ALONE, Outputs, trained_supernet
 from flows.versions import library_versions
 from profiling_agents.messages import Capabilities
 from tasks.artifacts import MadeFrom, digest_of
@@ -38,18 +38,20 @@ FinishedStages = Sequence[Output]
 
 
 def gather(
-    run: Run, config: RunConfig, outputs: Outputs, finished: FinishedStages, watched: Mapping[str, Output], began: str
+    run: Run, config: FlowConfig, outputs: Outputs, finished: FinishedStages, watched: Mapping[str, Output], began: str
 ) -> Night:
     """The record of tonight. finished: all stages but those of `watched`, which timed the devices."""
     sensitivities = AccuracyValidation.read(outputs["sensitivities"][ALONE].folder / ACCURACY_FILE)
+    supernet = digest_of(trained_supernet(config, outputs))
+    network = supernet if isinstance(config, AdaptConfig) else digest_of(model_key(config.model))
     libraries = {f"library {name}": version for name, version in library_versions().items()}
     return Night(
         began=began,
         network=config.name,
         run=run.folder.name,
         settings={name: value for name, value in plain_config(config).items() if name not in NO_INPUTS},
-        supernet=digest_of(outputs["finetune"][ALONE].folder / SUPERNET),
-        inputs={"data": digest_of(data_key(config.data)), "network": digest_of(model_key(config.model)), **libraries},
+        supernet=supernet,
+        inputs={"data": digest_of(data_key(config.data)), "network": network, **libraries},
         stages=tuple(_stages(finished, tuple(config.device))),
         devices={name: _device(run, name, outputs, watched[name]) for name in config.device},
         test_images=len(tasks.data.load(config.data, "test")),

@@ -10,7 +10,7 @@ import httpx
 from prefect import get_run_logger
 from prefect.events import emit_event
 
-from flows.config import RunConfig
+from flows.config import FlowConfig
 from flows.storage.address import is_shared
 from tasks.errors import UserError
 from tasks.nightly import Finding, Night
@@ -24,7 +24,7 @@ POST_SECONDS = 10.0
 HINT = "put the URL there alone, on one line, or set nightly.webhook_file=null"
 
 
-def webhook_of(config: RunConfig) -> str | None:
+def webhook_of(config: FlowConfig) -> str | None:
     """The URL in the file of the settings; None without one. UserError in one line, which does not tell the URL."""
     file = config.nightly.webhook_file
     if file is None:
@@ -64,7 +64,7 @@ def _told(device: str, findings: list[Finding]) -> str:
     return f"{device}: {', '.join(parts)}" if device else ", ".join(parts)
 
 
-def tell(config: RunConfig, night: Night, page: Path, webhook: str | None) -> None:
+def tell(config: FlowConfig, night: Night, page: Path, webhook: str | None) -> None:
     """Tell of a regression, inside a flow run. A webhook that does not take it is told in the log, and ends no night."""
     line, logger = line_of(night, page), get_run_logger()
     logger.error(line)

@@ -21,7 +21,7 @@ def _watch(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
         return time_device(
-            at.training.nightly,
+            config.nightly,
             config.profile_of(at.device),
             config.predict,
             at.trained,
@@ -48,7 +48,7 @@ WATCH = StageSpec(
     needs=("finetune", "profile", "export"),
     reads=("engine",),
     modules=("tasks.nightly.timing",),
-    settings=lambda at: key_settings(at.training.nightly),
+    settings=lambda at: key_settings(at.config.nightly),
     inputs=lambda at: (at.fingerprint, at.device, at.file("export", EXPORTS_FILE)),
     artifacts=lambda at: (TIMES_FILE,),
     facts=of(NightTimes, _told),

@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from flows.config import RunConfig
+from flows.config import FlowConfig
 from flows.nightly.causes import changed_inputs, changed_stages, table_differences
 from flows.nightly.champion import promote, propose
 from flows.nightly.gathering import gather, with_times
@@ -17,7 +17,7 @@ from flows.nightly.message import line_of, tell, webhook_of
 from flows.nightly.showing import publish_night
 from flows.nightly.watching import WATCH, WATCH_AGAIN
 from flows.run import Run
-from flows.stages import PIPELINE
+from flows.stages import table_of
 from flows.stages.spec import Outputs
 from flows.stages.walk import work
 from flows.storage.layout import NIGHTS_FOLDER
@@ -31,7 +31,7 @@ TIMED = ("operator", "SubNet", "front")
 """Findings that rest on latencies of the night."""
 
 
-def work_night(config: RunConfig) -> dict[str, Any]:
+def work_night(config: FlowConfig) -> dict[str, Any]:
     """Work a night, inside a flow run. The result is that of a run, with `nightly` and `regressed` besides.
 
     Several workers may be at one night: one of them concludes it, and the others have what it found.
@@ -57,10 +57,10 @@ def work_night(config: RunConfig) -> dict[str, Any]:
                 return told
             return _Tonight(run, config, outputs, history, began).conclude(webhook)
 
-    return tailor(PIPELINE, config, "report", conclude=conclude)
+    return tailor(table_of(config), config, "report", conclude=conclude)
 
 
-def concluded(config: RunConfig, run: str, history: History, known: set[str]) -> dict[str, Any] | None:
+def concluded(config: FlowConfig, run: str, history: History, known: set[str]) -> dict[str, Any] | None:
     """What another worker of a run (its key) found since this one began; None: none has. known: records that were there."""
     new = [night for night in history.nights(config.name, lambda line: None) if history.file(night).name not in known]
     night = next((one for one in reversed(new) if one.run == run), None)
@@ -78,7 +78,7 @@ class _Tonight:
     """A night whose stages are finished."""
 
     run: Run
-    config: RunConfig
+    config: FlowConfig
     outputs: Outputs
     history: History
     began: str
@@ -145,7 +145,6 @@ class _Tonight:
     def _report(self, night: Night, comparison: NightComparison, before: Night | None) -> NightReport:
         if before is None:
             return NightReport(night=night, comparison=comparison, changed=(), stages=(), tables={})
-        store = self.run.store
         return NightReport(
             night=night,
             comparison=comparison,

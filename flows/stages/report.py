@@ -11,7 +11,7 @@ from flows.config import AdaptConfig, FlowConfig, leveled
 from flows.pages.publish import publish_report
 from flows.run import Run
 from flows.session import plain_config
-from flows.stages.spec import ALONE, SUPERNET, Outputs
+from flows.stages.spec import ALONE, Outputs, trained_supernet
 from flows.tracking.metrics import speed_ups
 from flows.versions import library_versions
 from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources
@@ -45,7 +45,7 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         data=config.data.kind,
         problem=config.data.problem,
         metric=config.data.metric,
-        supernet=config.supernet if isinstance(config, AdaptConfig) else outputs["finetune"][ALONE].folder / SUPERNET,
+        supernet=trained_supernet(config, outputs),
         base=_folder(outputs, "base"),
         finetune=_folder(outputs, "finetune"),
         given=_folder(outputs, "given"),

@@ -36,6 +36,11 @@ ALONE = ""
 """Label of a stage that is worked once in a run."""
 
 
+def trained_supernet(config: FlowConfig, outputs: Outputs) -> Path:
+    """The SuperNet of a finished run: that of its last training, or the given one."""
+    return config.supernet if isinstance(config, AdaptConfig) else outputs["finetune"][ALONE].folder / SUPERNET
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """How often a stage is worked in one run: once for each label.

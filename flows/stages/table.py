@@ -1,10 +1,12 @@
 """The stages of a run, in the order that they are worked. A new stage is one row here."""
 
+from flows.config import AdaptConfig, FlowConfig
 from flows.stages.comparison import BASELINES, COMPARED, SIBLING
 from flows.stages.joint import CODINGS, JOINT
 from flows.stages.levels import FRONT
 from flows.stages.policies import POLICY
 from flows.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
+from flows.stages.spec import StageSpec
 from flows.stages.streams import STREAM, unless_streams_need_none
 from flows.stages.supernets import (
     BACKBONE,
@@ -65,3 +67,8 @@ PIPELINE = (
     *FINAL,
 )
 """From a network to checked files for every device."""
+
+
+def table_of(config: FlowConfig) -> tuple[StageSpec, ...]:
+    """The stages of a run with this config."""
+    return ADAPTATION if isinstance(config, AdaptConfig) else PIPELINE

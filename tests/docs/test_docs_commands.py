@@ -54,9 +54,8 @@ def test_the_documents_show_commands_of_the_run_time() -> None:
 def configs_of(words: Sequence[str]) -> list[RunConfig | AdaptConfig]:
     """What the command would run: one validated config, or one for each combination of a sweep."""
     arguments = parse(words)
-    adapts = arguments.command == "adapt"
-    root = "adapt" if adapts else "config"
-    model: type[RunConfig | AdaptConfig] = AdaptConfig if adapts else RunConfig
+    root = "adapt" if arguments.adapts else "config"
+    model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
     sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
     return [validate(model, compose_config(root, overrides, arguments.config_folder)) for overrides in sweep]
 

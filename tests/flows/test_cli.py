@@ -106,7 +106,7 @@ def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     program, *words = shlex.split(example)
     arguments = parse(words)
-    root, model = ("adapt", AdaptConfig) if arguments.command == "adapt" else ("config", RunConfig)
+    root, model = ("adapt", AdaptConfig) if arguments.adapts else ("config", RunConfig)
     sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
     assert program == "autotailor"
     assert all(validate(model, compose_config(root, overrides)) for overrides in sweep)
@@ -292,6 +292,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["compare", "1ms", "biggest"], "SubNet 'biggest': is no name of a SubNet; allowed: NUMBERms, largest, "),
         (["adapt"], "supernet: has no value"),
         (["adapt", "finetune.epochs=3"], "option 'finetune.epochs': is unknown"),
+        (["nightly", "supernet=net", "finetune.epochs=3"], "option 'finetune.epochs': is unknown"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
