@@ -310,14 +310,20 @@ import sys
 from pathlib import Path
 from tests.finetune import test_train_faults as faults
 
-faults.train(Path(sys.argv[1]), first_core=1, **faults.two_nodes(int(sys.argv[2])))
+faults.train(Path(sys.argv[1]), first_core=1, **faults.two_nodes(int(sys.argv[2]), int(sys.argv[3])))
 """
 
 
-def two_nodes(port: int) -> dict[str, Any]:
+def two_nodes(port: int, epochs: int = 1) -> dict[str, Any]:
     """Of a training that goes on with one of two nodes."""
     place = {"nodes": 2, "least_nodes": 1, "restarts": 2, "rendezvous": f"127.0.0.1:{port}"}
-    return {**place, "precision": "float64"}
+    return {**place, "precision": "float64", "epochs": epochs}
+
+
+def start_node(folder: Path, port: int, epochs: int = 1) -> "subprocess.Popen[bytes]":
+    """The second node, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([sys.executable, "-c", NODE, str(folder), str(port), str(epochs)], env=environment)
 
 
 def of_ranks() -> list[psutil.Process]:
@@ -351,8 +357,7 @@ def test_a_node_that_is_killed_is_not_waited_for_and_nothing_listens_beyond_the_
     """The node that is left goes on from its last checkpoint; torchrun and the rank of the other end with their launcher."""
     monkeypatch.setattr(launcher, "LAST_CALL_S", 20)
     port, folders = free_port(), [tmp_path / "a", tmp_path / "b"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    other = subprocess.Popen([sys.executable, "-c", NODE, str(folders[1]), str(port)], env=environment)
+    other = start_node(folders[1], port)
     killer = NodeKiller(other)
     try:
         train(folders[0], killer, **two_nodes(port))
@@ -367,6 +372,55 @@ def test_a_node_that_is_killed_is_not_waited_for_and_nothing_listens_beyond_the_
     assert killer.steps == list(range(1, STEPS + 1))
     expected = alone(tmp_path / "alone", precision="float64")
     assert losses(folders[0]) == pytest.approx(expected, rel=1e-6)
+
+
+ENDLESS = 1000
+"""Epochs; the training is interrupted once a node has come back."""
+
+
+class Companion(Silent):
+    """Starts the other node, which has an older checkpoint, while this one goes on alone; ends once both train together."""
+
+    def __init__(self, own: Path, other: Path, port: int) -> None:
+        self.own, self.other, self.port = own, other, port
+        self.lost_at = self.back_at = 0
+        self.node: subprocess.Popen[bytes] | None = None
+
+    def metrics(self, values: dict[str, float], step: int) -> None:
+        if not self.lost_at:
+            self.other.mkdir()
+            for name in ("history.jsonl", "checkpoint.safetensors"):
+                shutil.copyfile(self.own / name, self.other / name)
+            self.lost_at = max(losses(self.other))
+        elif self.node is None and step > self.lost_at + 2:
+            self.back_at, self.node = step, start_node(self.other, self.port, ENDLESS)
+        elif self.node is not None and len(self.together()) > 2:
+            raise InterruptedError
+
+    def together(self) -> dict[int, float]:
+        """Losses of the other node since it came back."""
+        return {step: loss for step, loss in losses(self.other).items() if step > self.lost_at}
+
+
+def test_a_node_that_comes_back_joins_those_that_went_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From their checkpoint, which is newer than its own."""
+    monkeypatch.setattr(launcher, "LAST_CALL_S", 1)
+    port, folders = free_port(), [tmp_path / "a", tmp_path / "b"]
+    companion = Companion(folders[0], folders[1], port)
+    try:
+        with pytest.raises(InterruptedError):
+            train(folders[0], companion, **two_nodes(port, ENDLESS))
+    finally:
+        if companion.node is not None:
+            companion.node.kill()
+            companion.node.wait()
+    own, together = losses(folders[0]), companion.together()
+    assert min(together) > companion.back_at > companion.lost_at
+    shared = own.keys() & together.keys()
+    assert len(shared) >= 2
+    assert {step: own[step] for step in shared} == {step: together[step] for step in shared}
 
 
 DIVERGING: dict[str, Any] = {"learning_rate": 1e12, "warmup_epochs": 0.0}
