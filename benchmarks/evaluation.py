@@ -40,9 +40,10 @@ from benchmarks.bars import Terminal
 from benchmarks.elastic import compiled
 from profiling_agents.messages import MIB
 from solvers.tables import Codes
+from tailor_ir import Config
 from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data import DataSettings, load_splits
-from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, Config, EvaluationData, accuracies, accuracy
+from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, EvaluationData, accuracies, accuracy
 from tasks.predict.accuracy import AccuracyPredictor, MeasuredAccuracy, Sensitivities, Sensitivity, modifications
 from tasks.predict.sums import mac_sums
 from tasks.search import Settings

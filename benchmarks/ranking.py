@@ -35,9 +35,10 @@ from benchmarks.bars import Terminal
 from benchmarks.mlp import Mlp
 from benchmarks.trained import Trained, train
 from solvers.tables import Codes, Values
+from tailor_ir import Config
 from tasks.artifacts import read_json, write_json
 from tasks.data import Split, load_splits
-from tasks.evaluation.subnets import Accuracy, Config, EvaluationData, accuracies
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities, validate
 from tasks.predict.interactions import better, describe, with_interactions
 

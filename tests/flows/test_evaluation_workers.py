@@ -10,8 +10,7 @@ import pytest
 from flows.cli import main
 from flows.workers.cluster import DaskWorkers
 from tailor_ir import Config, SuperNet
-from tasks.evaluation import subnets
-from tasks.evaluation.subnets import EvaluationData, FinishedSubNets
+from tasks.evaluation.subnets import EvaluationData, FinishedSubNets, lines
 from tests.flows.conftest import Command
 from tests.flows.tiny import TINY
 
@@ -34,7 +33,7 @@ def test_predictors_candidates_and_exports_are_evaluated_by_workers(
     here = command("predict", *changes)["stages"][0]
     with monkeypatch.context() as patch:
         patch.setattr(DaskWorkers, "evaluated", recorded)
-        patch.setattr(subnets, "_evaluated_here", None)
+        patch.setattr(lines, "evaluated_here", None)
         assert command("predict", *changes, "evaluate.workers=1")["stages"][0]["cached"], "in no key"
         command("export", *changes, "predict.validation_images=48", "evaluate.workers=1")
     (sensitivities, checked, *others), exported = (

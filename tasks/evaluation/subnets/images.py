@@ -1,0 +1,211 @@
+"""What SubNets are evaluated on, and what evaluates them elsewhere: in another precision, or in other processes.
+
+Legend: B batch, C channels, H height, W width.
+"""
+
+import copy
+import threading
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypedDict
+
+import torch
+
+from profiling_agents.messages import MIB
+from tailor_ir import Config, Statistics
+from tasks.data import Batch, Dataset
+from tasks.data.batches import rows
+from tasks.data.images import resize
+from tasks.data.samples import Size, placed
+from tasks.evaluation.recipe import EvaluationRecipe
+from tasks.evaluation.statistics import KnownStatistics
+from tasks.evaluation.subnets.record import Accuracy
+from tasks.problems import LearningProblem
+
+CALIBRATION_SEED = 0
+UPDATE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Cache:
+    """Resized images while there is room for them."""
+
+    left_bytes: float
+    batches: dict[tuple[Dataset, bool, Size, int], list[Batch]] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+class EvaluationCounts(TypedDict):
+    """Numbers of images for accuracies and for BatchNorm statistics, in batches of `batch_size`, on one device of torch."""
+
+    images: int
+    recalibration_images: int
+    batch_size: int
+    device: str
+
+
+class OtherPrecision(Protocol):
+    """Evaluates SubNets in another precision than torch's."""
+
+    @property
+    def key(self) -> Mapping[str, bool | str]:
+        """The facts besides the images that its accuracies depend on."""
+        ...
+
+    def accuracy(self, net: Any, config: Config, statistics: Statistics, data: "EvaluationData") -> Accuracy:
+        """Accuracy of one SubNet with its BatchNorm statistics. Threads call it side by side."""
+        ...
+
+
+class FinishedSubNets(NamedTuple):
+    """Accuracies of SubNets by digest, and a few words on the work so far."""
+
+    accuracies: Mapping[str, Accuracy]
+    note: str = ""
+
+
+class EvaluationWorkers(Protocol):
+    """Evaluates SubNets in other processes, which load SuperNet and images themselves."""
+
+    def evaluated(
+        self, net: Any, configs: Mapping[str, Config], data: "EvaluationData"
+    ) -> Generator[FinishedSubNets, None, None]:
+        """SubNets of `configs` (by digest) as they are finished, in any order; of a SuperNet that was loaded from a folder.
+
+        Something comes at least each `UPDATE_SECONDS`. Threads call it side by side. What is not finished when the generator is
+        closed is given up.
+        """
+        ...
+
+
+class EvaluationData:
+    """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
+
+    At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; what does not fit is
+    read or resized anew each time. BatchNorm statistics are kept, too: `known`.
+    dtype: of the images.
+    features_mib: what may be kept of the features that SubNets share while they are evaluated together.
+    precision: in which `accuracies` evaluates SubNets; None: torch does.
+    workers: the processes in which `accuracies` evaluates SubNets of a SuperNet with a folder; None: in this one.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        train: Dataset,
+        *,
+        recalibration_images: int = 512,
+        batch_size: int = 128,
+        limit: int | None = None,
+        cache_mib: float = 1024,
+        features_mib: float = 1024,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        workers: EvaluationWorkers | None = None,
+    ) -> None:
+        self.workers = workers
+        self.device = device or torch.device("cpu")
+        self._dtype = dtype
+        self.precision: OtherPrecision | None = None
+        self.features_mib = features_mib
+        self.known = KnownStatistics()
+        self._dataset, self._train = dataset, train
+        self._batch_size = min(batch_size, recalibration_images, len(train))
+        self._limit, self._recalibration_images = limit, recalibration_images
+        self._cache = _Cache(cache_mib * MIB)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The images of the evaluation."""
+        return self._dataset
+
+    @property
+    def problem(self) -> LearningProblem:
+        """The learning problem by which answers are judged."""
+        return self._dataset.problem
+
+    @property
+    def counts(self) -> EvaluationCounts:
+        """The numbers of images and their batches."""
+        return {
+            "images": self._count(False),
+            "recalibration_images": self._count(True),
+            "batch_size": self._batch_size,
+            "device": self.device.type,
+        }
+
+    @property
+    def recipe(self) -> EvaluationRecipe:
+        """The settings by which another process loads these images; of splits as `load_splits` makes them."""
+        split = self._dataset.split
+        assert split is not None
+        assert (self._train.split, self._train.settings) == ("train", self._dataset.settings)
+        assert self._dtype == torch.float32
+        return EvaluationRecipe(
+            data=self._dataset.settings,
+            split=split,
+            fingerprint=(self._dataset.fingerprint, self._train.fingerprint),
+            limit=self._limit,
+            recalibration_images=self._recalibration_images,
+            batch_size=self._batch_size,
+            features_mib=self.features_mib,
+            device=self.device.type,
+        )
+
+    def of(self, dataset: Dataset, *, limited: bool = True) -> "EvaluationData":
+        """Other images to evaluate on, with the same training images and statistics. limited: as many images as here."""
+        other = copy.copy(self)
+        other._dataset = dataset
+        other._limit = self._limit if limited else None
+        return other
+
+    def in_precision(self, precision: OtherPrecision | None) -> "EvaluationData":
+        """The same images and statistics, for accuracies in another precision; None: in torch's."""
+        other = copy.copy(self)
+        other.precision = precision
+        return other
+
+    def batches(self, size: Size) -> Iterable[Batch]:
+        """Samples to evaluate on in a size, with their targets."""
+        return self._resized(False, size)
+
+    def calibration(self, size: Size) -> Iterable[Any]:
+        """Training samples in a size, x of their batches: shuffled once and for all, not augmented."""
+        return (x_BCHW for x_BCHW, _ in self._resized(True, size))
+
+    def _resized(self, calibration: bool, size: Size) -> Iterable[Batch]:
+        with self._cache.lock:
+            return self._cached(calibration, size)
+
+    def _cached(self, calibration: bool, size: Size) -> Iterable[Batch]:
+        dataset = self._train if calibration else self._dataset
+        count = self._count(calibration)
+        key = (dataset, calibration, size, count)
+        if key not in self._cache.batches:
+            needed_bytes = count * dataset.form.numbers(size) * self._dtype.itemsize
+            if needed_bytes > self._cache.left_bytes:
+                return self._read(calibration, size)
+            self._cache.left_bytes -= needed_bytes
+            self._cache.batches[key] = list(self._read(calibration, size))
+        return self._cache.batches[key]
+
+    def _count(self, calibration: bool) -> int:
+        if calibration:
+            return min(len(self._train), self._recalibration_images)
+        return min(len(self._dataset), self._limit or len(self._dataset))
+
+    def _read(self, calibration: bool, size: Size) -> Iterable[Batch]:
+        base = self._dataset.form.size
+        if size != base:
+            yield from ((resize(x, size), y) for x, y in self._resized(calibration, base))
+            return
+        left = self._count(calibration)
+        if calibration:
+            source = self._train.batches(self._batch_size, seed=CALIBRATION_SEED, augment=False)
+        else:
+            source = self._dataset.batches(self._batch_size)
+        for x_BCHW, target in source:
+            yield placed(rows(x_BCHW, 0, left), self.device, self._dtype), target[:left].to(self.device)
+            left -= len(target)
+            if left <= 0:
+                return

@@ -1,0 +1,84 @@
+"""The accuracy of one network, and its line in a file. Legend: N samples."""
+
+import base64
+import math
+from typing import NamedTuple, NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailor_ir import Config
+from tasks.problems import Tallied
+
+
+class EvaluatedLine(TypedDict):
+    """A line of a file of accuracies: a SubNet, and its `Accuracy`."""
+
+    digest: str
+    config: Config
+    correct: float
+    total: int
+    loss: float
+    hits: str
+    scores: NotRequired[str]
+
+
+class Accuracy(NamedTuple):
+    """Correct answers for `total` images, and the mean loss.
+
+    correct: as many as are classified correctly; where answers are more or less good, `total` times the learning problem's
+    score (`tasks.problems.Tallied`). hits: which are classified correctly, bits in base64. scores: those of single images
+    in other problems, float16 in base64.
+    """
+
+    correct: float
+    total: int
+    loss: float
+    hits: str = ""
+    scores: str = ""
+
+    @classmethod
+    def of(cls, line: EvaluatedLine) -> "Accuracy":
+        """The accuracy in a line of a file."""
+        return cls(line["correct"], line["total"], line["loss"], line["hits"], line.get("scores", ""))
+
+    @classmethod
+    def tallied(cls, found: Tallied) -> "Accuracy":
+        """The accuracy of a network whose answers are tallied."""
+        total = len(found.each_N)
+        if found.each_N.dtype == np.bool_:
+            right_N = found.each_N.astype(np.bool_)
+            hits = base64.b64encode(np.packbits(right_N).tobytes()).decode()
+            return cls(int(right_N.sum()), total, found.loss, hits)
+        scores = base64.b64encode(found.each_N.astype("<f2").tobytes()).decode()
+        return cls(found.score * total, total, found.loss, scores=scores)
+
+    def line(self, digest: str, config: Config) -> EvaluatedLine:
+        """The accuracy of a SubNet, as a file has it."""
+        line = EvaluatedLine(
+            digest=digest, config=config, correct=self.correct, total=self.total, loss=self.loss, hits=self.hits
+        )
+        if self.scores:
+            line["scores"] = self.scores
+        return line
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each image was classified correctly (total,), from `hits`."""
+        bits = np.frombuffer(base64.b64decode(self.hits), np.uint8)
+        assert len(bits) == math.ceil(self.total / 8)
+        return np.unpackbits(bits, count=self.total).astype(bool)
+
+    @property
+    def each(self) -> NDArray[np.float64]:
+        """The score of each image alone (total,), in [0, 1]: 1 and 0 where it is classified."""
+        if not self.scores:
+            return self.right.astype(np.float64)
+        found = np.frombuffer(base64.b64decode(self.scores), "<f2").astype(np.float64)
+        assert len(found) == self.total
+        return found
+
+    @property
+    def share(self) -> float:
+        """The score of the learning problem in [0, 1], such as top-1 accuracy or mean IoU."""
+        return self.correct / self.total

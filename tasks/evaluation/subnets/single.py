@@ -1,0 +1,74 @@
+"""One network after the other: its answers, its accuracy, and its BatchNorm statistics.
+
+Legend: B batch, C channels, H height, W width, K classes.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailor_ir import Config, Statistics
+from tasks.data import Batch
+from tasks.data.batches import Inputs, answers
+from tasks.evaluation.subnets.images import EvaluationData
+from tasks.evaluation.subnets.record import Accuracy
+from tasks.problems import CLASSIFICATION, LearningProblem, Tallied
+
+
+@torch.no_grad()
+def tallied(
+    forward: Callable[..., torch.Tensor],
+    batches: Iterable[Batch],
+    problem: LearningProblem = CLASSIFICATION,
+) -> Tallied:
+    """How good the answers of `forward` are (x_BCHW, or each of several inputs -> raw outputs, such as logits_BK)."""
+    tally = problem.tally()
+    for x_BCHW, target in batches:
+        tally.add(answers(forward, x_BCHW), target)
+    return tally.found()
+
+
+def count_correct(
+    forward: Callable[..., torch.Tensor],
+    batches: Iterable[Batch],
+    problem: LearningProblem = CLASSIFICATION,
+) -> Accuracy:
+    """Accuracy and loss of `forward`, as `tallied`."""
+    return Accuracy.tallied(tallied(forward, batches, problem))
+
+
+def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
+    """BatchNorm statistics of one SubNet, from the training images, unless they are known; for evaluation and export."""
+    digest = net.space.digest(config)
+    statistics = data.known.get(net.elastic, digest)
+    if statistics is None:
+        statistics = net.recalibrate(config, data.calibration(net.input_size(config)))
+        data.known.put(net.elastic, digest, statistics)
+    return statistics
+
+
+def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
+    """Accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
+    net.elastic.activate(config, statistics_of(net, config, data))
+    net.elastic.eval()
+    return count_correct(net.elastic, data.batches(net.input_size(config)), data.problem)
+
+
+def recalibrate_module(module: nn.Module, batches: Iterable[Inputs]) -> None:
+    """Set BatchNorm statistics of an ordinary network to the mean over `batches`; leaves it in eval mode."""
+    torch.optim.swa_utils.update_bn(((x,) for x in batches), _OfBatch(module))  # it takes the first of a tuple
+    module.eval()
+
+
+class _OfBatch(nn.Module):
+    """A network that takes all inputs of a batch together."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        """Its answers."""
+        return answers(self.network, x)
