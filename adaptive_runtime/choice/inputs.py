@@ -5,7 +5,7 @@ Legend: V variants, C load classes.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import copysign, floor, sqrt
+from math import ceil, copysign, floor, log10, sqrt
 from statistics import NormalDist
 from typing import Annotated, NamedTuple, Self
 
@@ -107,6 +107,11 @@ def quantile_of(above: float) -> float:
 def deviations(quantile: float) -> float:
     """How many deviations above its mean a normal variable has this quantile."""
     return NormalDist().inv_cdf(quantile)
+
+
+def quantile_told(quantile: float) -> str:
+    """A quantile as text: in three digits, or in as many as tell it from 1."""
+    return f"{quantile:.{max(3, ceil(-log10(1 - quantile)))}g}"
 
 
 def effective_factor(mean: float, deviation: float, error: float, above: float) -> float:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from adaptive_runtime.choice.decisions import ChoiceState, Decision, DecisionInputs, Step
+from adaptive_runtime.choice.inputs import quantile_told
 from adaptive_runtime.choice.lookup import FoundVariant
 from adaptive_runtime.choice.objectives import Objective
 from adaptive_runtime.errors import AdaptiveError
@@ -137,7 +138,7 @@ class Switching:
         keeps = "keeps the limits with" if found.within else "breaks a limit with"
         known = inputs.told.get(found.variant)
         return (
-            f"{self._name(found)} {keeps} {found.effective_ms:.3g} ms at {limits.quantile:.3g}, "
+            f"{self._name(found)} {keeps} {found.effective_ms:.3g} ms at {quantile_told(limits.quantile)}, "
             f"budget {limits.budget_ms:.3g} ms" + ("" if known is None else f" ({known})")
         )
 

@@ -121,6 +121,15 @@ def test_a_step_of_load_is_followed_down_at_once_and_up_after_the_wait() -> None
     assert made[6].reason.endswith("a better variant has fitted for 2 s")
 
 
+@pytest.mark.parametrize(
+    ("quantile", "told"), [(0.95, "0.95"), (0.9987, "0.999"), (0.9996, "0.9996"), (1 - 1e-9, "0.999999999")]
+)
+def test_reasons_tell_a_quantile_from_1(quantile: float, told: str) -> None:
+    limit = ChoiceLimits(budget_ms=12.0, quantile=quantile)
+    (made,) = decided(Switching(MostAccurate(VariantLookUp(THREE))), [at(0, 1.0, limit)])
+    assert f" ms at {told}, budget 12 ms" in made.reason
+
+
 def test_an_up_that_made_a_request_late_makes_the_next_one_wait_twice_as_long() -> None:
     policy = Switching(MostAccurate(VariantLookUp(THREE)), dwell_s=1.0, most_dwell_s=4.0)
     late_s, in_time_s, until_s = (3.5, 6.5, 12.0), (1.0, 18.0), 22.0
