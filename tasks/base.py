@@ -8,7 +8,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from tasks.data import Dataset, DataSettings, load_splits
-from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
+from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
 from tasks.evaluation.subnets import EvaluationData, recalibrate_module, tallied
 from tasks.finetune import checkpoint
 from tasks.finetune.device import pick_device
@@ -70,7 +70,7 @@ def run(
     if trained:
         recalibrate_module(module, images["test"].calibration(size))
     found = {split: tallied(module, one.batches(size), one.problem) for split, one in images.items()}
-    append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, found["test"])
+    append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
     save_model(module.to("cpu"), str(folder / WEIGHTS_FILE))
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
     return BaseResult(

@@ -8,7 +8,7 @@ import tailor_ir
 from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.description import check_same
 from tasks.errors import UserError
-from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
+from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
 from tasks.evaluation.ends import accuracies_of_ends
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, tallied
@@ -35,7 +35,7 @@ def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> Sta
         split: tallied(network, images.of(splits[split]).batches(size), images.problem)
         for split in ("validation", "test")
     }
-    append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, found["test"])
+    append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
     return GivenFile(validation_accuracy=found["validation"].score, test_accuracy=found["test"].score).to_json()
 
 

@@ -17,7 +17,7 @@ MODULES = ("tasks.evaluation.batches", "tasks.quantise")
 """The modules that evaluate, with all that they import."""
 LIBRARIES = ("torch", "onnxruntime")
 """The libraries that compute."""
-AccuracyFields = tuple[int | float, int, float, str, str]
+AccuracyFields = tuple[int | float, int, float, str, str, list[list[int]] | None]
 
 
 class WorkerTask(Record):

@@ -22,11 +22,17 @@ class Confusions(TypedDict):
     confusion: list[list[int]]
 
 
-def append_confusions(file: Path, digest: str, classes: Sequence[str], found: Tallied) -> None:
-    """A line for a network; none where the learning problem knows no confusions, or where there are too many classes."""
-    if found.confusion_KK is not None and len(classes) <= MOST_CLASSES:
-        line = Confusions(digest=digest, classes=list(classes), confusion=found.confusion_KK.tolist())
-        append_line(file, line)
+def confusion_of(found: Tallied) -> list[list[int]] | None:
+    """(K, K): samples by class and answer; None where the learning problem knows none, or where there are too many classes."""
+    if found.confusion_KK is None or len(found.confusion_KK) > MOST_CLASSES:
+        return None
+    return found.confusion_KK.tolist()
+
+
+def append_confusions(file: Path, digest: str, classes: Sequence[str], confusion: list[list[int]] | None) -> None:
+    """A line for a network, as `confusion_of` gives its confusions; no line for None."""
+    if confusion is not None:
+        append_line(file, Confusions(digest=digest, classes=list(classes), confusion=confusion))
 
 
 def read_confusions(file: Path) -> dict[str, Confusions]:

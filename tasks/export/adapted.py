@@ -9,7 +9,7 @@ import torch
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.adaptation import AdaptiveSubnet, SideFile, read_side_file
 from tasks.errors import UserError
-from tasks.evaluation.subnets import EvaluationData, count_correct, statistics_of
+from tasks.evaluation.subnets import Accuracy, EvaluationData, evaluated, statistics_of
 from tasks.schemas.exports import AdaptedTensors
 from tasks.schemas.front import Winner
 
@@ -30,12 +30,9 @@ class AdaptedWinner:
     aligning: Statistics
     told: AdaptedTensors
 
-    def accuracies(self, net: SuperNet, data: Mapping[str, EvaluationData]) -> dict[str, float]:
-        """The score of the learning problem in [0, 1], by split."""
-        return {
-            split: count_correct(self.subnet, images.batches(net.input_size(self.config)), images.problem).share
-            for split, images in data.items()
-        }
+    def accuracies(self, net: SuperNet, data: Mapping[str, EvaluationData]) -> dict[str, Accuracy]:
+        """Of its answers, by split."""
+        return {split: evaluated(self.subnet, net.input_size(self.config), images) for split, images in data.items()}
 
 
 Adapted = Mapping[str, AdaptedWinner]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
@@ -23,8 +22,8 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import describe
-from tasks.evaluation.confusions import CONFUSIONS_FILE, MOST_CLASSES, append_confusions
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, tallied
+from tasks.evaluation.confusions import CONFUSIONS_FILE, append_confusions
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
 from tasks.export.bundles import (
@@ -220,18 +219,18 @@ def _evaluated(
     progress: Progress,
     store: SubNetStore,
     adapted: Adapted,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Accuracy]]:
     """Accuracy by split, of each winner (digest); what is in the store or in `out` is not evaluated again.
 
     The store is of SubNets as they were; adapted ones are evaluated here.
     """
     own = {digest: one.accuracies(net, data) for digest, one in adapted.items() if digest in winners}
     configs = {digest: row.config for digest, row in winners.items() if digest not in own}
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Accuracy]] = {}
     for split, images in data.items():
         lines = accuracy_lines(store, supernet, split, images, out / EVALUATED_FILE.format(split), progress)
         of_split = accuracies(net, list(configs.values()), images, lines, progress, f"evaluate winners, {split}")
-        found[split] = {digest: one.share for digest, one in zip(configs, of_split, strict=True)}
+        found[split] = dict(zip(configs, of_split, strict=True))
         found[split] |= {digest: of_splits[split] for digest, of_splits in own.items()}
     return found
 
@@ -278,7 +277,7 @@ class Exporter:
     settings: Settings
     net: SuperNet
     data: Mapping[str, EvaluationData]
-    accuracy: Mapping[str, Mapping[str, float]]
+    accuracy: Mapping[str, Mapping[str, Accuracy]]
     maker: Maker
     provenance: Provenance
     out: Path
@@ -322,19 +321,18 @@ class Exporter:
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
         files |= ChainWriter(self.maker, images, self.out, self.policies).write(card, inputs)
-        self._tell_confusions(winner, reference)
+        self._tell_confusions(card)
         own = files["onnx_int8"].int8 if self.maker.in_int8 else None
         card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():
             write_bytes(self.out / f"{card.digest}{suffix}", content)
         return card
 
-    def _tell_confusions(self, winner: Winner, subnet: Callable[..., torch.Tensor]) -> None:
+    def _tell_confusions(self, card: Card) -> None:
         """Which classes a SubNet takes for which, of the test split, where it is asked for and has few classes."""
-        images, classes = self.data.get("test"), next(iter(self.data.values())).dataset.class_names
-        if images is not None and images.problem.name == CLASSIFICATION.name and len(classes) <= MOST_CLASSES:
-            found = tallied(subnet, images.batches(self.net.input_size(winner.config)), images.problem)
-            append_confusions(self.out / CONFUSIONS_FILE, winner.digest, classes, found)
+        if (found := self.accuracy.get("test")) is not None:
+            confusion = found[card.digest].confusion
+            append_confusions(self.out / CONFUSIONS_FILE, card.digest, card.classes, confusion)
 
     def _card(self, winner: Winner, measured: Measurement, images: EvaluationData, outputs: Images) -> Card:
         """All but the files. outputs: raw ones of some of the images."""
@@ -351,7 +349,7 @@ class Exporter:
             macs=self.net.macs(config),
             parameters=self.net.parameters(config),
             architecture=architecture(self.net, config),
-            accuracy={split: of_subnet[winner.digest] for split, of_subnet in self.accuracy.items()},
+            accuracy={split: found[winner.digest].share for split, found in self.accuracy.items()},
             files={},
             predicted_ms=winner.predicted_ms,
             latency=latency_of(measured),

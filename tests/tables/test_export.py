@@ -20,24 +20,47 @@ from profiling_agents.client import AgentClient, AgentError, MeasureSettings, lo
 from profiling_agents.messages import Measurement
 from tasks import export
 from tasks.artifacts import SubNetStore, read_lines
-from tasks.data import DataSettings, load_splits
+from tasks.data import Batch, Dataset, DataSettings, load_splits
+from tasks.data.samples import Size
 from tasks.errors import UserError
-from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.evaluation.confusions import CONFUSIONS_FILE, read_confusions
+from tasks.evaluation.subnets import EvaluationData, statistics_of, tallied
 from tasks.progress import Bar, Silent
 from tasks.schemas.candidates import Candidate, Candidates
 from tests.fronts import predicted, write_front
 
 QUICK = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0))
 HUGE_MS, TINY_MS = 1e6, 1e-6
+IMAGES = 100
 
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, EvaluationData]:
     splits = load_splits(DataSettings(kind="digits"))
     return {
-        name: EvaluationData(splits[name], splits["train"], recalibration_images=64, limit=100)
+        name: EvaluationData(splits[name], splits["train"], recalibration_images=64, limit=IMAGES)
         for name in ("validation", "test")
     }
+
+
+class Counted(EvaluationData):
+    """Keeps how many images each batch has that is read."""
+
+    def __init__(self, dataset: Dataset, train: Dataset, **options: Any) -> None:
+        super().__init__(dataset, train, **options)
+        self.read: list[int] = []
+
+    def batches(self, size: Size) -> Iterator[Batch]:
+        for x_BCHW, target in super().batches(size):
+            self.read.append(len(target))
+            yield x_BCHW, target
+
+
+@pytest.fixture(scope="module")
+def counted() -> Counted:
+    """The test images of `exported`."""
+    splits = load_splits(DataSettings(kind="digits"))
+    return Counted(splits["test"], splits["train"], recalibration_images=64, limit=IMAGES)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +78,15 @@ def exported(
     supernet: Path,
     search: Path,
     data: dict[str, EvaluationData],
+    counted: Counted,
     device: AgentClient,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, Mapping[str, Any]]:
     """The folder of the export stage and what it returned, for each device."""
-    out = tmp_path_factory.mktemp("export")
+    out, images = tmp_path_factory.mktemp("export"), {**data, "test": counted}
     store = SubNetStore(out / "subnets")
-    return out, export.run(QUICK, supernet, search, data, device, out, Silent(), store=store)
+    counted.read.clear()  # the other device's
+    return out, export.run(QUICK, supernet, search, images, device, out, Silent(), store=store)
 
 
 def test_exports_agree_with_torch_and_are_measured(
@@ -83,6 +108,20 @@ def test_exports_agree_with_torch_and_are_measured(
         assert json.loads((out / f"{card['digest']}.json").read_text()) == card
         text = (out / f"{card['digest']}.md").read_text()
         assert all(word in text for word in (card["digest"], card["device"]["fingerprint"], "licence", *file["sha256"]))
+
+
+def test_confusions_of_winners_come_from_the_pass_over_the_test_split_that_their_accuracies_take(
+    exported: tuple[Path, Mapping[str, Any]], counted: Counted, supernet: Path, data: dict[str, EvaluationData]
+) -> None:
+    (out, result), net = exported, tailor_ir.load(supernet)
+    known = read_confusions(out / CONFUSIONS_FILE)
+    for card in result["subnets"]:
+        module = net.build(card["config"], statistics_of(net, card["config"], data["test"])).eval()
+        expected_KK = tallied(module, data["test"].batches(net.input_size(card["config"]))).confusion_KK
+        assert expected_KK is not None
+        assert known[card["digest"]]["confusion"] == expected_KK.tolist()
+        assert expected_KK.trace() / IMAGES == card["accuracy"]["test"]
+    assert IMAGES <= sum(counted.read) <= IMAGES * len(result["subnets"])
 
 
 def test_a_baseline_that_was_measured_as_a_winner_is_not_measured_again(

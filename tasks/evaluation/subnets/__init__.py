@@ -9,7 +9,14 @@ from tasks.evaluation.subnets.images import (
 )
 from tasks.evaluation.subnets.lines import accuracies, accuracy_lines, known_accuracies
 from tasks.evaluation.subnets.record import Accuracy
-from tasks.evaluation.subnets.single import accuracy, count_correct, recalibrate_module, statistics_of, tallied
+from tasks.evaluation.subnets.single import (
+    accuracy,
+    count_correct,
+    evaluated,
+    recalibrate_module,
+    statistics_of,
+    tallied,
+)
 from tasks.evaluation.subnets.together import MOST_TOGETHER, evaluate_together, pieces_of
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "accuracy_lines",
     "count_correct",
     "evaluate_together",
+    "evaluated",
     "known_accuracies",
     "pieces_of",
     "recalibrate_module",

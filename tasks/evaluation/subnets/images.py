@@ -125,6 +125,11 @@ class EvaluationData:
         return self._dataset.problem
 
     @property
+    def tells_confusions(self) -> bool:
+        """Whether accuracies have a confusion matrix: those of the test split, on which few networks are evaluated."""
+        return self._dataset.split == "test"
+
+    @property
     def counts(self) -> EvaluationCounts:
         """The numbers of images and their batches."""
         return {

@@ -1,4 +1,4 @@
-"""The accuracy of one network, and its line in a file. Legend: N samples."""
+"""The accuracy of one network, and its line in a file. Legend: K classes, N samples."""
 
 import base64
 import math
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailor_ir import Config
+from tasks.evaluation.confusions import confusion_of
 from tasks.problems import Tallied
 
 
@@ -21,6 +22,7 @@ class EvaluatedLine(TypedDict):
     loss: float
     hits: str
     scores: NotRequired[str]
+    confusion: NotRequired[list[list[int]]]
 
 
 class Accuracy(NamedTuple):
@@ -28,7 +30,7 @@ class Accuracy(NamedTuple):
 
     correct: as many as are classified correctly; where answers are more or less good, `total` times the learning problem's
     score (`tasks.problems.Tallied`). hits: which are classified correctly, bits in base64. scores: those of single images
-    in other problems, float16 in base64.
+    in other problems, float16 in base64. confusion: samples by class (rows) and answer (columns), (K, K); None: not kept.
     """
 
     correct: float
@@ -36,22 +38,24 @@ class Accuracy(NamedTuple):
     loss: float
     hits: str = ""
     scores: str = ""
+    confusion: list[list[int]] | None = None
 
     @classmethod
     def of(cls, line: EvaluatedLine) -> "Accuracy":
         """The accuracy in a line of a file."""
-        return cls(line["correct"], line["total"], line["loss"], line["hits"], line.get("scores", ""))
+        scores, confusion = line.get("scores", ""), line.get("confusion")
+        return cls(line["correct"], line["total"], line["loss"], line["hits"], scores, confusion)
 
     @classmethod
-    def tallied(cls, found: Tallied) -> "Accuracy":
-        """The accuracy of a network whose answers are tallied."""
-        total = len(found.each_N)
+    def tallied(cls, found: Tallied, *, confusions: bool = False) -> "Accuracy":
+        """The accuracy of a network whose answers are tallied. confusions: whether `confusion` is kept."""
+        total, confusion = len(found.each_N), confusion_of(found) if confusions else None
         if found.each_N.dtype == np.bool_:
             right_N = found.each_N.astype(np.bool_)
             hits = base64.b64encode(np.packbits(right_N).tobytes()).decode()
-            return cls(int(right_N.sum()), total, found.loss, hits)
+            return cls(int(right_N.sum()), total, found.loss, hits, confusion=confusion)
         scores = base64.b64encode(found.each_N.astype("<f2").tobytes()).decode()
-        return cls(found.score * total, total, found.loss, scores=scores)
+        return cls(found.score * total, total, found.loss, scores=scores, confusion=confusion)
 
     def line(self, digest: str, config: Config) -> EvaluatedLine:
         """The accuracy of a SubNet, as a file has it."""
@@ -60,6 +64,8 @@ class Accuracy(NamedTuple):
         )
         if self.scores:
             line["scores"] = self.scores
+        if self.confusion is not None:
+            line["confusion"] = self.confusion
         return line
 
     @property

@@ -12,6 +12,7 @@ from torch import nn
 from tailor_ir import Config, Statistics
 from tasks.data import Batch
 from tasks.data.batches import Inputs, answers
+from tasks.data.samples import Size
 from tasks.evaluation.subnets.images import EvaluationData
 from tasks.evaluation.subnets.record import Accuracy
 from tasks.problems import CLASSIFICATION, LearningProblem, Tallied
@@ -39,6 +40,12 @@ def count_correct(
     return Accuracy.tallied(tallied(forward, batches, problem))
 
 
+def evaluated(forward: Callable[..., torch.Tensor], size: Size, data: EvaluationData) -> Accuracy:
+    """Accuracy of `forward` on the images of `data` in a size."""
+    found = tallied(forward, data.batches(size), data.problem)
+    return Accuracy.tallied(found, confusions=data.tells_confusions)
+
+
 def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
     """BatchNorm statistics of one SubNet, from the training images, unless they are known; for evaluation and export."""
     digest = net.space.digest(config)
@@ -53,7 +60,7 @@ def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
     """Accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
     net.elastic.activate(config, statistics_of(net, config, data))
     net.elastic.eval()
-    return count_correct(net.elastic, data.batches(net.input_size(config)), data.problem)
+    return evaluated(net.elastic, net.input_size(config), data)
 
 
 def recalibrate_module(module: nn.Module, batches: Iterable[Inputs]) -> None:

@@ -89,7 +89,7 @@ class _Work:
         for x_BCHW, target in self._counted(self.data.batches(size)):
             for position, outputs in together(x_BCHW):
                 tallies[position].add(outputs, target)
-        return [Accuracy.tallied(tally.found()) for tally in tallies]
+        return [Accuracy.tallied(tally.found(), confusions=self.data.tells_confusions) for tally in tallies]
 
     def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
         elastic, known = self.net.elastic, self.data.known
