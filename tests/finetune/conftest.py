@@ -1,4 +1,4 @@
-"""One uninterrupted training with one process, which the others are compared with."""
+"""Uninterrupted trainings, which others are compared with."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from tasks.artifacts import read_lines
 from tasks.schemas.stored import StageResult
-from tests.finetune.small_training import train
+from tests.finetune import short_training, small_training
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,14 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, A
     temporary = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
-        result = train(folder, processes=1)
+        result = small_training.train(folder, processes=1)
     assert not list(temporary.glob("torchelastic*")), "torchrun's folder of logs is left"
     return read_lines(folder / "history.jsonl"), result, folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One epoch of two ranks, with a moving average of the weights."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    short_training.train(folder, processes=2, average=0.9)
+    return folder

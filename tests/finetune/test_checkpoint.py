@@ -13,8 +13,8 @@ from tasks.finetune import checkpoint
 from tasks.finetune.device import fitting_processes
 from tasks.finetune.loop import learning_rate, make_optimiser
 from tasks.finetune.settings import Settings, TrainSettings
-from tasks.progress import Silent
 from tests.damage import DAMAGES, Damage, delete
+from tests.finetune.listener import Listener
 
 
 def tied_network(seed: int) -> nn.Module:
@@ -65,16 +65,6 @@ def test_restored_run_goes_on_exactly(tmp_path: Path, optimiser: str, make: Call
         assert train_step(restored, restored_state, seed) == train_step(network, state, seed)
     for one, other in zip(restored.state_dict().values(), network.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-
-
-class Listener(Silent):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def stored(folder: Path) -> Path:

@@ -28,9 +28,9 @@ from tasks.finetune.networks.sampling import sample_roles, with_alternatives
 from tasks.finetune.phases import REFINING, phases_of, split_epochs
 from tasks.progress import Silent
 from tasks.schemas.stored import StageResult
+from tests.finetune.listener import Listener
 from tests.finetune.one_rank import killed_at, train_here
 from tests.finetune.small_training import MODEL
-from tests.finetune.test_train_faults import Listener
 
 DIGITS = DataSettings(kind="digits", augment=False)
 SPACE: Any = {"stage.4.width_mult": (0.5, 1.0), "*.block": ("merged", "pruned_0.5", "low_rank_0.5", "separable")}

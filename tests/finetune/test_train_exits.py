@@ -26,9 +26,9 @@ from tasks.finetune.networks.exits.opening import joint_roles
 from tasks.finetune.phases import TrainingPhase, phases_of
 from tasks.finetune.settings import ExitTraining
 from tasks.progress import Silent
+from tests.finetune.listener import Listener
 from tests.finetune.one_rank import killed_at, train_here
 from tests.finetune.small_training import MODEL
-from tests.finetune.test_train_faults import Listener
 
 DIGITS = DataSettings(kind="digits", augment=False)
 EXITS = ("stage.1", "stage.3", "last")
