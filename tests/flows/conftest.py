@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.flows.prefect_server import Server, started
+from tests.flows.text_run import TUNED
 from tests.flows.tiny import FEW, TINY
 from tests.postgres import Postgres, programs
 from tests.postgres import postgres as started_postgres
@@ -87,6 +88,13 @@ def adapting(finished: dict[str, Any], command: Command, tmp_path_factory: pytes
 def adapted(adapting: Command) -> tuple[dict[str, Any], Path]:
     """The report of that adaptation, and its output folder."""
     return adapting("adapt"), adapting.output
+
+
+@pytest.fixture(scope="session")
+def text_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Command]:
+    """The report of a run of a small text encoder, whose engine is tuned, and the command that made it."""
+    own = Command(tmp_path_factory.mktemp("texts") / "out", TUNED)
+    return own("run"), own
 
 
 @pytest.fixture(scope="session")

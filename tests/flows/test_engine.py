@@ -1,6 +1,5 @@
 """The engine of a device in a whole run: chosen before anything is profiled, used by every stage behind it, and reported."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,12 @@ from flows.cli import main
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.schemas.exports import EXPORTS_FILE, Exports
 from tests.flows.conftest import Command
-from tests.flows.tiny import TINY
+from tests.flows.text_run import UNTUNED
 
 pytestmark = pytest.mark.slow
 
-QUICK = "engine.measure.patience=0"
-FIXED = "device.onnxruntime.engine.graph=basic"
-TUNED = ("engine.tune=true", "engine.rounds=3", "engine.random_subnets=1", "engine.measure.time_cap_ms=3", QUICK, FIXED)
 BASIC = {"graph": "basic"}
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    return Command(tmp_path_factory.mktemp("engine") / "out")
-
-
-@pytest.fixture(scope="module")
-def report(own: Command, trained_stages: Callable[[Path, Sequence[str]], None]) -> dict[str, Any]:
-    """Trained before: an engine is chosen behind the training."""
-    trained_stages(own.output, ["base", "compile", "finetune", "enumerate"])
-    return own("run", *TUNED)
+Run = tuple[dict[str, Any], Command]
 
 
 def folder(output: Path, stage: str) -> Path:
@@ -37,7 +22,8 @@ def folder(output: Path, stage: str) -> Path:
     return found
 
 
-def test_every_stage_behind_it_runs_models_with_the_chosen_engine(own: Command, report: dict[str, Any]) -> None:
+def test_every_stage_behind_it_runs_models_with_the_chosen_engine(text_run: Run) -> None:
+    report, own = text_run
     stages = [row["stage"] for row in report["stages"]]
     assert stages.index("compile") < stages.index("engine/onnxruntime") < stages.index("profile/onnxruntime")
     chosen = ChosenEngine.read(folder(own.output, "engine") / ENGINE_FILE)
@@ -51,7 +37,8 @@ def test_every_stage_behind_it_runs_models_with_the_chosen_engine(own: Command, 
         assert "graph=basic" in (folder(own.output, "export") / f"{card.digest}.md").read_text()
 
 
-def test_the_report_says_what_the_engine_brings(own: Command, report: dict[str, Any]) -> None:
+def test_the_report_says_what_the_engine_brings(text_run: Run) -> None:
+    report, own = text_run
     (device,) = report["devices"]
     (card,) = [one for one in report["headline"] if one["label"] == "onnxruntime: engine"]
     assert card["value"] == f"{device['engine']['speed_up']:.2f} ×"
@@ -59,16 +46,18 @@ def test_the_report_says_what_the_engine_brings(own: Command, report: dict[str, 
     assert "Every latency on this page is with it" in (own.output / "report.html").read_text()
 
 
-def test_the_same_command_again_times_nothing(own: Command, report: dict[str, Any]) -> None:
-    assert all(row["cached"] for row in own("run", *TUNED)["stages"])
-    states = {row["stage"]: row["state"] for row in own("run", *TUNED, "--dry-run")["dry_run"]}
+def test_the_same_command_again_times_nothing(text_run: Run) -> None:
+    _, own = text_run
+    assert all(row["cached"] for row in own("run")["stages"])
+    states = {row["stage"]: row["state"] for row in own("run", "--dry-run")["dry_run"]}
     assert states.pop("report") == "to work"
     assert set(states.values()) == {"complete"}
 
 
-def test_tables_of_other_engines_are_kept_apart(own: Command, report: dict[str, Any]) -> None:
-    assert own("profile", *TUNED, "--dry-run")["plan"]["onnxruntime"]["to_measure"] == 0
-    plain = own("profile", "--dry-run")["plan"]["onnxruntime"]
+def test_tables_of_other_engines_are_kept_apart(text_run: Run) -> None:
+    _, own = text_run
+    assert own("profile", "--dry-run")["plan"]["onnxruntime"]["to_measure"] == 0
+    plain = Command(own.output, UNTUNED)("profile", "--dry-run")["plan"]["onnxruntime"]
     assert (plain["known"], plain["to_measure"]) == (0, plain["operators"])
 
 
@@ -79,9 +68,7 @@ def test_tables_of_other_engines_are_kept_apart(own: Command, report: dict[str, 
         ("engine.fixed.winograd=off", "engine: no option 'winograd' on this device"),
     ],
 )
-def test_an_unknown_choice_is_one_line(
-    own: Command, report: dict[str, Any], capsys: pytest.CaptureFixture[str], word: str, line: str
-) -> None:
-    assert main(["profile", *TINY, f"output_dir={own.output}", word]) == 2
+def test_an_unknown_choice_is_one_line(text_run: Run, capsys: pytest.CaptureFixture[str], word: str, line: str) -> None:
+    assert main(["profile", *UNTUNED, f"output_dir={text_run[1].output}", word]) == 2
     (said,) = [one for one in capsys.readouterr().err.splitlines() if "engine of device" in one]
     assert line in said

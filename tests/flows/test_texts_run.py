@@ -14,38 +14,18 @@ import tailor_ir
 from adaptive_runtime.bundles import OpenBundle
 from flows.cli import main
 from tests.flows.conftest import Command
-from tests.flows.tiny import TINY
+from tests.flows.text_run import LENGTH, SHORTER
 from tests.runtime.c_client import CClient, client_object, client_program, client_source, sanitizer_flags
 from tests.runtime.conftest import PATIENT, LocalServed, served_locally
 from tests.runtime.test_local_socket import by_http
 
-LENGTH, SHORTER = 16, 8
 TEXTS = ["The soup was not good, and the bed was dirty.", "", "xyzzy " * 40]
-OWN = (
-    "model=callable",
-    "model.name=conf.networks.text_encoder:network",
-    "model.options={width:16,heads:2,depth:2,expand:2}",
-    "data=texts",
-    "data.images=240",
-    f"data.resolution={LENGTH}",
-    f"space.sequence_length=[{SHORTER},{LENGTH}]",
-    "space.expand_ratio=[1,2]",
-    "export.bundle=true",
-)
-WORDS = (*OWN, *(word for word in TINY if not word.startswith(("model.name", "data", "space"))))
-Run = tuple[dict[str, Any], Path]
+Run = tuple[dict[str, Any], Command]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The report of a run, and its folder."""
-    folder = tmp_path_factory.mktemp("texts") / "out"
-    return Command(folder, WORDS)("run"), folder
-
-
-@pytest.fixture(scope="module")
-def bundle(run: Run) -> OpenBundle:
-    return OpenBundle.open(run[1] / "exports" / "onnxruntime" / "bundle")
+def bundle(text_run: Run) -> OpenBundle:
+    return OpenBundle.open(text_run[1].output / "exports" / "onnxruntime" / "bundle")
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +47,8 @@ def expected(folder: Path, bundle: OpenBundle, x_NT: np.ndarray) -> dict[str, np
     return found
 
 
-def test_a_run_finds_exports_and_checks_subnets_of_texts(run: Run, bundle: OpenBundle) -> None:
-    report, folder = run
+def test_a_run_finds_exports_and_checks_subnets_of_texts(text_run: Run, bundle: OpenBundle) -> None:
+    report, own = text_run
     (device,) = report["devices"]
     assert report["metric"] == "top-1 accuracy"
     assert len(device["winners"]) == 10
@@ -77,18 +57,18 @@ def test_a_run_finds_exports_and_checks_subnets_of_texts(run: Run, bundle: OpenB
     assert {row["digest"] for row in device["winners"]} == bundle.manifest.by_digest.keys()
     with adaptive_runtime.load(bundle.folder, prepares=False) as model:
         x_NT = model.tokens(TEXTS)
-        for digest, logits_NK in expected(folder, bundle, x_NT).items():
+        for digest, logits_NK in expected(own.output, bundle, x_NT).items():
             model.use(digest)
             np.testing.assert_allclose(model.infer(x_NT).logits, logits_NK, atol=1e-4)
 
 
 def test_a_service_answers_numbers_of_words_as_torch_by_http_and_by_its_socket(
-    run: Run, bundle: OpenBundle, local: LocalServed
+    text_run: Run, bundle: OpenBundle, local: LocalServed
 ) -> None:
     vocabulary = bundle.vocabulary()
     assert vocabulary is not None
     x_NT = vocabulary.tokens(TEXTS, LENGTH)
-    wanted = expected(run[1], bundle, x_NT)
+    wanted = expected(text_run[1].output, bundle, x_NT)
     with local.client() as client:
         logits, parameters = by_http(local.http, x_NT)
         np.testing.assert_allclose(logits, wanted[parameters["subnet"]], atol=1e-4)
@@ -111,7 +91,7 @@ def test_a_service_answers_numbers_of_words_as_torch_by_http_and_by_its_socket(
 
 
 def test_the_client_in_c_asks_with_numbers_of_words(
-    run: Run, bundle: OpenBundle, local: LocalServed, tmp_path: Path
+    text_run: Run, bundle: OpenBundle, local: LocalServed, tmp_path: Path
 ) -> None:
     vocabulary = bundle.vocabulary()
     assert vocabulary is not None
@@ -122,9 +102,9 @@ def test_the_client_in_c_asks_with_numbers_of_words(
     with CClient(program, tmp_path / "texts.i64", LENGTH, 1, 1, "tokens") as client:
         client.connect(local.path)
         found = client.answer(f"infer {len(TEXTS)} 0 -")
-    np.testing.assert_allclose(found.logits, expected(run[1], bundle, x_NT)[found.subnet], atol=1e-4)
+    np.testing.assert_allclose(found.logits, expected(text_run[1].output, bundle, x_NT)[found.subnet], atol=1e-4)
 
 
-def test_stress_refuses_texts_in_one_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stress", "onnxruntime", f"output_dir={run[1]}"]) == 2
+def test_stress_refuses_texts_in_one_line(text_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress", "onnxruntime", f"output_dir={text_run[1].output}"]) == 2
     assert "is of texts; stress asks with images; serve it: " in capsys.readouterr().err
