@@ -91,6 +91,29 @@ def adapted(adapting: Command) -> tuple[dict[str, Any], Path]:
 
 
 @pytest.fixture(scope="session")
+def leveled(
+    command: Command, adapting: Command, adapted: tuple[dict[str, Any], Path]
+) -> tuple[dict[str, Any], Command]:
+    """The report of an adaptation whose bundle has all levels, and the command that made it.
+
+    The second device is ncnn on this machine, so that the bundle has its format. It also stands for another machine, which
+    counts as a hundredth of its time, behind fast links. Other runs have measured both devices already.
+    """
+    _, others = adapted
+    words = [word for word in adapting.words if not word.startswith("device")]
+    words += ["device=[onnxruntime,ncnn_bf16]", "export.bundle=true", "export.together={onnxruntime:[ncnn_bf16]}"]
+    words += ["export.placed=true", "partition.devices=[onnxruntime,ncnn_bf16]", "partition.bandwidth_mbps=[1000]"]
+    words += ["partition.latency_ms=0.001", "partition.slow_down={ncnn_bf16:0.01}", "partition.coding=int8"]
+    words += ["partition.plans_bandwidth_mbps=[10,10000]"]
+    words += ["partition.radio={sending_mw:10,mw_per_mbps:1,waiting_mw:1}"]
+    own = Command(others.with_name("leveled"), tuple(words))
+    shutil.copytree(others / "stages", own.output / "stages")
+    for luts in (command.output / "luts", others / "luts"):
+        shutil.copytree(luts, own.output / "luts", dirs_exist_ok=True)
+    return own("adapt"), own
+
+
+@pytest.fixture(scope="session")
 def text_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Command]:
     """The report of a run of a small text encoder, whose engine is tuned, and the command that made it."""
     own = Command(tmp_path_factory.mktemp("texts") / "out", TUNED)

@@ -1,7 +1,5 @@
 """One machine as two devices of a run: a front over SubNets and formats, and a bundle that serves in both runtimes."""
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,26 +16,8 @@ from tasks.levels import Levels
 from tests.flows.conftest import Command
 
 
-@pytest.fixture(scope="module")
-def together(
-    command: Command, adapting: Command, adapted: tuple[dict[str, Any], Path]
-) -> tuple[dict[str, Any], Command]:
-    """The report of an adaptation to onnxruntime and ncnn on this machine, and the command that made it.
-
-    Other runs have measured both devices already.
-    """
-    _, others = adapted
-    words = [word for word in adapting.words if not word.startswith("device")]
-    words += ["device=[onnxruntime,ncnn_bf16]", "export.bundle=true"]
-    own = Command(others.with_name("together"), (*words, "export.together={onnxruntime:[ncnn_bf16]}"))
-    shutil.copytree(others / "stages", own.output / "stages")
-    for luts in (command.output / "luts", others / "luts"):
-        shutil.copytree(luts, own.output / "luts", dirs_exist_ok=True)
-    return own("adapt"), own
-
-
-def test_the_front_has_a_row_for_each_subnet_in_each_format(together: tuple[dict[str, Any], Command]) -> None:
-    report, own = together
+def test_the_front_has_a_row_for_each_subnet_in_each_format(leveled: tuple[dict[str, Any], Command]) -> None:
+    report, own = leveled
     (file,) = own.output.glob("stages/front/onnxruntime/*/levels.json")
     found = Levels.read(file)
     digests = {row["digest"] for row in report["devices"][0]["winners"]}
@@ -53,8 +33,8 @@ def test_the_front_has_a_row_for_each_subnet_in_each_format(together: tuple[dict
     assert "SubNets, exits and formats" in (own.output / "report.html").read_text()
 
 
-def test_the_bundle_serves_the_kept_rows_in_both_runtimes(together: tuple[dict[str, Any], Command]) -> None:
-    _, own = together
+def test_the_bundle_serves_the_kept_rows_in_both_runtimes(leveled: tuple[dict[str, Any], Command]) -> None:
+    _, own = leveled
     folders = list(own.output.glob("exports/*/bundle"))
     assert [folder.parent.name for folder in folders] == ["onnxruntime"]
     bundle = OpenBundle.open(folders[0])
@@ -82,8 +62,8 @@ def test_the_bundle_serves_the_kept_rows_in_both_runtimes(together: tuple[dict[s
         assert (run.runtime, run.precision, run.settings["use_bf16_storage"]) == ("ncnn", "bf16", True)
 
 
-def test_the_same_run_again_works_nothing(together: tuple[dict[str, Any], Command]) -> None:
-    _, own = together
+def test_the_same_run_again_works_nothing(leveled: tuple[dict[str, Any], Command]) -> None:
+    _, own = leveled
     config = validate(AdaptConfig, compose_config("adapt", [*own.words, f"output_dir={own.output}"]))
     states = {row.stage: row.state for row in foresee("report", config)}
     assert states["front/onnxruntime"] == "complete"

@@ -1,6 +1,5 @@
-"""A run with two devices, whose bundle has SubNets over both: front, export, and a row over a device that really answers."""
+"""A run with two devices, whose bundle has SubNets over both: front, export, and a row over a device that answers."""
 
-import shutil
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import adaptive_runtime
 from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.chains import ImagePreparation
 from adaptive_runtime.pool import Variant
-from flows.cli.commands import foresee
 from flows.compose import compose_config
 from flows.config import AdaptConfig
 from flows.validate import validate
@@ -21,20 +19,6 @@ from tests.links.devices import serving
 from tests.runtime.service_process import soon
 
 HOME, OTHER = "onnxruntime", "ncnn_bf16"
-RADIO = "partition.radio={sending_mw:10,mw_per_mbps:1,waiting_mw:1}"
-CODING = "partition.coding=int8"
-
-
-@pytest.fixture(scope="module")
-def placed(command: Command, adapting: Command) -> tuple[dict[str, Any], Command]:
-    """The report of an adaptation whose second device counts as a hundredth of its time, behind fast links."""
-    words = [word for word in adapting.words if not word.startswith("device")]
-    words += [f"device=[{HOME},{OTHER}]", "export.bundle=true", "export.placed=true"]
-    words += [f"partition.devices=[{HOME},{OTHER}]", "partition.bandwidth_mbps=[1000]", "partition.latency_ms=0.001"]
-    words += [f"partition.slow_down={{{OTHER}:0.01}}", "partition.plans_bandwidth_mbps=[10,10000]", RADIO, CODING]
-    own = Command(adapting.output.with_name("placed"), tuple(words))
-    shutil.copytree(command.output / "luts", own.output / "luts")
-    return own("adapt"), own
 
 
 def levels_of(own: Command) -> Levels:
@@ -42,8 +26,8 @@ def levels_of(own: Command) -> Levels:
     return Levels.read(file)
 
 
-def test_the_front_keeps_rows_over_devices_that_some_link_prefers(placed: tuple[dict[str, Any], Command]) -> None:
-    report, own = placed
+def test_the_front_keeps_rows_over_devices_that_some_link_prefers(leveled: tuple[dict[str, Any], Command]) -> None:
+    report, own = leveled
     found = levels_of(own)
     over = [row for row in found.rows if row.over]
     assert over
@@ -54,8 +38,8 @@ def test_the_front_keeps_rows_over_devices_that_some_link_prefers(placed: tuple[
     assert shown.count(f"over {OTHER}") == len(found.placed)
 
 
-def test_the_bundle_has_the_kept_ones_and_another_device_answers(placed: tuple[dict[str, Any], Command]) -> None:
-    _, own = placed
+def test_the_bundle_has_the_kept_ones_and_another_device_answers(leveled: tuple[dict[str, Any], Command]) -> None:
+    _, own = leveled
     (folder,) = (one for one in own.output.glob(f"exports/{HOME}/bundle"))
     bundle, kept = OpenBundle.open(folder), levels_of(own).placed
     there = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
@@ -84,13 +68,6 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(placed: tuple[d
         at_home = model.infer(x)
     assert (over.subnet, at_home.subnet) == (digest, digest)
     assert 0 < np.abs(over.logits - at_home.logits).max() <= 0.1 * np.abs(at_home.logits).max(), "in int8, or in fp32"
-
-
-def test_the_same_run_again_works_nothing(placed: tuple[dict[str, Any], Command]) -> None:
-    _, own = placed
-    config = validate(AdaptConfig, compose_config("adapt", [*own.words, f"output_dir={own.output}"]))
-    states = {row.stage: row.state for row in foresee("report", config)}
-    assert (states[f"front/{HOME}"], states[f"export/{HOME}"]) == ("complete", "complete")
 
 
 @pytest.mark.parametrize(
