@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from flows.cli import main
 from tasks.schemas.exports import Exports
 from tests.flows.conftest import Command
-from tests.flows.tiny import TINY
+from tests.flows.tiny import FEW, TINY
 
 STREAM = (
+    FEW,
     "drift.corruptions=[contrast,impulse_noise]",
     "drift.images=60",
     "stream.methods=[batchnorm]",
@@ -62,7 +63,7 @@ def test_a_side_file_of_a_stream_is_exported(finished: dict[str, Any], command: 
 
 def exported(command: Command, file: Path) -> list[dict[str, Any]]:
     """The export stage of a run whose earlier stages are finished."""
-    stages = command("export", f"export.adapted=[{file}]", "export.bundle=true")["stages"]
+    stages = command("export", FEW, f"export.adapted=[{file}]", "export.bundle=true")["stages"]
     return [stage for stage in stages if stage["stage"].startswith("export/")]
 
 
