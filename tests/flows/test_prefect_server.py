@@ -3,10 +3,10 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,12 +27,34 @@ HIGHEST_FORM_PX = 2200
 CLICKS = 5
 
 
-@pytest.fixture
-def worker(server: Server) -> Iterator[None]:
-    """A worker, as the documents start one."""
-    process = server.start(server.documented("bash", "prefect worker start"))
-    yield
-    stop(process)
+class WorkedRuns(NamedTuple):
+    """Flow runs in their final states, of an adaptation, a deployment and a mistake. folder: what the first two have left."""
+
+    adapted: dict[str, Any]
+    deployed: dict[str, Any]
+    mistaken: dict[str, Any]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def worked(server: Server, command: Command, tmp_path_factory: pytest.TempPathFactory) -> WorkedRuns:
+    """What one worker has worked, which is started as the documents say."""
+    folder = tmp_path_factory.mktemp("worked")
+    supernet = Path(command("compile")["stages"][0]["folder"]) / "supernet"
+    net = tailor_ir.compile(small_net(), torch.randn(1, 3, 16, 16), {})
+    write_bundle(net, folder / "out" / "exports" / "onnxruntime" / "bundle", largest=False)
+    settings = {"folder": str(folder / "there"), "install": "unpack", "python": sys.executable, "start": False}
+    adapt = {"supernet": str(supernet), "output_dir": str(folder / "adapted"), "until": "enumerate"}
+    deploy = {"device": "onnxruntime", "output_dir": str(folder / "out"), "settings": {"deploy": settings}}
+    mistake = {"overrides": ["finetune.epoch=3"]}
+    forms: dict[str, dict[str, Any]] = {"autotailor-adapt": adapt, "autotailor-deploy": deploy, "autotailor": mistake}
+    runs = [server.run_of(f"{flow}/on-demand", form) for flow, form in forms.items()]
+    worker = server.start(server.documented("bash", "prefect worker start"))
+    try:
+        adapted, deployed, mistaken = map(server.wait_until_ended, runs)
+        return WorkedRuns(adapted, deployed, mistaken, folder)
+    finally:
+        stop(worker)
 
 
 def test_the_parameters_are_a_short_typed_form_with_every_setting_behind_it(server: Server) -> None:
@@ -69,27 +91,17 @@ def test_the_server_plans_the_nights_of_a_schedule(server: Server) -> None:
     assert all("T02:00:00" in run["next_scheduled_start_time"] for run in planned)
 
 
-def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(
-    server: Server, worker: None, command: Command, tmp_path: Path
-) -> None:
-    supernet = Path(command("compile")["stages"][0]["folder"]) / "supernet"
-    form = {"supernet": str(supernet), "output_dir": str(tmp_path / "out")}
-    flow_run = server.run_of("autotailor-adapt/on-demand", {**form, "until": "enumerate"})
-    run = server.wait_until_ended(flow_run)
+def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(server: Server, worked: WorkedRuns) -> None:
+    run = worked.adapted
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
-    assert list((tmp_path / "out" / "stages" / "enumerate").glob("*/operators.json"))
-    artifacts = server.found("artifacts", artifacts={"flow_run_id": {"any_": [flow_run]}})
+    assert list((worked.folder / "adapted" / "stages" / "enumerate").glob("*/operators.json"))
+    artifacts = server.found("artifacts", artifacts={"flow_run_id": {"any_": [run["id"]]}})
     assert any(artifact["key"].startswith("stage-enumerate") for artifact in artifacts)
 
 
-def test_a_worker_puts_a_bundle_onto_a_device(server: Server, worker: None, tmp_path: Path) -> None:
-    net = tailor_ir.compile(small_net(), torch.randn(1, 3, 16, 16), {})
-    write_bundle(net, tmp_path / "out" / "exports" / "onnxruntime" / "bundle", largest=False)
-    settings = {"folder": str(tmp_path / "there"), "install": "unpack", "python": sys.executable, "start": False}
-    form = {"device": "onnxruntime", "output_dir": str(tmp_path / "out"), "settings": {"deploy": settings}}
-    run = server.wait_until_ended(server.run_of("autotailor-deploy/on-demand", form))
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
-    assert releases(tmp_path / "there") == {current(tmp_path / "there")}
+def test_a_worker_puts_a_bundle_onto_a_device(worked: WorkedRuns) -> None:
+    assert worked.deployed["state_type"] == "COMPLETED", worked.deployed["state"]["message"]
+    assert releases(worked.folder / "there") == {current(worked.folder / "there")}
 
 
 def asked(line: str) -> tuple[str, dict[str, Any]]:
@@ -133,8 +145,8 @@ def test_a_form_with_a_wrong_value_is_refused_before_it_is_accepted(
     assert word in answer.text
 
 
-def test_overrides_that_mean_nothing_end_a_run_at_once_with_the_line(server: Server, worker: None) -> None:
-    run = server.wait_until_ended(server.run_of("autotailor/on-demand", {"overrides": ["finetune.epoch=3"]}))
+def test_overrides_that_mean_nothing_end_a_run_at_once_with_the_line(worked: WorkedRuns) -> None:
+    run = worked.mistaken
     assert run["state_type"] == "FAILED"
     assert "option 'finetune.epoch': is unknown" in run["state"]["message"]
     assert "did you mean 'finetune.epochs'?" in run["state"]["message"]
