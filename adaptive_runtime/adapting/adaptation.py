@@ -216,7 +216,6 @@ class Adaptation:
                 self._estimate.observe(rows, run_ms, now_s, self._load)
                 self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
-                self._late |= request.spent_ms > self._limits.budget_ms
                 self._learn_caution(request.spent_ms, over_devices)
             self._renew(now_s)
 
@@ -282,6 +281,7 @@ class Adaptation:
             rest.elsewhere()
         other.unused()
         late = spent_ms > self._limits.budget_ms
+        self._late |= late
         within = self._decision is None or self._decision.within
         if late and not within:
             if over_devices and self._home_ms <= self._limits.budget_ms:
@@ -289,9 +289,8 @@ class Adaptation:
         elif late:
             if over_devices or self._was_avoidable(spent_ms):
                 caution.observe(True, self._limits.quantile, self._load)
-        elif (
-            within or caution.factor(self._load) > 1.0
-        ):  # where no variant keeps the limits, less care would do no good
+        # where no variant keeps the limits, less care than usual would do no good
+        elif within or caution.factor(self._load) > 1.0:
             caution.observe(False, self._limits.quantile, self._load)
             if over_devices and within:
                 rest.over()

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
-from adaptive_runtime.adapting import BundleVariants, ServedRun
+from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun
 from adaptive_runtime.adapting.caution import FIRST_REST
 from adaptive_runtime.bundles import NetFigures, OpenBundle, SubNetMemory
 from adaptive_runtime.choice import RequestProgress, read_log, replay
@@ -145,8 +146,23 @@ def test_one_decision_chooses_a_subnet_over_devices_and_says_why(
     assert replay(tmp_path / "decisions.jsonl", adaptation.variants.table, adaptation.policy) == len(rows)
 
 
-def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(bundle: PlacedBundle) -> None:
-    late = RequestProgress(1, 0, spent_ms=1.001 * BUDGET_MS)
+class DecidedRows(NamedTuple):
+    """What decides, the row of a SubNet at home and that over the device, and all rows but the latter."""
+
+    adaptation: Adaptation
+    home: int
+    over: int
+    but_over: frozenset[int]
+
+    def served(self, row: int, spent_ms: float) -> None:
+        """One request by a row, which took so long."""
+        run = ServedRun(self.adaptation.variants.variants[row], ("last",), 1.0)
+        self.adaptation.served([run], RequestProgress(1, 0, spent_ms=spent_ms))
+
+
+@pytest.fixture
+def decided(bundle: PlacedBundle) -> Iterator[DecidedRows]:
+    """By accuracy, with a device that is in."""
     with serving() as device:
         devices = {SERVER: device.address}
         with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, devices=devices) as model:
@@ -154,45 +170,41 @@ def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(bun
             assert adaptation is not None
             rows = adaptation.variants.variants
             home, over = (rows.index(Variant(bundle.large, placed=placed)) for placed in (False, True))
-            at_home = frozenset(range(len(rows))) - {over}
-            assert soon(lambda: adaptation.choose(without=at_home).within)
-            before = adaptation.state.care
-            assert adaptation.choose(without=frozenset({over})).variant == home
-            for _ in range(3):
-                adaptation.served([ServedRun(rows[home], ("last",), 1.0)], late)
-            then = adaptation.state.care
-            assert then[0] > 2 * before[0]
-            assert then[1] == pytest.approx(before[1], rel=0.02)  # three requests elsewhere
-            assert adaptation.choose(without=at_home).variant == over
-            for _ in range(3):
-                adaptation.served([ServedRun(rows[over], (), 1.0)], late)
-            assert adaptation.state.care[1] > 2 * then[1]
-            assert 0.9 * then[0] < adaptation.state.care[0] < then[0]
+            but_over = frozenset(range(len(rows))) - {over}
+            assert soon(lambda: adaptation.choose(without=but_over).within)
+            yield DecidedRows(adaptation, home, over, but_over)
 
 
-def test_a_device_that_was_late_where_nothing_keeps_the_limits_rests(bundle: PlacedBundle) -> None:
-    with serving() as device:
-        devices = {SERVER: device.address}
-        with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, devices=devices) as model:
-            adaptation = model.adaptation
-            assert adaptation is not None
-            rows = adaptation.variants.variants
-            home, over = (rows.index(Variant(bundle.large, placed=placed)) for placed in (False, True))
-            at_home = frozenset(range(len(rows))) - {over}
-            assert soon(lambda: adaptation.choose(without=at_home).within)
-            fastest_ms = min(adaptation.variants.table.latency_ms)
-            for rest in (FIRST_REST, 2 * FIRST_REST):
-                # home keeps this budget on average, but nothing keeps it for almost all requests
-                adaptation.set_limits(budget_ms=1.0001 * fastest_ms * adaptation._factors.mean[0], quantile=0.999999)
-                decision = adaptation.choose(without=at_home)
-                assert (decision.variant, decision.within) == (over, False)
-                late = RequestProgress(1, 0, spent_ms=2 * adaptation.limits.budget_ms)
-                adaptation.served([ServedRun(rows[over], (), 1.0)], late)
-                adaptation.set_limits(budget_ms=BUDGET_MS, quantile=0.9)
-                for _ in range(rest):
-                    assert adaptation.choose(without=frozenset({home})).variant != over
-                    adaptation.served([ServedRun(rows[home], ("last",), 1.0)], RequestProgress(1, 0, spent_ms=1.0))
-                assert adaptation.choose(without=at_home).variant == over
+def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(decided: DecidedRows) -> None:
+    adaptation, late_ms = decided.adaptation, 1.001 * BUDGET_MS
+    before = adaptation.state.care
+    assert adaptation.choose(without=frozenset({decided.over})).variant == decided.home
+    for _ in range(3):
+        decided.served(decided.home, late_ms)
+    then = adaptation.state.care
+    assert then[0] > 2 * before[0]
+    assert then[1] == pytest.approx(before[1], rel=0.02)  # three requests elsewhere
+    assert adaptation.choose(without=decided.but_over).variant == decided.over
+    for _ in range(3):
+        decided.served(decided.over, late_ms)
+    assert adaptation.state.care[1] > 2 * then[1]
+    assert 0.9 * then[0] < adaptation.state.care[0] < then[0]
+
+
+def test_a_device_that_was_late_where_nothing_keeps_the_limits_rests(decided: DecidedRows) -> None:
+    adaptation = decided.adaptation
+    fastest_ms = min(adaptation.variants.table.latency_ms)
+    for rest in (FIRST_REST, 2 * FIRST_REST):
+        # home keeps this budget on average, but nothing keeps it for almost all requests
+        adaptation.set_limits(budget_ms=1.0001 * fastest_ms * adaptation._factors.mean[0], quantile=0.999999)
+        decision = adaptation.choose(without=decided.but_over)
+        assert (decision.variant, decision.within) == (decided.over, False)
+        decided.served(decided.over, 2 * adaptation.limits.budget_ms)
+        adaptation.set_limits(budget_ms=BUDGET_MS, quantile=0.9)
+        for _ in range(rest):
+            assert adaptation.choose(without=frozenset({decided.home})).variant != decided.over
+            decided.served(decided.home, 1.0)
+        assert adaptation.choose(without=decided.but_over).variant == decided.over
 
 
 def test_values_that_no_device_takes_are_answered_at_home_and_nothing_is_taken_out(
