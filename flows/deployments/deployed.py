@@ -102,7 +102,7 @@ def work_nightly(
         preset: Settings that belong together; the fields below count over them.
         model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
         data: Which images. Default: noisy digits, without files of yours.
-        data_path: The folder of imagefolder, parquet, torchvision, coco and voc.
+        data_path: The folder of imagefolder, parquet, torchvision, coco, voc, masks and pairs.
         devices: What the network is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
         budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
@@ -166,7 +166,7 @@ def adapt_nightly(
     Args:
         supernet: Folder of a trained SuperNet on the worker's machine.
         data: The images that it was trained on. Default: noisy digits.
-        data_path: The folder of imagefolder, parquet, torchvision, coco, voc and masks.
+        data_path: The folder of imagefolder, parquet, torchvision, coco, voc, masks and pairs.
         devices: What the SuperNet is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
         budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
