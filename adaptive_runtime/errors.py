@@ -12,6 +12,10 @@ def without_passwords(text: str) -> str:
     return PASSWORD_OPTION.sub(rf"\1{HIDDEN}", USER_AND_PASSWORD.sub(rf"://\1:{HIDDEN}@", text))
 
 
+class AwayError(Exception):
+    """Other devices have not answered a run within the time for which home waits before a stand-in begins."""
+
+
 class AdaptiveError(Exception):
     """Bad input on the device: where, what it got, what is allowed, what to do next. `str(error)` is the finished line."""
 

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
-from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun
+from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun, StandInRow
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
+from adaptive_runtime.errors import AwayError
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices
 from adaptive_runtime.pool import Variant
@@ -49,6 +50,7 @@ START_S = 60.0
 """The other devices have so long to load all SubNets before the scenario begins."""
 BATTERY = "sys/class/power_supply/BAT0"
 KIB_PER_MIB = 1024
+NO_ROW = -1
 Images = NDArray[np.float32]
 
 
@@ -89,13 +91,28 @@ class ServingRows:
             if not one.placed:
                 self.serve(row, x_NCHW, math.inf)
 
-    def serve(self, row: int, x_NCHW: Images, left_ms: float) -> ServedRun:
-        """One request by a row."""
+    def serve(self, row: int, x_NCHW: Images, left_ms: float, stand_in: StandInRow | None = None) -> list[ServedRun]:
+        """One request by a row, or by a stand-in for one over devices; the run that answers is the first."""
         one = self.variants.variants[row]
-        if one.placed:
-            start_s = time.perf_counter()
-            self.placed.subnets[one.digest].runs(left_ms, len(x_NCHW)).run(x_NCHW)
-            return ServedRun(one, (), (time.perf_counter() - start_s) * 1e3)
+        if not one.placed:
+            return [self._at_home(row, x_NCHW)]
+        start_s = time.perf_counter()
+        takes_ms = None if stand_in is None else stand_in.takes_ms
+        over = self.placed.subnets[one.digest].runs(left_ms, len(x_NCHW), takes_ms)
+        runs = list[ServedRun]()
+        try:
+            over.run(x_NCHW)
+        except AwayError:
+            assert stand_in is not None, "runs wait where there is none"
+            runs.append(self._at_home(stand_in.row, x_NCHW))
+            if not over.is_back:
+                over.leave()
+                return [*runs, ServedRun(one, (), (time.perf_counter() - start_s) * 1e3, away=True)]
+            over.run(x_NCHW)
+        return [ServedRun(one, (), (time.perf_counter() - start_s) * 1e3), *runs]
+
+    def _at_home(self, row: int, x_NCHW: Images) -> ServedRun:
+        one = self.variants.variants[row]
         self.model.use(one.digest, one.exit, early=one.early, format=one.form)
         start_s = time.perf_counter()
         for _ in range(self.slower):
@@ -115,7 +132,7 @@ class PlayedSystem:
         self._loop = Adaptation(serving.variants, limits, options, placed=serving.placed)
         self._running: int | None = None
         self._switches = 0
-        self._served: list[tuple[int, float]] = []
+        self._served: list[tuple[int, int, float]] = []
         self.decided_ms: list[float] = []
 
     def request(self, x_NCHW: Images) -> None:
@@ -124,11 +141,17 @@ class PlayedSystem:
         decision = self._loop.choose(without=self._others)
         self.decided_ms.append((time.perf_counter() - start_s) * 1e3)
         self._running = decision.variant
-        run = self._serving.serve(decision.variant, x_NCHW, self._limits.budget_ms)
+        placed = self._serving.variants.variants[decision.variant].placed
+        stand_in = self._loop.stand_in() if placed else None
+        runs = self._serving.serve(decision.variant, x_NCHW, self._limits.budget_ms, stand_in)
         took_ms = (time.perf_counter() - start_s) * 1e3
         self._switches += before is not None and decision.variant != before
-        self._served.append((decision.variant, took_ms))
-        self._loop.served([run], RequestProgress().after(decision.effective_ms, took_ms))
+        row, besides = decision.variant, NO_ROW
+        if len(runs) > 1:
+            assert stand_in is not None, "it has run"
+            row, besides = (stand_in.row, row) if runs[-1].away else (row, stand_in.row)
+        self._served.append((row, besides, took_ms))
+        self._loop.served(runs, RequestProgress().after(decision.effective_ms, took_ms))
 
     def sensed(self, state: SensedState) -> None:
         """A sample of the device, with the memory that this system leaves, as if it ran alone."""
@@ -139,8 +162,8 @@ class PlayedSystem:
 
     def outcome(self, duration_s: float) -> SimulatedOutcome:
         """Of all requests so far."""
-        rows_R = np.array([row for row, _ in self._served])
-        took_ms_R = np.array([took_ms for _, took_ms in self._served])
+        rows_R, besides_R = (np.array(rows) for rows in tuple(zip(*self._served, strict=True))[:2])
+        took_ms_R = np.array([took_ms for *_, took_ms in self._served])
         in_time_R = took_ms_R <= self._limits.budget_ms
         return SimulatedOutcome(
             ends_R=np.where(in_time_R, RequestEnds.IN_TIME.value, RequestEnds.LATE.value),
@@ -149,6 +172,7 @@ class PlayedSystem:
             duration_s=duration_s,
             switches=self._switches,
             rows_R=rows_R,
+            besides_R=besides_R,
         )
 
 

@@ -3,7 +3,7 @@
 [The run time](docs/runtime.md#adapting) shows how it is used.
 """
 
-from adaptive_runtime.adapting.adaptation import Adaptation, AdaptingState, ServedRun
+from adaptive_runtime.adapting.adaptation import Adaptation, AdaptingState, ServedRun, StandInRow
 from adaptive_runtime.adapting.estimate import LoadEstimate
 from adaptive_runtime.adapting.options import AdaptingOptions
 from adaptive_runtime.adapting.record import DecisionRecord
@@ -17,4 +17,5 @@ __all__ = [
     "DecisionRecord",
     "LoadEstimate",
     "ServedRun",
+    "StandInRow",
 ]

@@ -1,5 +1,6 @@
 """The loop's memory: what requests and samples have told, and the decision that follows."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 NONE: frozenset[int] = frozenset()
 ONE_RUN = RequestProgress()
+STANDS_IN = 0.9
+"""Home begins a stand-in so early that it is in time with this probability: other devices are late far more seldom than not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +85,15 @@ class AdaptingState:
 
 
 class ServedRun(NamedTuple):
-    """A run of a variant, which took so long without waiting for anything. exits: at which its samples left."""
+    """A run of a variant, which took so long without waiting for anything. exits: at which its samples left.
+
+    away: it ran over devices, and a stand-in at home has answered, since these had not.
+    """
 
     variant: Variant
     exits: Sequence[str]
     run_ms: float
+    away: bool = False
 
     @property
     def counts_for(self) -> Variant | None:
@@ -94,6 +101,13 @@ class ServedRun(NamedTuple):
         if not self.variant.early:
             return self.variant
         return self.variant.whole._replace(exit=self.exits[0]) if len(set(self.exits)) == 1 else None
+
+
+class StandInRow(NamedTuple):
+    """A row that answers where other devices have not, and what it takes at most [ms]."""
+
+    row: int
+    takes_ms: float
 
 
 class Adaptation:
@@ -199,12 +213,27 @@ class Adaptation:
                 self._record.append(before, inputs, self._decision)
             return self._decision
 
+    def stand_in(self) -> StandInRow | None:
+        """What answers at home where other devices have not by then: the fastest row that was warm and works for the decision.
+
+        None: there is none, or it would be late itself.
+        """
+        with self._lock:
+            cold, without = self._unable
+            row = next((row for row in self._home_rows if row not in cold and row not in without), None)
+            if row is None:
+                return None
+            limits = self._limits.model_copy(update={"quantile": STANDS_IN})
+            takes_ms = self.look_up.effective_ms(row, limits, self._factors)
+            return StandInRow(row, takes_ms) if takes_ms <= limits.budget_ms else None
+
     def served(self, runs: Sequence[ServedRun], request: RequestProgress | None = None) -> None:
         """The runs of a request. request: as it was after the last of them; None: whether it was late is not known."""
-        rows, run_ms, over_devices = list[int](), 0.0, False
+        rows, run_ms, over_devices, away = list[int](), 0.0, False, False
         for run in runs:
             row = self._row_of.get(run.counts_for) if run.counts_for is not None and run.run_ms > 0 else None
             over_devices |= run.variant.placed
+            away |= run.away
             if row is not None and not run.variant.placed:  # other devices say nothing of home's load
                 rows.append(row)
                 run_ms += run.run_ms
@@ -216,7 +245,8 @@ class Adaptation:
                 self._estimate.observe(rows, run_ms, now_s, self._load)
                 self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
-                self._learn_caution(request.spent_ms, over_devices)
+                # an answer of a stand-in is in time, but that of the decided row would not have been
+                self._learn_caution(math.inf if away else request.spent_ms, over_devices)
             self._renew(now_s)
 
     def sensed(self, device: "SensedState") -> None:

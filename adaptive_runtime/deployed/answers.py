@@ -87,6 +87,7 @@ class ModelState:
 
     standby: what is being loaded, to serve next. warm: what starts without loading, the least recently used first. taken_out:
     SubNets that failed, each with one line; a SubNet may go on in another format. requests, switches: since it was loaded.
+    stood_in: runs that a stand-in at home answered, since other devices had not in time.
     latency_ms: of the latest request; None: there was none. used_mib: what the process takes more than before the first SubNet,
     as measured after the latest loading. format: of the files that serve, also where `serving` does not name it.
     adapting: load, forecast, slow-down and the last decision; None: the model does not adapt. weights: what SubNets have
@@ -105,3 +106,4 @@ class ModelState:
     format: BundleFormat
     adapting: AdaptingState | None = None
     weights: WeightsState | None = None
+    stood_in: int = 0

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.adapting import Adaptation, ServedRun
+from adaptive_runtime.adapting import Adaptation, ServedRun, StandInRow
 from adaptive_runtime.adapting_weights import WeightAdaptation
 from adaptive_runtime.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.chains import text_of
@@ -21,9 +21,9 @@ from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.deployed.decoding import decoder_of
 from adaptive_runtime.deployed.serving import ServedVariants
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.errors import AdaptiveError, AwayError
 from adaptive_runtime.placed import PlacedSubNets
-from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError
+from adaptive_runtime.pool import Answerer, PlacedRuntime, SubNetPool, Variant, VariantError
 from adaptive_runtime.texts import Vocabulary
 
 NONE: frozenset[int] = frozenset()
@@ -56,7 +56,7 @@ class DeployedModel:
         self.clock_ns: Callable[[], int] = time.perf_counter_ns
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
-        self._requests, self._running = 0, 0
+        self._requests, self._running, self._stood_in = 0, 0, 0
         self._latency_ms: float | None = None
         self._counting, self._choosing = threading.Condition(), threading.Lock()
         self._closed = False
@@ -146,6 +146,7 @@ class DeployedModel:
             warm=self.pool.warm_variants,
             taken_out={variant.files: line for variant, line in list(served.taken_out.items())},
             requests=self._requests,
+            stood_in=self._stood_in,
             switches=served.switches,
             latency_ms=self._latency_ms,
             used_mib=served.used_mib,
@@ -285,11 +286,46 @@ class DeployedModel:
     def _run_once(
         self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
     ) -> ModelAnswer:
-        """Answers of one variant. within_ms: of one over several devices. VariantError."""
-        is_loaded, run_ns = active.is_loaded, self.clock_ns()
-        over = None if active.over is None else active.over(within_ms, len(x_NCHW))
+        """Answers of one variant. within_ms: of one over several devices, for which a stand-in begins in time. VariantError."""
+        start_ns = self.clock_ns()
+        if active.over is None:
+            return self._run_by(active, x_NCHW, served, None, start_ns)
+        stand_in = None if within_ms is None else self._stand_in()
+        over = active.over(within_ms, len(x_NCHW), None if stand_in is None else stand_in.takes_ms)
+        try:
+            return self._run_by(active, x_NCHW, served, over, start_ns)
+        except AwayError:
+            assert stand_in is not None, "runs wait where there is none"
+        try:
+            answer = self._run_by(self._rows[stand_in.row], x_NCHW, served, None, self.clock_ns())
+        except VariantError as error:
+            self._served.replace(self._rows[stand_in.row], error)
+            return self._run_by(active, x_NCHW, served, over, start_ns)
+        if over.is_back:
+            return self._run_by(active, x_NCHW, served, over, start_ns)
+        over.leave()
+        served.append(ServedRun(active.variant, answer.exits, (self.clock_ns() - start_ns) / 1e6, away=True))
+        with self._counting:
+            self._stood_in += 1
+        return answer
+
+    def _stand_in(self) -> StandInRow | None:
+        """What can answer at once at home where other devices have not in time."""
+        found = None if self.adaptation is None or self.chooser is not None else self.adaptation.stand_in()
+        return found if found is not None and self._rows[found.row].is_warm else None
+
+    def _run_by(
+        self,
+        active: Answerer,
+        x_NCHW: NDArray[np.float32],
+        served: list[ServedRun],
+        over: PlacedRuntime | None,
+        start_ns: int,
+    ) -> ModelAnswer:
+        """Answers of one variant, and what they took since `start_ns`. VariantError, AwayError."""
+        is_loaded = active.is_loaded
         found = active.answer(x_NCHW, over) if self._decoder is None else active.outputs(x_NCHW, over)
-        run_ms = (self.clock_ns() - run_ns) / 1e6
+        run_ms = (self.clock_ns() - start_ns) / 1e6
         if self.weights is not None:
             self.weights.served(active.variant, x_NCHW)
         names = active.chain.manifest.exits

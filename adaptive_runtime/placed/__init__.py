@@ -5,13 +5,14 @@
 
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio
 from adaptive_runtime.placed.rows import PlacedRowsNow, PlacementRows
-from adaptive_runtime.placed.runtime import NetworkRuntime
+from adaptive_runtime.placed.runtime import NetworkRuntime, PlacedRun
 from adaptive_runtime.placed.subnets import PlacedSubNet, PlacedSubNets, SharedDevices
 
 __all__ = [
     "ExpectedPlacement",
     "NetworkRuntime",
     "PlacedRowsNow",
+    "PlacedRun",
     "PlacedSubNet",
     "PlacedSubNets",
     "PlacementRows",

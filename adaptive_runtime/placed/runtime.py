@@ -5,32 +5,75 @@ Legend: N samples, C channels, H height, W width, K classes.
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.errors import AwayError
 from adaptive_runtime.split import SplitAnswer
 
 Array = NDArray[np.float32]
 
 
+class PlacedRun:
+    """One run on its way. done: called once with its answer, when it is used or, after `leave`, when it comes.
+
+    leave: called where nobody waits for the answer any more.
+    """
+
+    __slots__ = ("_done", "_future", "_leave")
+
+    def __init__(
+        self,
+        future: "Future[SplitAnswer]",
+        done: Callable[[SplitAnswer], None],
+        leave: Callable[["Future[SplitAnswer]"], None],
+    ) -> None:
+        self._future, self._done, self._leave = future, done, leave
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the answer is there."""
+        return self._future.done()
+
+    def answer(self, wait_s: float | None) -> SplitAnswer:
+        """The answer. AwayError: it is not there within a time; None: waits for it. AdaptiveError: home has failed."""
+        try:
+            found = self._future.result(wait_s)
+        except TimeoutError:
+            raise AwayError from None
+        self._done(found)
+        return found
+
+    def leave(self) -> None:
+        """What the answer tells of the devices still counts, if it comes."""
+        self._future.add_done_callback(lambda found: None if found.exception() else self._done(found.result()))
+        self._leave(self._future)
+
+
 class NetworkRuntime:
     """Runs samples over several devices. batch: of one run. devices: that have run parts.
 
-    infer: the answer of one run within a time [ms]. within_ms: what is left of the request's budget now, which the runs of its
-    samples share; None: there is no budget.
+    begin: one run within a time [ms]. within_ms: what is left of the request's budget now, which the runs of its samples
+    share; None: there is no budget. stand_in_ms: what a stand-in at home takes for all samples; None: there is none.
+    A run waits until the stand-in has to begin, and gives up once (AwayError). Asked again it waits as long as it takes.
     """
 
     def __init__(
         self,
         batch: int,
-        infer: Callable[[Array, float | None], SplitAnswer],
+        begin: Callable[[Array, float | None], PlacedRun],
         within_ms: float | None,
         samples: int,
+        stand_in_ms: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.batch, self._infer, self._clock = batch, infer, clock
+        self.batch, self._begin, self._clock = batch, begin, clock
         self._until_s = None if within_ms is None else clock() + within_ms * 1e-3
+        gives_up = stand_in_ms is not None and samples <= batch
+        self._stand_in_s = stand_in_ms * 1e-3 if stand_in_ms is not None and gives_up else None
+        self._away: PlacedRun | None = None
         self._runs_left = -(-samples // batch)
         self._devices: dict[str, None] = {}
 
@@ -44,11 +87,30 @@ class NetworkRuntime:
         return _NetworkRun(self, x_NCHW)
 
     def run(self, x_NCHW: Array) -> Array:
-        """The answer of one batch, within its share of the time left."""
-        found = self._infer(x_NCHW, self._share_ms)
+        """The answer of one batch, within its share of the time left. AwayError: a stand-in has to begin."""
+        run, wait_s = self._away, None
+        if run is None:
+            run = self._begin(x_NCHW, self._share_ms)
+            if self._until_s is not None and self._stand_in_s is not None:
+                wait_s = max(0.0, self._until_s - self._stand_in_s - self._clock())
+        try:
+            found = run.answer(wait_s)
+        except AwayError:
+            self._away = run
+            raise
         self._runs_left -= 1
         self._devices |= dict.fromkeys(found.devices)
         return found.answer
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the run that gave up has its answer by now."""
+        return self._away is not None and self._away.is_back
+
+    def leave(self) -> None:
+        """Nobody waits for the run that gave up."""
+        if self._away is not None:
+            self._away.leave()
 
     @property
     def _share_ms(self) -> float | None:

@@ -17,7 +17,7 @@ from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, SharedLink
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio, expected
-from adaptive_runtime.placed.runtime import NetworkRuntime
+from adaptive_runtime.placed.runtime import NetworkRuntime, PlacedRun
 from adaptive_runtime.split import (
     HOME,
     EnvelopePlacements,
@@ -86,9 +86,12 @@ class PlacedSubNet:
             self._expected = expected(found, links, deviation, self.shared.ratios[frozenset(found.plan.peers)].now)
         return self._expected
 
-    def runs(self, within_ms: float | None, samples: int) -> NetworkRuntime:
-        """What runs one request of so many samples. within_ms: what is left of its budget; None: there is none."""
-        return NetworkRuntime(self._batch, self._infer, within_ms, samples)
+    def runs(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> NetworkRuntime:
+        """What runs one request of so many samples. within_ms: what is left of its budget; None: there is none.
+
+        stand_in_ms: what a stand-in at home takes for them, for which a run gives up in time (AwayError); None: there is none.
+        """
+        return NetworkRuntime(self._batch, self._begin, within_ms, samples, stand_in_ms)
 
     @property
     def missing(self) -> str:
@@ -101,14 +104,17 @@ class PlacedSubNet:
         """End the connections."""
         self.network.close()
 
-    def _infer(self, x_NCHW: Array, within_ms: float | None) -> SplitAnswer:
-        """A run counts for what is expected, unless it followed a plan over other devices. AdaptiveError: home has failed."""
+    def _begin(self, x_NCHW: Array, within_ms: float | None) -> PlacedRun:
+        """A run counts for what is expected, unless it followed a plan over other devices."""
         known = self._expected
-        answer = self.network.infer(x_NCHW, self._deadline_ms(within_ms, known))
-        if known is not None and answer.at_home is None and frozenset(answer.devices) - {HOME} == known.peers:
-            planned_ms = self.choice.later_ms(known.sent, self.network.links)  # by links as this run has shown them
-            self.shared.ratios[known.peers].add(answer.latency_ms / planned_ms)
-        return answer
+
+        def learn(answer: SplitAnswer) -> None:
+            if known is not None and answer.at_home is None and frozenset(answer.devices) - {HOME} == known.peers:
+                planned_ms = self.choice.later_ms(known.sent, self.network.links)  # by links as this run has shown them
+                self.shared.ratios[known.peers].add(answer.latency_ms / planned_ms)
+
+        future = self.network.submit(x_NCHW, self._deadline_ms(within_ms, known))
+        return PlacedRun(future, learn, self.network.leave)
 
     def _deadline_ms(self, within_ms: float | None, known: ExpectedPlacement | None) -> float:
         """By which home has finished the request where other devices have not.

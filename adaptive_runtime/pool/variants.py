@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import BundledSubNet, BundleFormat, NetFigures
 from adaptive_runtime.chains import ChainAnswers, ChainRuntime, ExitChain
+from adaptive_runtime.errors import AwayError
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
 
@@ -49,14 +50,28 @@ class Variant(NamedTuple):
 
 
 class PlacedRuntime(ChainRuntime, Protocol):
-    """Runs a SubNet over several devices, for one request. devices: that have run parts of it so far."""
+    """Runs a SubNet over several devices, for one request. devices: that have run parts of it so far.
+
+    A run gives up once where a stand-in has to begin (AwayError). is_back: it has an answer by now, which it gives when it is
+    asked again. leave: nobody asks again.
+    """
 
     @property
     def devices(self) -> tuple[str, ...]: ...
 
+    @property
+    def is_back(self) -> bool: ...
 
-PlacedRuns = Callable[[float | None, int], PlacedRuntime]
-"""What runs a SubNet over several devices within a time [ms], or None: within any, for so many samples together."""
+    def leave(self) -> None: ...
+
+
+class PlacedRuns(Protocol):
+    """What runs a SubNet over several devices within a time [ms], or None: within any, for so many samples together.
+
+    stand_in_ms: what a stand-in takes for them, for which the run gives up in time; None: there is none.
+    """
+
+    def __call__(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> PlacedRuntime: ...
 
 
 class Answerer:
@@ -107,7 +122,7 @@ class Answerer:
         return sum(part.need_mib for part in self.needed)
 
     def answer(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> ChainAnswers:
-        """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError.
+        """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError, AwayError.
 
         runtime: of this request, where the variant is placed over several devices.
         """
@@ -115,7 +130,7 @@ class Answerer:
         return self._run(x_NCHW, lambda x: chain.infer(x, self.decider))
 
     def outputs(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> Array:
-        """Raw outputs of such samples, flat: (N, numbers). VariantError."""
+        """Raw outputs of such samples, flat: (N, numbers). VariantError, AwayError."""
         return self._run(x_NCHW, self._chain(runtime).outputs)
 
     def _chain(self, runtime: PlacedRuntime | None) -> ExitChain:
@@ -125,6 +140,8 @@ class Answerer:
         try:
             found: Found = self.work(run, x_NCHW if self.scale is None else self.scale(x_NCHW))
             return found
+        except AwayError:
+            raise
         except Exception as error:  # runtimes raise many kinds, none of them ours
             raise VariantError(failure(error)) from error
 

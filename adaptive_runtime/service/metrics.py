@@ -68,6 +68,11 @@ class _NowCollector(Collector):
         switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
         switches.add_metric([], state.switches)
         yield switches
+        stood_in = CounterMetricFamily(
+            f"{PREFIX}stood_in", "Runs that home answered, since other devices had not in time."
+        )
+        stood_in.add_metric([], state.stood_in)
+        yield stood_in
         serving = GaugeMetricFamily(f"{PREFIX}serving", "What serves: 1.", labels=["subnet", "exit", "early", "format"])
         digest, exit, early, *_ = state.serving
         serving.add_metric([digest, exit or "", str(early).lower(), state.format], 1)

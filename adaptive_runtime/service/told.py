@@ -39,6 +39,7 @@ def _model(state: ModelState) -> dict[str, Any]:
         "taken_out": dict(state.taken_out),
         "requests": state.requests,
         "switches": state.switches,
+        "stood_in": state.stood_in,
         "latency_ms": state.latency_ms,
         "used_mib": state.used_mib,
         "budget_mib": state.budget_mib,

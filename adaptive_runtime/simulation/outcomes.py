@@ -22,7 +22,7 @@ class RequestEnds(IntEnum):
 class SimulatedOutcome:
     """ends_R: of `RequestEnds`. accuracy_R: of the variant that answered; 0 where none did. latency_ms_R: from arrival to
     answer; NaN where there is no answer. switches: of variants, the start not counted. rows_R: variants that served, by their
-    rows; -1 where none did; None: not told.
+    rows; -1 where none did; None: not told. besides_R: rows that ran as well, and whose answer was not used; -1: none.
     """
 
     ends_R: NDArray[np.int64]
@@ -31,6 +31,7 @@ class SimulatedOutcome:
     duration_s: float
     switches: int
     rows_R: NDArray[np.int64] | None = None
+    besides_R: NDArray[np.int64] | None = None
 
     def count(self, end: RequestEnds) -> int:
         """How many requests ended so."""

@@ -145,15 +145,18 @@ class PlayedScenario:
         fits_R = table.memory_mib_V[outcome.rows_R] <= self.memory_R
         right_R = in_time_R * fits_R * left_R
         accuracy_V, energy_V = self._norms()
-        score_R = (
-            self.mu_R * right_R * accuracy_V[outcome.rows_R] - (1 - self.mu_R) * served_R * energy_V[outcome.rows_R]
-        )
+        energy_mj_R, norm_R = served_R * table.energy_mj_V[outcome.rows_R], served_R * energy_V[outcome.rows_R]
+        if outcome.besides_R is not None:
+            besides_R = outcome.besides_R >= 0
+            energy_mj_R += besides_R * table.energy_mj_V[outcome.besides_R]
+            norm_R += besides_R * (energy_V[outcome.besides_R] - self._norm_of_nothing)
+        score_R = self.mu_R * right_R * accuracy_V[outcome.rows_R] - (1 - self.mu_R) * norm_R
         return ScoredSystem(
             name=name,
             attainment=float((in_time_R & fits_R).mean()),
             without_memory=float((served_R & ~fits_R).mean()),
             accuracy=float((right_R * table.accuracy_V[outcome.rows_R]).mean()),
-            energy_mj=float((served_R * table.energy_mj_V[outcome.rows_R]).mean()),
+            energy_mj=float(energy_mj_R.mean()),
             score=float(score_R.mean()),
             switches_per_minute=outcome.switches_per_minute,
         )
@@ -197,3 +200,10 @@ class PlayedScenario:
         table = self.rows.table
         kept = VariantLookUp(table).kept_rows
         return norm_V(table.accuracy_V, kept), norm_V(table.energy_mj_V, kept)
+
+    @property
+    def _norm_of_nothing(self) -> float:
+        """Norm(energy) of 0 mJ."""
+        table = self.rows.table
+        kept = VariantLookUp(table).kept_rows
+        return float(norm_V(np.append(table.energy_mj_V, 0.0), kept)[-1])

@@ -54,7 +54,8 @@ class SplitEvent(NamedTuple):
 class SplitCounts:
     """Of all requests so far. at_home: finished at home against the plan. wrong: answers of devices that checks found so.
 
-    unchecked: checks for which home had no time. exited: answered by exits at home.
+    unchecked: checks for which home had no time. exited: answered by exits at home. left: nobody waited for the answer,
+    and home would have had to finish it.
     """
 
     answered: int = 0
@@ -65,4 +66,5 @@ class SplitCounts:
     wrong: int = 0
     unchecked: int = 0
     exited: int = 0
+    left: int = 0
     by_device: dict[str, int] = field(default_factory=dict)

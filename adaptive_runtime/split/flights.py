@@ -23,6 +23,7 @@ class Flight:
     begun_s: in the thread that runs requests. legs: what is still to be run. ready: home is to run the next leg. remote: others
     have those of `route`, since `sent_s`.
     guaranteed: home can finish it in time, and all others that count so, if no other device answers any more.
+    left_alone: nobody waits for the answer, and home does nothing more for it.
     coding: of what is sent.
     decision: whether it leaves at exits, as long as all of these are at home. left: the answer of the exit where it did.
     """
@@ -37,6 +38,7 @@ class Flight:
     ready: bool = False
     running: bool = False
     guaranteed: bool = False
+    left_alone: bool = False
     sent_s: float = 0.0
     route: Route = ()
     remote: "asyncio.Task[None] | None" = None

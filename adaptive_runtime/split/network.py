@@ -77,6 +77,10 @@ class SplitNetwork:
         """The answer of one input; waits for it. AdaptiveError as `submit`, or home has failed."""
         return self.submit(x_NCHW, deadline_ms).result()
 
+    def leave(self, answer: "Future[SplitAnswer]") -> None:
+        """Nobody waits for the answer of a request: home does not finish it, and it fails where no other device does."""
+        self._loop.call_soon_threadsafe(self._runner.leave, answer)
+
     def wait_for(self, *devices: str, timeout_s: float = 30.0) -> bool:
         """Whether devices are in within a time; without names, all. Those that are excluded are not waited for."""
         names = set(devices or self._runner.peers)

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink, Peer, PeerLostError, SharedLink
 from adaptive_runtime.links.measures import WeightedMean
-from adaptive_runtime.split.answers import LegTimes, SplitCounts, SplitEvent
+from adaptive_runtime.split.answers import LegTimes, SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.split.checks import SpotCheck, largest_difference
 from adaptive_runtime.split.flights import Array, Flight
 from adaptive_runtime.split.home import HomeRun, HomeSegments, Lateness
@@ -128,6 +128,19 @@ class SplitRunner:
             flight.remote.add_done_callback(partial(self._sent, flight))
         self._dispatch()
 
+    def leave(self, answer: Future[SplitAnswer]) -> None:
+        """Nobody waits for the answer of a request any more."""
+        for flight in self._flights:
+            flight.left_alone |= flight.future is answer
+        self._dispatch()
+
+    def _drop_left(self) -> None:
+        """Requests that home would have to run, and for which nobody waits."""
+        for flight in [one for one in self._flights if one.left_alone and one.ready and not one.running]:
+            self._flights.discard(flight)
+            self.counts.left += 1
+            flight.future.set_exception(AdaptiveError("split network", "nobody waits for the answer"))
+
     def _fail(self, flight: Flight, error: Exception) -> None:
         self._flights.discard(flight)
         self.counts.failed += 1
@@ -191,6 +204,7 @@ class SplitRunner:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._drop_left()
         if self._busy:
             return
         flights = self._by_deadline()
@@ -202,6 +216,9 @@ class SplitRunner:
             end_s += self._predicted_s(ready.legs[0].first, ready.legs[0].last)
         if away is not None and end_s >= away[1] and (ready is None or away[0].deadline_s <= ready.deadline_s):
             self._bring_home(away[0], now_s)
+            if away[0].left_alone:
+                self._dispatch()
+                return
             ready = away[0]
         if ready is not None:
             self._run_at_home(ready)

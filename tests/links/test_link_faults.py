@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, Peer
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tests.agents.agent_processes import TOKEN, soon
@@ -32,6 +33,24 @@ def answered(network: SplitNetwork, reference: Reference, xs: list[Any], deadlin
         assert same(one.answer, reference(x))
         assert not one.late, one
     return sum(one.at_home is not None for one in found)
+
+
+def test_home_does_nothing_for_a_request_for_which_nobody_waits(
+    split: SplitSubNet, reference: Reference, device: ServingDevice
+) -> None:
+    with relayed(device.url) as relay:
+        address = DeviceAddress(url=address_of(relay), token=TOKEN)
+        options = SplitOptions(spare_ms=DEADLINE_MS - 1_500.0)
+        with SplitNetwork(split, {"a": address}, [PLAN], options) as network:
+            assert network.wait_for("a"), network.states
+            relay.hold()
+            left, waited_for = (network.submit(x, DEADLINE_MS) for x in inputs(split, 2))
+            network.leave(left)
+            with pytest.raises(AdaptiveError, match="nobody waits for the answer"):
+                left.result(120)
+            assert same(waited_for.result(120).answer, reference(inputs(split, 2)[1]))
+            counts = network.counts
+            assert (counts.left, counts.at_home, counts.answered, counts.failed) == (1, 1, 1, 0)
 
 
 LINK_FAULTS: dict[str, Callable[[LinkRelay], None]] = {

@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,9 +19,9 @@ from adaptive_runtime.adapting.caution import FIRST_REST
 from adaptive_runtime.bundles import NetFigures, OpenBundle, SubNetMemory
 from adaptive_runtime.choice import RequestProgress, read_log, replay
 from adaptive_runtime.deployed import DeployedModel
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.errors import AdaptiveError, AwayError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.placed import NetworkRuntime, PlacedSubNets
+from adaptive_runtime.placed import NetworkRuntime, PlacedRun, PlacedSubNet, PlacedSubNets
 from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.split import (
@@ -191,6 +193,22 @@ def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(dec
     assert 0.9 * then[0] < adaptation.state.care[0] < then[0]
 
 
+def test_the_fastest_row_at_home_that_is_ready_stands_in(decided: DecidedRows) -> None:
+    adaptation, rows = decided.adaptation, range(len(decided.adaptation.variants.table))
+    at_home = sorted(set(rows) - {decided.over}, key=adaptation.variants.table.latency_ms.__getitem__)
+    for count in range(len(at_home)):
+        adaptation.choose(cold=frozenset(at_home[:count]))
+        found = adaptation.stand_in()
+        assert found is not None
+        assert found.row == at_home[count]
+        assert 0 < found.takes_ms < BUDGET_MS
+    adaptation.choose(cold=frozenset(at_home))
+    assert adaptation.stand_in() is None
+    adaptation.choose()
+    adaptation.set_limits(budget_ms=1e-3)
+    assert adaptation.stand_in() is None, "it would be late itself"
+
+
 def test_a_device_that_was_late_where_nothing_keeps_the_limits_rests(decided: DecidedRows) -> None:
     adaptation = decided.adaptation
     fastest_ms = min(adaptation.variants.table.latency_ms)
@@ -303,17 +321,91 @@ def test_one_subnet_that_cannot_be_closed_leaves_no_other_one_open(
 def test_samples_of_one_request_share_what_is_left_of_its_budget() -> None:
     now_s, given = [10.0], list[float | None]()
 
-    def infer(x_NCHW: np.ndarray, within_ms: float | None) -> SplitAnswer:
+    def begin(x_NCHW: np.ndarray, within_ms: float | None) -> PlacedRun:
         given.append(within_ms)
         now_s[0] += 0.06
-        return SplitAnswer(answer=x_NCHW, latency_ms=60.0, devices=(SERVER,), legs=(), at_home=None, late=False)
+        return run_of(back(split_answer(x_NCHW)))
 
-    runtime = NetworkRuntime(2, infer, 120.0, samples=5, clock=lambda: now_s[0])
+    # a stand-in is for one run: the others wait
+    runtime = NetworkRuntime(2, begin, 120.0, samples=5, stand_in_ms=120.0, clock=lambda: now_s[0])
     for _ in range(3):
         runtime.run(np.zeros((2, 4), np.float32))
     assert given == pytest.approx([40.0, 30.0, 0.0])
-    NetworkRuntime(1, infer, None, samples=2).run(np.zeros((1, 4), np.float32))
+    NetworkRuntime(1, begin, None, samples=2).run(np.zeros((1, 4), np.float32))
     assert given[3] is None
+
+
+def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> None:
+    x, used, left = np.zeros((1, 4), np.float32), list[SplitAnswer](), list[object]()
+    for is_asked_again in (True, False):
+        future: Future[SplitAnswer] = Future()
+        run = PlacedRun(future, used.append, left.append)
+        runtime = NetworkRuntime(1, partial(began, run), 10.0, samples=1, stand_in_ms=10.0)
+        with pytest.raises(AwayError):
+            runtime.run(x)
+        assert not runtime.is_back
+        if not is_asked_again:
+            runtime.leave()
+            assert left == [future]
+        future.set_result(split_answer(x + 1.0))
+        assert runtime.is_back
+        if is_asked_again:
+            assert (runtime.run(x) == 1.0).all()
+            assert runtime.devices == (SERVER,)
+        assert used[-1] is future.result()
+    assert len(used) == 2
+
+
+def split_answer(answer: np.ndarray, latency_ms: float = 60.0, devices: tuple[str, ...] = (SERVER,)) -> SplitAnswer:
+    """As planned, in time."""
+    return SplitAnswer(answer=answer, latency_ms=latency_ms, devices=devices, legs=(), at_home=None, late=False)
+
+
+def back(answer: SplitAnswer) -> "Future[SplitAnswer]":
+    """A request that has its answer."""
+    future: Future[SplitAnswer] = Future()
+    future.set_result(answer)
+    return future
+
+
+def began(run: PlacedRun, _: np.ndarray, _within_ms: float | None) -> PlacedRun:
+    """A run that has begun already."""
+    return run
+
+
+def run_of(future: "Future[SplitAnswer]") -> PlacedRun:
+    """A run of which nobody learns anything."""
+    return PlacedRun(future, lambda _: None, lambda _: None)
+
+
+def test_a_stand_in_at_home_answers_in_time_where_the_device_has_not(
+    bundle: PlacedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        PlacedSubNet, "_deadline_ms", lambda *_: BUDGET_MS
+    )  # home waits longer than the request may take
+    with serving() as device, relayed(device.url) as relay:
+        devices = {SERVER: DeviceAddress(url=address_of(relay), token=TOKEN)}
+        with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, policy=FRUGAL, devices=devices) as model:
+            assert soon(lambda: model.infer(bundle.x).devices == (SERVER,))
+            assert soon(lambda: Variant(bundle.small) in model.state.warm)
+            assert model.placed is not None
+            large, before = model.placed.subnets[bundle.large], model.state.adapting
+            assert before is not None
+            runs, answered = large.shared.ratios[frozenset({SERVER})].runs, large.network.counts.answered
+            relay.hold()
+            model.set_limits(budget_ms=2_000.0)
+            found = model.infer(bundle.x[:1])
+            assert (found.devices, found.subnets) == ((), (bundle.small,))
+            expected = answers_of_files(bundle.manifest, bundle.folder, bundle.x)[bundle.small, None][:1]
+            assert np.abs(found.logits - expected).max() <= 1e-4 * np.abs(expected).max()
+            assert model.state.stood_in == 1
+            after = model.state.adapting
+            assert after is not None
+            assert after.care[1] > before.care[1], "the device was late, though the request was not"
+            relay.release()
+            assert soon(lambda: large.network.counts.answered == answered + 1)
+            assert soon(lambda: large.shared.ratios[frozenset({SERVER})].runs == runs + 1)
 
 
 def test_what_a_run_shows_of_a_device_counts_for_all_subnets_over_it(tmp_path: Path) -> None:
@@ -346,8 +438,8 @@ def test_a_run_says_nothing_of_devices_that_it_did_not_run_on(
             large = placed.subnets[bundle.large]
             assert large.network.wait_for(SERVER)
             for devices, counts in (((HOME, "another"), False), ((HOME, SERVER), True)):
-                slow = SplitAnswer(answer=bundle.x, latency_ms=1e6, devices=devices, legs=(), at_home=None, late=False)
-                monkeypatch.setattr(large.network, "infer", lambda *_, slow=slow: slow)
+                slow = back(split_answer(bundle.x, latency_ms=1e6, devices=devices))
+                monkeypatch.setattr(large.network, "submit", lambda *_, slow=slow: slow)
                 assert large.expected(1.0, 0.0) is not None
                 large.runs(BUDGET_MS, 1).run(bundle.x)
                 after = large.expected(1.0, 0.0)

@@ -1,13 +1,14 @@
 """Scenarios: files with one line for each error, and what systems make of them on a simulated device."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from adaptive_runtime.choice import ChoiceLimits, DecisionInputs, LoadFactors
+from adaptive_runtime.choice import ChoiceLimits, DecisionInputs, LoadFactors, VariantLookUp
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.simulation import LevelRows, PlayedScenario, ScenarioDevice, ScoredSystem
 from adaptive_runtime.simulation.scored import EVERYTHING, NOTICED_S, ORACLE, STAY
@@ -167,6 +168,20 @@ def test_all_levels_together_are_ahead_of_each_alone(systems: dict[str, ScoredSy
     assert systems["nothing adapts"].without_memory > 0.15
     assert ours.accuracy > systems[STAY].accuracy
     assert ours.energy_mj == systems[STAY].energy_mj
+
+
+def test_what_runs_besides_takes_energy_and_answers_nothing(played: PlayedScenario) -> None:
+    outcome, table = played.play(), played.rows.table
+    assert outcome.rows_R is not None
+    alone = played.scored("alone", outcome, played.left_R)
+    besides_R = np.where(np.arange(len(outcome.rows_R)) % 2, 4, -1)
+    both = played.scored("both", replace(outcome, besides_R=besides_R), played.left_R)
+    assert (both.attainment, both.accuracy) == (alone.attainment, alone.accuracy)
+    more_mj = table.energy_mj_V[4] * (besides_R >= 0)
+    assert both.energy_mj == pytest.approx(alone.energy_mj + more_mj.mean())
+    kept = VariantLookUp(table).kept_rows
+    span_mj = np.ptp(table.energy_mj_V[list(kept)])
+    assert alone.score - both.score == pytest.approx(((1 - played.mu_R) * more_mj / span_mj).mean())
 
 
 def test_a_scenario_is_played_alike_from_one_seed(systems: dict[str, ScoredSystem]) -> None:
