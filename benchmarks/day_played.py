@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun, Sta
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.errors import AwayError
 from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices
+from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices, StandIns
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.sensing import SensedState, Sensing, device_sensors
 from adaptive_runtime.service.running import SWITCH_S
@@ -70,11 +70,20 @@ class SlowerHome(HomeSegments):
         return segment(inputs)
 
 
+class PlayedRequest(NamedTuple):
+    """row: that has answered. besides: another one that ran for it. runs: of which the loop is told."""
+
+    row: int
+    besides: int
+    runs: list[ServedRun]
+
+
 class ServingRows:
     """Rows over all levels that really serve. placed: SubNets over other devices."""
 
     def __init__(self, model: DeployedModel, rows: LevelRows, placed: PlacedSubNets, slower: int) -> None:
         self.model, self.placed, self.slower = model, placed, slower
+        self._stand_ins, self._one_at_home = StandIns(), threading.Lock()
         manifest = model.pool.bundle.manifest
         at_home = BundleVariants.of(manifest, *manifest.known_formats).variants
         over = (Variant(rows.levels[row].subnet, placed=True) for row in sorted(rows.placed))
@@ -91,33 +100,39 @@ class ServingRows:
             if not one.placed:
                 self.serve(row, x_NCHW, math.inf)
 
-    def serve(self, row: int, x_NCHW: Images, left_ms: float, stand_in: StandInRow | None = None) -> list[ServedRun]:
-        """One request by a row, or by a stand-in for one over devices; the run that answers is the first."""
+    def serve(self, row: int, x_NCHW: Images, left_ms: float, stand_in: StandInRow | None = None) -> PlayedRequest:
+        """One request by a row, or by a stand-in for one over devices, as a model serves it. left_ms: of its budget."""
         one = self.variants.variants[row]
         if not one.placed:
-            return [self._at_home(row, x_NCHW)]
-        start_s = time.perf_counter()
+            return PlayedRequest(row, NO_ROW, [self._at_home(row, x_NCHW)])
+        start_s, besides = time.perf_counter(), NO_ROW
         takes_ms = None if stand_in is None else stand_in.takes_ms
         over = self.placed.subnets[one.digest].runs(left_ms, len(x_NCHW), takes_ms)
-        runs = list[ServedRun]()
         try:
             over.run(x_NCHW)
         except AwayError:
             assert stand_in is not None, "runs wait where there is none"
-            runs.append(self._at_home(stand_in.row, x_NCHW))
-            if not over.is_back:
+            found = self._stand_ins.first(over.away, partial(self._at_home, stand_in.row, x_NCHW))
+            if found is not None:
                 over.leave()
-                return [*runs, ServedRun(one, (), (time.perf_counter() - start_s) * 1e3, away=True)]
+                gave_up = ServedRun(one, (), (time.perf_counter() - start_s) * 1e3, away=True)
+                return PlayedRequest(stand_in.row, row, [found, gave_up])
             over.run(x_NCHW)
-        return [ServedRun(one, (), (time.perf_counter() - start_s) * 1e3), *runs]
+            besides = stand_in.row
+        return PlayedRequest(row, besides, [ServedRun(one, (), (time.perf_counter() - start_s) * 1e3)])
 
     def _at_home(self, row: int, x_NCHW: Images) -> ServedRun:
         one = self.variants.variants[row]
-        self.model.use(one.digest, one.exit, early=one.early, format=one.form)
-        start_s = time.perf_counter()
-        for _ in range(self.slower):
-            found = self.model.infer(x_NCHW)
-        return ServedRun(one, found.exits, (time.perf_counter() - start_s) * 1e3)
+        with self._one_at_home:
+            self.model.use(one.digest, one.exit, early=one.early, format=one.form)
+            start_s = time.perf_counter()
+            for _ in range(self.slower):
+                found = self.model.infer(x_NCHW)
+            return ServedRun(one, found.exits, (time.perf_counter() - start_s) * 1e3)
+
+    def close(self) -> None:
+        """Wait for the stand-ins that run."""
+        self._stand_ins.close()
 
 
 class PlayedSystem:
@@ -143,15 +158,12 @@ class PlayedSystem:
         self._running = decision.variant
         placed = self._serving.variants.variants[decision.variant].placed
         stand_in = self._loop.stand_in() if placed else None
-        runs = self._serving.serve(decision.variant, x_NCHW, self._limits.budget_ms, stand_in)
+        left_ms = self._limits.budget_ms - (time.perf_counter() - start_s) * 1e3
+        found = self._serving.serve(decision.variant, x_NCHW, left_ms, stand_in)
         took_ms = (time.perf_counter() - start_s) * 1e3
         self._switches += before is not None and decision.variant != before
-        row, besides = decision.variant, NO_ROW
-        if len(runs) > 1:
-            assert stand_in is not None, "it has run"
-            row, besides = (stand_in.row, row) if runs[-1].away else (row, stand_in.row)
-        self._served.append((row, besides, took_ms))
-        self._loop.served(runs, RequestProgress().after(decision.effective_ms, took_ms))
+        self._served.append((found.row, found.besides, took_ms))
+        self._loop.served(found.runs, RequestProgress().after(decision.effective_ms, took_ms))
 
     def sensed(self, state: SensedState) -> None:
         """A sample of the device, with the memory that this system leaves, as if it ran alone."""
@@ -277,7 +289,7 @@ def serving_rows(
                 home = SlowerHome(split, slower)
                 placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, home, shared)
                 stack.callback(placed[subnet.digest].close)
-        yield ServingRows(model, played.rows, PlacedSubNets(placed), slower)
+        yield stack.enter_context(closing(ServingRows(model, played.rows, PlacedSubNets(placed), slower)))
 
 
 def play(

@@ -1,14 +1,15 @@
 """Loads that come and go as often as decisions are made: switches, and requests in time beside the best that never changes.
 
     python -m benchmarks.oscillation --bundle DIR [--seconds 120] [--requests-per-s 12] [--slack 2.5] [--most-per-minute 60]
-        [--copies 1] [--cores 2] [--markdown] [--json FILE]
+        [--after 0] [--copies 1] [--cores 2] [--markdown] [--json FILE]
 
 Square waves with periods from half the time between samples of the device to five times as long; load makes all rows 1.5, 3
 or 6 times slower for a fifth, a half or four fifths of a period. The rows are those of the bundle, in its own format; each
 request has --slack times the quiet latency of the largest. The model decides before each request, as a model that adapts
 does. *Static*: of all rows the one that, always run, has the highest accuracy over all requests, late ones wrong; it knows
 the wave. A row of the table is all waves of one period: means, and the worst wave. *Lost*: points below the static row; the
-worst is negative where ours is ahead of it everywhere.
+worst is negative where ours is ahead of it everywhere. --after S: requests of the first S seconds, in which a load comes for
+the first times, do not count, for either.
 
 With --copies 2 two services with a loop each are on one device, and get their requests at the same moments. All processes have
 an equal share of --cores cores: a service is slower while another one runs a request, which no loop knows. A row then has
@@ -80,9 +81,9 @@ def waves(table: VariantTable, options: argparse.Namespace) -> list[Wave]:
         )
         drawn = [SimulatedRequests.drawn(table, trace, seed=copy) for copy in range(options.copies)]
         services = [Simulation(requests=one, limits=ChoiceLimits(budget_ms=budget_ms)) for one in drawn]
-        ours = played(services, policy, options.cores)
+        ours = played(services, policy, options)
         once = [replace(one, every_s=inf) for one in services]
-        statics = (played(once, FixedChoice(best, row), options.cores) for row in range(len(table)))
+        statics = (played(once, FixedChoice(best, row), options) for row in range(len(table)))
         static = max(statics, key=lambda copies: sum(one.accuracy for one in copies))
         found += [
             Wave(
@@ -98,9 +99,18 @@ def waves(table: VariantTable, options: argparse.Namespace) -> list[Wave]:
     return found
 
 
-def played(services: Sequence[Simulation], policy: ChoicePolicy, cores: int) -> list[SimulatedOutcome]:
-    """All copies under one policy, each with a state of its own."""
-    return run_together(services, [policy] * len(services), cores)
+def played(services: Sequence[Simulation], policy: ChoicePolicy, options: argparse.Namespace) -> list[SimulatedOutcome]:
+    """All copies under one policy, each with a state of its own: what counts of them."""
+    found = run_together(services, [policy] * len(services), options.cores)
+    return [counted(one, service.requests, options.after) for one, service in zip(found, services, strict=True)]
+
+
+def counted(outcome: SimulatedOutcome, requests: SimulatedRequests, after_s: float) -> SimulatedOutcome:
+    """What became of the requests that came after so many seconds."""
+    counts_R = requests.trace.arrivals_s_R >= after_s
+    values = (outcome.ends_R[counts_R], outcome.accuracy_R[counts_R], outcome.latency_ms_R[counts_R])
+    ends_R, accuracy_R, latency_ms_R = values
+    return replace(outcome, ends_R=ends_R, accuracy_R=accuracy_R, latency_ms_R=latency_ms_R, rows_R=None)
 
 
 def cells(found: Sequence[Wave]) -> list[list[str]]:
@@ -131,6 +141,7 @@ def main() -> None:
     parser.add_argument("--requests-per-s", type=float, default=12.0)
     parser.add_argument("--slack", type=float, default=2.5)
     parser.add_argument("--most-per-minute", type=int, default=60)
+    parser.add_argument("--after", type=float, default=0.0, metavar="S", help="seconds that do not count")
     parser.add_argument("--copies", type=int, default=1, help="of the loop on one device")
     parser.add_argument("--cores", type=int, default=2, help="that copies and load share")
     parser.add_argument("--markdown", action="store_true")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.deployed.decoding import decoder_of
 from adaptive_runtime.deployed.serving import ServedVariants
 from adaptive_runtime.errors import AdaptiveError, AwayError
-from adaptive_runtime.placed import PlacedSubNets
+from adaptive_runtime.placed import PlacedSubNets, StandIns
 from adaptive_runtime.pool import Answerer, PlacedRuntime, SubNetPool, Variant, VariantError
 from adaptive_runtime.texts import Vocabulary
 
@@ -52,7 +53,7 @@ class DeployedModel:
         placed: PlacedSubNets | None = None,
     ) -> None:
         self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
-        self.placed = placed
+        self.placed, self._stand_ins = placed, StandIns()
         self.clock_ns: Callable[[], int] = time.perf_counter_ns
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
@@ -200,6 +201,7 @@ class DeployedModel:
             self._closed = True
         with ExitStack() as stack:  # the last one is ended first
             stack.callback(self.pool.close)
+            stack.callback(self._stand_ins.close)
             if self.placed is not None:
                 stack.callback(self.placed.close)
             if self.weights is not None:
@@ -225,7 +227,9 @@ class DeployedModel:
         request = RequestProgress(len(starts), len(starts), budget_ms=budget_ms)
         for start in starts:
             active, effective_ms = self._adapted(request)
-            parts.append(self._run(active, x_NCHW[start : start + size], served, self._left_ms(request)))
+            before_ms = (self.clock_ns() - start_ns) / 1e6 - request.spent_ms
+            left_ms = self._left_ms(request, before_ms)
+            parts.append(self._run(active, x_NCHW[start : start + size], served, left_ms))
             request = request.after(effective_ms, (self.clock_ns() - start_ns) / 1e6)
         if self.adaptation is not None:
             self.adaptation.served(served, request)
@@ -256,9 +260,11 @@ class DeployedModel:
         )
         return batch or samples
 
-    def _left_ms(self, request: RequestProgress) -> float | None:
-        """What is left of the budget for the next run of a request; None: there is no budget."""
-        return None if self.adaptation is None else self.adaptation.limits.for_run(request).budget_ms
+    def _left_ms(self, request: RequestProgress, before_ms: float) -> float | None:
+        """What is left of the budget for the next run, which was decided in this time; None: there is no budget."""
+        if self.adaptation is None:
+            return None
+        return max(0.0, self.adaptation.limits.for_run(request).budget_ms - before_ms)
 
     def _run(
         self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
@@ -296,15 +302,17 @@ class DeployedModel:
             return self._run_by(active, x_NCHW, served, over, start_ns)
         except AwayError:
             assert stand_in is not None, "runs wait where there is none"
+        runs = list[ServedRun]()
         try:
-            answer = self._run_by(self._rows[stand_in.row], x_NCHW, served, None, self.clock_ns())
+            run_by = partial(self._run_by, self._rows[stand_in.row], x_NCHW, runs, None, self.clock_ns())
+            answer = self._stand_ins.first(over.away, run_by)
         except VariantError as error:
             self._served.replace(self._rows[stand_in.row], error)
-            return self._run_by(active, x_NCHW, served, over, start_ns)
-        if over.is_back:
+            answer = None
+        if answer is None:
             return self._run_by(active, x_NCHW, served, over, start_ns)
         over.leave()
-        served.append(ServedRun(active.variant, answer.exits, (self.clock_ns() - start_ns) / 1e6, away=True))
+        served += [*runs, ServedRun(active.variant, answer.exits, (self.clock_ns() - start_ns) / 1e6, away=True)]
         with self._counting:
             self._stood_in += 1
         return answer

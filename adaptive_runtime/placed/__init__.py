@@ -6,6 +6,7 @@
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio
 from adaptive_runtime.placed.rows import PlacedRowsNow, PlacementRows
 from adaptive_runtime.placed.runtime import NetworkRuntime, PlacedRun
+from adaptive_runtime.placed.standing_in import StandIns
 from adaptive_runtime.placed.subnets import PlacedSubNet, PlacedSubNets, SharedDevices
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "PlacementRows",
     "RunRatio",
     "SharedDevices",
+    "StandIns",
 ]

@@ -22,7 +22,7 @@ class PlacedRun:
     leave: called where nobody waits for the answer any more.
     """
 
-    __slots__ = ("_done", "_future", "_leave")
+    __slots__ = ("_done", "_leave", "future")
 
     def __init__(
         self,
@@ -30,17 +30,12 @@ class PlacedRun:
         done: Callable[[SplitAnswer], None],
         leave: Callable[["Future[SplitAnswer]"], None],
     ) -> None:
-        self._future, self._done, self._leave = future, done, leave
-
-    @property
-    def is_back(self) -> bool:
-        """Whether the answer is there."""
-        return self._future.done()
+        self.future, self._done, self._leave = future, done, leave
 
     def answer(self, wait_s: float | None) -> SplitAnswer:
         """The answer. AwayError: it is not there within a time; None: waits for it. AdaptiveError: home has failed."""
         try:
-            found = self._future.result(wait_s)
+            found = self.future.result(wait_s)
         except TimeoutError:
             raise AwayError from None
         self._done(found)
@@ -48,8 +43,8 @@ class PlacedRun:
 
     def leave(self) -> None:
         """What the answer tells of the devices still counts, if it comes."""
-        self._future.add_done_callback(lambda found: None if found.exception() else self._done(found.result()))
-        self._leave(self._future)
+        self.future.add_done_callback(lambda found: None if found.exception() else self._done(found.result()))
+        self._leave(self.future)
 
 
 class NetworkRuntime:
@@ -103,9 +98,10 @@ class NetworkRuntime:
         return found.answer
 
     @property
-    def is_back(self) -> bool:
-        """Whether the run that gave up has its answer by now."""
-        return self._away is not None and self._away.is_back
+    def away(self) -> "Future[SplitAnswer]":
+        """The answer of the run that gave up, once it is there."""
+        assert self._away is not None, "it has given up"
+        return self._away.future
 
     def leave(self) -> None:
         """Nobody waits for the run that gave up."""

@@ -5,6 +5,7 @@ Legend: N samples, C channels, H height, W width.
 
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import FunctionType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -52,7 +53,7 @@ class Variant(NamedTuple):
 class PlacedRuntime(ChainRuntime, Protocol):
     """Runs a SubNet over several devices, for one request. devices: that have run parts of it so far.
 
-    A run gives up once where a stand-in has to begin (AwayError). is_back: it has an answer by now, which it gives when it is
+    A run gives up once where a stand-in has to begin (AwayError). away: its answer, once it is there, which it gives when it is
     asked again. leave: nobody asks again.
     """
 
@@ -60,7 +61,7 @@ class PlacedRuntime(ChainRuntime, Protocol):
     def devices(self) -> tuple[str, ...]: ...
 
     @property
-    def is_back(self) -> bool: ...
+    def away(self) -> Future[Any]: ...
 
     def leave(self) -> None: ...
 

@@ -21,9 +21,9 @@ from adaptive_runtime.choice import RequestProgress, read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError, AwayError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.placed import NetworkRuntime, PlacedRun, PlacedSubNet, PlacedSubNets
+from adaptive_runtime.placed import NetworkRuntime, PlacedRun, PlacedSubNet, PlacedSubNets, StandIns
 from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
-from adaptive_runtime.pool import Variant
+from adaptive_runtime.pool import Variant, VariantError
 from adaptive_runtime.split import (
     HOME,
     LinkUse,
@@ -343,12 +343,11 @@ def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> Non
         runtime = NetworkRuntime(1, partial(began, run), 10.0, samples=1, stand_in_ms=10.0)
         with pytest.raises(AwayError):
             runtime.run(x)
-        assert not runtime.is_back
+        assert not runtime.away.done()
         if not is_asked_again:
             runtime.leave()
             assert left == [future]
         future.set_result(split_answer(x + 1.0))
-        assert runtime.is_back
         if is_asked_again:
             assert (runtime.run(x) == 1.0).all()
             assert runtime.devices == (SERVER,)
@@ -469,3 +468,24 @@ def test_later_runs_are_compared_with_the_plan_and_not_with_runs_before_them() -
     links = {SERVER: MeasuredLink(up_mbps=10.0, down_mbps=10.0, round_trip_ms=2.0)}
     found = expected(SendingPlan(plan, "fp32", 105.0), links, 0.0, (3.0, 0.5))
     assert (found.planned_ms, found.mean_ms, found.deviation_ms) == pytest.approx((105.0, 315.0, 52.5))
+
+
+def test_of_a_stand_in_and_a_device_the_first_answer_counts() -> None:
+    with closing(StandIns()) as stand_ins:
+        away: Future[int] = Future()
+        assert stand_ins.first(away, lambda: 3) == 3
+        over = threading.Event()
+
+        def standing_in() -> int:
+            away.set_result(1)
+            assert over.wait(60)
+            return 3
+
+        assert stand_ins.first(away, standing_in) is None
+        over.set()
+        with pytest.raises(VariantError, match="broken"):
+            stand_ins.first(Future(), failing)
+
+
+def failing() -> int:
+    raise VariantError("broken")
