@@ -112,7 +112,8 @@ class ServingRows:
             over.run(x_NCHW)
         except AwayError:
             assert stand_in is not None, "runs wait where there is none"
-            found = self._stand_ins.first(over.away, partial(self._at_home, stand_in.row, x_NCHW))
+            run_by = partial(self._at_home, stand_in.row, x_NCHW)
+            found = self._stand_ins.beside(over.away, over.until_s, run_by)
             if found is not None:
                 over.leave()
                 gave_up = ServedRun(one, (), (time.perf_counter() - start_s) * 1e3, away=True)

@@ -216,16 +216,15 @@ class Adaptation:
     def stand_in(self) -> StandInRow | None:
         """What answers at home where other devices have not by then: the fastest row that was warm and works for the decision.
 
-        None: there is none, or it would be late itself.
+        None: there is none, or it would be late itself on average.
         """
         with self._lock:
             cold, without = self._unable
             row = next((row for row in self._home_rows if row not in cold and row not in without), None)
             if row is None:
                 return None
-            limits = self._limits.model_copy(update={"quantile": STANDS_IN})
-            takes_ms = self.look_up.effective_ms(row, limits, self._factors)
-            return StandInRow(row, takes_ms) if takes_ms <= limits.budget_ms else None
+            usual_ms, takes_ms = (self._at_quantile_ms(row, quantile) for quantile in (0.5, STANDS_IN))
+            return StandInRow(row, takes_ms) if usual_ms <= self._limits.budget_ms else None
 
     def served(self, runs: Sequence[ServedRun], request: RequestProgress | None = None) -> None:
         """The runs of a request. request: as it was after the last of them; None: whether it was late is not known."""
@@ -328,8 +327,11 @@ class Adaptation:
     @property
     def _home_ms(self) -> float:
         """What the fastest variant at home that works takes on average."""
-        median = self._limits.model_copy(update={"quantile": 0.5})
-        return self.look_up.effective_ms(self._fastest_at_home(), median, self._factors)
+        return self._at_quantile_ms(self._fastest_at_home(), 0.5)
+
+    def _at_quantile_ms(self, row: int, quantile: float) -> float:
+        limits = self._limits.model_copy(update={"quantile": quantile})
+        return self.look_up.effective_ms(row, limits, self._factors)
 
     def _fastest_at_home(self) -> int:
         _, without = self._unable

@@ -305,7 +305,7 @@ class DeployedModel:
         runs = list[ServedRun]()
         try:
             run_by = partial(self._run_by, self._rows[stand_in.row], x_NCHW, runs, None, self.clock_ns())
-            answer = self._stand_ins.first(over.away, run_by)
+            answer = self._stand_ins.beside(over.away, over.until_s, run_by)
         except VariantError as error:
             self._served.replace(self._rows[stand_in.row], error)
             answer = None

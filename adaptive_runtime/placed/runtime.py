@@ -14,6 +14,8 @@ from adaptive_runtime.errors import AwayError
 from adaptive_runtime.split import SplitAnswer
 
 Array = NDArray[np.float32]
+WAITED = 0.95
+"""Share of a budget for which home waits at most: what is left is for giving the answer of a stand-in."""
 
 
 class PlacedRun:
@@ -66,8 +68,10 @@ class NetworkRuntime:
     ) -> None:
         self.batch, self._begin, self._clock = batch, begin, clock
         self._until_s = None if within_ms is None else clock() + within_ms * 1e-3
-        gives_up = stand_in_ms is not None and samples <= batch
-        self._stand_in_s = stand_in_ms * 1e-3 if stand_in_ms is not None and gives_up else None
+        one_run, known_ms = samples <= batch and within_ms is not None, stand_in_ms
+        self._stand_in_s = known_ms * 1e-3 if known_ms is not None and one_run else None
+        self.until_s = clock() + WAITED * (within_ms or 0.0) * 1e-3
+        """The answer of a stand-in is kept until then."""
         self._away: PlacedRun | None = None
         self._runs_left = -(-samples // batch)
         self._devices: dict[str, None] = {}
@@ -86,8 +90,8 @@ class NetworkRuntime:
         run, wait_s = self._away, None
         if run is None:
             run = self._begin(x_NCHW, self._share_ms)
-            if self._until_s is not None and self._stand_in_s is not None:
-                wait_s = max(0.0, self._until_s - self._stand_in_s - self._clock())
+            if self._stand_in_s is not None:
+                wait_s = max(0.0, self.until_s - self._stand_in_s - self._clock())
         try:
             found = run.answer(wait_s)
         except AwayError:

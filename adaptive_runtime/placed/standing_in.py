@@ -1,5 +1,6 @@
-"""A stand-in at home beside a run over several devices: the first answer counts."""
+"""A stand-in at home beside a run over several devices, whose answer counts if it comes in time."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -13,14 +14,16 @@ class StandIns:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(thread_name_prefix="stand-in")
 
-    def first(self, away: Future[Any], stand_in: Callable[[], Answer]) -> Answer | None:
-        """The answer of a stand-in, or None: that over devices came first, and the stand-in runs to its end for nothing.
+    def beside(self, away: Future[Any], until_s: float, stand_in: Callable[[], Answer]) -> Answer | None:
+        """The answer of a stand-in, or None: that over devices is there, and the stand-in runs to its end for nothing.
 
-        away: the answer over devices, once it is there. What the stand-in raises, where it has ended first.
+        away: the answer over devices, once it is there. until_s: of `time.monotonic`; the stand-in's answer is kept until then.
+        What the stand-in raises, where it has failed meanwhile.
         """
         own: Future[Any] = self._threads.submit(stand_in)
         wait((own, away), return_when=FIRST_COMPLETED)
-        if away.done() and not own.done():
+        wait((away,), max(0.0, until_s - time.monotonic()))
+        if away.done():
             return None
         found: Answer = own.result()
         return found
