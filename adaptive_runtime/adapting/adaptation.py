@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NONE: frozenset[int] = frozenset()
 ONE_RUN = RequestProgress()
-STANDS_IN = 0.95
+STANDS_IN = 0.9
 """Home begins a stand-in so early that it is in time with this probability: other devices are late far more seldom than not."""
 
 

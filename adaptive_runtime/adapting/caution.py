@@ -7,8 +7,8 @@ from adaptive_runtime.choice.inputs import deviations, quantile_of
 
 STEP = 0.5
 """By which the logarithm of the factor rises with each late request."""
-AIMED_AT = 0.7
-"""Share of the late requests that the limits allow."""
+AIMED_AT = 0.5
+"""Share of the late requests that the limits allow: others are late by loads that nobody foresees."""
 LEAST, MOST = 0.25, 3.0
 UNUSED_KEEPS = 0.5**0.01
 """What is left of the logarithms after a request elsewhere."""

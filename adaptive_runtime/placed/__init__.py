@@ -5,7 +5,7 @@
 
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio
 from adaptive_runtime.placed.rows import PlacedRowsNow, PlacementRows
-from adaptive_runtime.placed.runtime import NetworkRuntime, PlacedRun
+from adaptive_runtime.placed.runtime import NetworkRuntime, PlacedRun, StandInTimes
 from adaptive_runtime.placed.standing_in import StandIns
 from adaptive_runtime.placed.subnets import PlacedSubNet, PlacedSubNets, SharedDevices
 
@@ -19,5 +19,6 @@ __all__ = [
     "PlacementRows",
     "RunRatio",
     "SharedDevices",
+    "StandInTimes",
     "StandIns",
 ]

@@ -6,6 +6,7 @@ Legend: N samples, C channels, H height, W width, K classes.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,18 @@ from adaptive_runtime.split import SplitAnswer
 Array = NDArray[np.float32]
 WAITED = 0.95
 """Share of a budget for which home waits at most: what is left is for giving the answer of a stand-in."""
+
+
+class StandInTimes(NamedTuple):
+    """takes_ms: a stand-in at most. usual_ms: the run over devices, at which it is late for a usual one."""
+
+    takes_ms: float
+    usual_ms: float
+
+    def after_ms(self, budget_ms: float) -> float:
+        """When the stand-in begins: in time, but not before the run is later than usual, if that is within the budget."""
+        latest_ms = max(0.0, budget_ms - self.takes_ms)
+        return latest_ms if self.usual_ms >= WAITED * budget_ms else max(latest_ms, self.usual_ms)
 
 
 class PlacedRun:
@@ -53,7 +66,7 @@ class NetworkRuntime:
     """Runs samples over several devices. batch: of one run. devices: that have run parts.
 
     begin: one run within a time [ms]. within_ms: what is left of the request's budget now, which the runs of its samples
-    share; None: there is no budget. stand_in_ms: what a stand-in at home takes for all samples; None: there is none.
+    share; None: there is no budget. stand_in: what one at home takes for all samples; None: there is none.
     A run waits until the stand-in has to begin, and gives up once (AwayError). Asked again it waits as long as it takes.
     """
 
@@ -63,14 +76,16 @@ class NetworkRuntime:
         begin: Callable[[Array, float | None], PlacedRun],
         within_ms: float | None,
         samples: int,
-        stand_in_ms: float | None = None,
+        stand_in: StandInTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.batch, self._begin, self._clock = batch, begin, clock
-        self._until_s = None if within_ms is None else clock() + within_ms * 1e-3
-        one_run, known_ms = samples <= batch and within_ms is not None, stand_in_ms
-        self._stand_in_s = known_ms * 1e-3 if known_ms is not None and one_run else None
-        self.until_s = clock() + WAITED * (within_ms or 0.0) * 1e-3
+        start_s = clock()
+        self._until_s = None if within_ms is None else start_s + within_ms * 1e-3
+        self._gives_up_s: float | None = None
+        if stand_in is not None and within_ms is not None and samples <= batch:
+            self._gives_up_s = start_s + stand_in.after_ms(within_ms) * 1e-3
+        self.until_s = start_s + WAITED * (within_ms or 0.0) * 1e-3
         """The answer of a stand-in is kept until then."""
         self._away: PlacedRun | None = None
         self._runs_left = -(-samples // batch)
@@ -90,8 +105,8 @@ class NetworkRuntime:
         run, wait_s = self._away, None
         if run is None:
             run = self._begin(x_NCHW, self._share_ms)
-            if self._stand_in_s is not None:
-                wait_s = max(0.0, self.until_s - self._stand_in_s - self._clock())
+            if self._gives_up_s is not None:
+                wait_s = max(0.0, self._gives_up_s - self._clock())
         try:
             found = run.answer(wait_s)
         except AwayError:

@@ -17,7 +17,7 @@ from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, SharedLink
 from adaptive_runtime.placed.expected import ExpectedPlacement, RunRatio, expected
-from adaptive_runtime.placed.runtime import NetworkRuntime, PlacedRun
+from adaptive_runtime.placed.runtime import NetworkRuntime, PlacedRun, StandInTimes
 from adaptive_runtime.split import (
     HOME,
     EnvelopePlacements,
@@ -91,7 +91,10 @@ class PlacedSubNet:
 
         stand_in_ms: what a stand-in at home takes for them, for which a run gives up in time (AwayError); None: there is none.
         """
-        return NetworkRuntime(self._batch, self._begin, within_ms, samples, stand_in_ms)
+        known, times = self._expected, None
+        if stand_in_ms is not None:
+            times = StandInTimes(stand_in_ms, 0.0 if known is None else known.mean_ms + known.deviation_ms)
+        return NetworkRuntime(self._batch, self._begin, within_ms, samples, times)
 
     @property
     def missing(self) -> str:

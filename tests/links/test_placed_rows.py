@@ -22,7 +22,7 @@ from adaptive_runtime.choice import RequestProgress, read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError, AwayError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.placed import NetworkRuntime, PlacedRun, PlacedSubNet, PlacedSubNets, StandIns
+from adaptive_runtime.placed import NetworkRuntime, PlacedRun, PlacedSubNet, PlacedSubNets, StandIns, StandInTimes
 from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
 from adaptive_runtime.pool import Variant, VariantError
 from adaptive_runtime.split import (
@@ -328,7 +328,7 @@ def test_samples_of_one_request_share_what_is_left_of_its_budget() -> None:
         return run_of(back(split_answer(x_NCHW)))
 
     # a stand-in is for one run: the others wait
-    runtime = NetworkRuntime(2, begin, 120.0, samples=5, stand_in_ms=120.0, clock=lambda: now_s[0])
+    runtime = NetworkRuntime(2, begin, 120.0, samples=5, stand_in=StandInTimes(120.0, 0.0), clock=lambda: now_s[0])
     for _ in range(3):
         runtime.run(np.zeros((2, 4), np.float32))
     assert given == pytest.approx([40.0, 30.0, 0.0])
@@ -336,12 +336,22 @@ def test_samples_of_one_request_share_what_is_left_of_its_budget() -> None:
     assert given[3] is None
 
 
+@pytest.mark.parametrize(
+    ("takes_ms", "usual_ms", "after_ms"),
+    [(4.0, 5.0, 6.0), (4.0, 8.0, 8.0), (4.0, 9.6, 6.0), (12.0, 3.0, 3.0), (12.0, 20.0, 0.0)],
+)
+def test_a_stand_in_begins_in_time_but_not_before_a_run_is_later_than_usual(
+    takes_ms: float, usual_ms: float, after_ms: float
+) -> None:
+    assert StandInTimes(takes_ms, usual_ms).after_ms(10.0) == after_ms
+
+
 def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> None:
     x, used, left = np.zeros((1, 4), np.float32), list[SplitAnswer](), list[object]()
     for is_asked_again in (True, False):
         future: Future[SplitAnswer] = Future()
         run = PlacedRun(future, used.append, left.append)
-        runtime = NetworkRuntime(1, partial(began, run), 10.0, samples=1, stand_in_ms=10.0)
+        runtime = NetworkRuntime(1, partial(began, run), 10.0, samples=1, stand_in=StandInTimes(10.0, 0.0))
         with pytest.raises(AwayError):
             runtime.run(x)
         assert not runtime.away.done()
