@@ -3,7 +3,7 @@
     python -m benchmarks.day --simulated (--bundle DIR | --work DIR) [--scenario FILE] [--minutes 780] [--slower 50] [--slack 2]
         [--peer-faster 8] [--watts 2] [--idle-watts 0.3] [--quantile 0.99] [--seed 0] [--markdown] [--json FILE]
         [OVERRIDE …]
-    python -m benchmarks.day --bundle DIR --minutes 10 [--cpu-processes 1] [--bandwidth-processes 1] […]
+    python -m benchmarks.day --bundle DIR --minutes 10 [--niceness -10] [--cpu-processes 1] [--bandwidth-processes 1] […]
 
 The scenario is that of CrowdHMTware's case study (section IV-G), as far as it is published: battery from 90 to 21 %, free
 memory from 85 to 28 %, light that changes, competing programs, and another device that comes and goes
@@ -27,8 +27,8 @@ back, are numbers of the scenario, as measured (docs/adaptation.md).
 Without --simulated the same phases pass in --minutes with real processes (`benchmarks.day_played`): the bundle's SubNets run
 at home, --slower times for each request; the other device is an agent behind a relay that has the link's bandwidth and delay,
 is cut and mended; burners make the load of home, which has one core of the machine, and what is elsewhere the others; sensors
-read battery and memory from files, as a device has them. A device that is there in the first phase is connected before it
-begins. All systems serve each request in turn, each with the loop of the run time. There is no oracle then, and accuracy and
+read battery and memory from files, as a device has them. What serves has --niceness, as `autotailor-runtime serve` has it, and
+the burners 0. A device that is there in the first phase is connected before it begins. All systems serve each request in turn, each with the loop of the run time. There is no oracle then, and accuracy and
 energy are those of the rows.
 
 Bars: 99 % in time; ahead of each level alone by 10 % of the oracle's score; within 5 % of the oracle.
@@ -155,7 +155,15 @@ def really_played(day: PlayedScenario, options: argparse.Namespace) -> list[Scor
     systems = {**day.alone, STAY: frozenset(range(len(day.rows.table)))}
     processes = options.cpu_processes, options.bandwidth_processes
     with tempfile.TemporaryDirectory() as work:
-        played = play(options.bundle, day, systems, Path(work), slower=round(options.slower), processes=processes)
+        played = play(
+            options.bundle,
+            day,
+            systems,
+            Path(work),
+            slower=round(options.slower),
+            processes=processes,
+            niceness=options.niceness,
+        )
     median_ms, most_ms = np.percentile(played[STAY].decided_ms, [50, 99])
     print(f"a decision over all levels: {median_ms * 1e3:.0f} µs, 99 % within {most_ms * 1e3:.0f} µs")
     outcomes = {name: one.outcome(day.scenario.duration_s) for name, one in played.items()}
@@ -186,6 +194,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulated", action="store_true", help="by the simulator, without real processes")
     parser.add_argument("--minutes", type=float, help="of the whole scenario; its own time without")
+    parser.add_argument("--niceness", type=int, default=0, help="of what serves: below 0 it goes before the burners")
     parser.add_argument("--cpu-processes", type=int, default=1)
     parser.add_argument("--bandwidth-processes", type=int, default=1)
     bundle = parser.add_mutually_exclusive_group(required=True)

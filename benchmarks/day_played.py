@@ -30,6 +30,7 @@ from adaptive_runtime.errors import AwayError
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices, StandIns
 from adaptive_runtime.pool import Variant
+from adaptive_runtime.priority import run_at
 from adaptive_runtime.sensing import SensedState, Sensing, device_sensors
 from adaptive_runtime.service.running import SWITCH_S
 from adaptive_runtime.simulation import LevelRows, PlayedScenario, RequestEnds, SimulatedOutcome
@@ -301,9 +302,12 @@ def play(
     *,
     slower: int,
     processes: tuple[int, int],
+    niceness: int = 0,
     images: Images | None = None,
 ) -> dict[str, PlayedSystem]:
     """All requests of the scenario, served by each system. processes: that compute, that stream through memory.
+
+    niceness: of what serves; that of the other programs is 0.
 
     images: of requests (N, C, H, W); None: of the bundle's calibration sample.
     """
@@ -329,6 +333,7 @@ def play(
         if not serving.wait_for(there, START_S):
             raise SystemExit(f"{', '.join(there)}: not connected within {START_S:g} s")
         stress = stack.enter_context(Stress(cpu_processes=cpu, bandwidth_processes=bandwidth))
+        run_at(niceness)
         stack.enter_context(surrounding)
         stack.enter_context(Sensing(device_sensors(root), tell=partial(_tell, tuple(found.values()))))
         follow(stress, trace, stack)

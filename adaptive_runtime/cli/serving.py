@@ -149,6 +149,12 @@ def _add_requests(requests: argparse._ArgumentGroup) -> None:
         "--max-body-mib", type=positive, default=8, metavar="MIB", help="size of a request (default 8); more gets 413"
     )
     requests.add_argument(
+        "--niceness",
+        type=int,
+        metavar="N",
+        help="of the service: below 0 it goes before other programs, which takes a right (default: as it was started)",
+    )
+    requests.add_argument(
         "--load-trace",
         type=Path,
         metavar="F",
@@ -169,6 +175,7 @@ def run(arguments: argparse.Namespace) -> None:
         max_body_mib=arguments.max_body_mib,
         socket=arguments.socket,
         load_trace=arguments.load_trace,
+        niceness=arguments.niceness,
     )
     is_split = arguments.device and not (arguments.folder / BUNDLE_FILE).exists()
     serve(options, _split(arguments) if is_split else _bundle(arguments))

@@ -5,7 +5,6 @@ It has the lowest priority, so that what serves goes first; it still advances on
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.local_search.proposals import LocalSearchSettings
 from adaptive_runtime.local_search.running import search
+from adaptive_runtime.priority import step_back
 from profiling_agents.messages import Message
 
 BAD_INPUT = 2
@@ -33,7 +33,7 @@ class SearchOrder(Message):
 def main(text: str) -> int:
     """Search. Returns 0, or 2 after an event `error` with one line."""
     order = SearchOrder.model_validate_json(text)
-    os.nice(order.niceness)
+    step_back(order.niceness)
     try:
         bundle = OpenBundle.open(order.bundle, order.key_file)
         search(bundle, order.images or _input(), order.folder, order.settings, _tell)

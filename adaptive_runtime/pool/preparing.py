@@ -5,7 +5,6 @@ and its weights in the kernels' own layout. Both models answer the same inputs b
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_runtime.chains import inputs_of, session_options
+from adaptive_runtime.priority import step_back
 from profiling_agents.messages import Message, RuntimeSettings
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
@@ -54,7 +54,7 @@ def prepared_settings(settings: RuntimeSettings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os.nice(NICENESS)
+    step_back(NICENESS)
     given = PreparationOrder.model_validate(json.loads(sys.argv[1]))
     for source, folder in given.places:
         prepare(source, folder, given.settings)

@@ -22,6 +22,7 @@ class ServiceOptions:
 
     queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none. socket: path of
     the socket for programs on this device; None: without. load_trace: file for the load and the requests; None: not recorded.
+    niceness: of the service beside other programs; None: as it was started.
     """
 
     network: Endpoint
@@ -32,6 +33,7 @@ class ServiceOptions:
     max_body_mib: int = 8
     socket: Path | None = None
     load_trace: Path | None = None
+    niceness: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

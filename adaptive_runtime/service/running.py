@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.priority import run_at
 from adaptive_runtime.service.answering import ModelService
 from adaptive_runtime.service.local import listening, serve_local
 from adaptive_runtime.service.models import ServedModel
@@ -46,6 +47,8 @@ def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel])
     network = options.network
     check_bind(network)
     _check_room(options.load_trace)
+    if options.niceness is not None:
+        run_at(options.niceness)
     sys.setswitchinterval(SWITCH_S)
     with (
         ended_by_signal(),

@@ -1,5 +1,6 @@
 """A bundle whose table has rows over devices: one decision chooses among them and those at home, while devices come and go."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -245,9 +246,11 @@ def test_rows_at_home_answer_while_the_device_is_gone_and_it_is_chosen_again_whe
     with serving() as device:
         port = urlsplit(device.url).port
         words = ["--budget-ms", str(BUDGET_MS), "--policy", FRUGAL, "--device", f"{SERVER}=127.0.0.1:{port}"]
-        words += ["--device-token", f"{SERVER}={token}"]
+        words += ["--device-token", f"{SERVER}={token}", "--niceness", "1"]
         with served(bundle.folder, tmp_path / "log", *words) as home:
             statuses, over = list[int](), threading.Event()
+            threads = [int(one.name) for one in Path(f"/proc/{home.process.pid}/task").iterdir()]
+            assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {1}
 
             def told() -> dict[str, str]:
                 response = home.http.post(INFER, **body(bundle.x))

@@ -17,7 +17,7 @@ from adaptive_runtime.adapting import (
     LoadEstimate,
     ServedRun,
 )
-from adaptive_runtime.adapting.caution import Caution
+from adaptive_runtime.adapting.caution import AIMED_AT, Caution
 from adaptive_runtime.bundles import (
     BundleDevice,
     BundledExit,
@@ -375,14 +375,14 @@ def test_late_requests_make_decisions_more_careful_until_few_are_late() -> None:
 def test_late_requests_under_one_load_say_nothing_of_another() -> None:
     caution = Caution()
     caution.observe(True, 0.9, 1.0)
-    assert caution.factor(1.0) == pytest.approx(np.exp(0.5 * (1 - 0.7 * 0.1)))
+    assert caution.factor(1.0) == pytest.approx(np.exp(0.5 * (1 - AIMED_AT * 0.1)))
     assert caution.factor(0.5) == caution.factor(None) == 1.0
     assert 1.0 < caution.factor(0.8) < caution.factor(0.9) < caution.factor(1.0)
     caution.observe(True, 0.9, 0.6)  # between two loads at which factors are kept
-    assert caution.factor(0.6) == pytest.approx(np.exp(0.5 * (1 - 0.7 * 0.1)))
+    assert caution.factor(0.6) == pytest.approx(np.exp(0.5 * (1 - AIMED_AT * 0.1)))
     for _ in range(100):  # requests elsewhere
         caution.unused()
-    assert caution.factor(0.6) == pytest.approx(np.exp(0.25 * (1 - 0.7 * 0.1)))
+    assert caution.factor(0.6) == pytest.approx(np.exp(0.25 * (1 - AIMED_AT * 0.1)))
 
 
 def test_a_model_that_is_late_decides_more_carefully() -> None:
