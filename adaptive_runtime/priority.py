@@ -1,6 +1,7 @@
 """The share of the processor that this process has beside others: its niceness, from −20 (first) to 19 (last)."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from adaptive_runtime.errors import AdaptiveError
@@ -16,7 +17,8 @@ def run_at(niceness: int) -> None:
     threads = [int(thread.name) for thread in THREADS.iterdir()] if THREADS.exists() else [0]
     try:
         for thread in threads:
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
     except PermissionError:
         now, next_step = os.getpriority(os.PRIO_PROCESS, 0), "let systemd (Nice=) or an administrator start it"
         got = f"{niceness}: this user may not go before other programs"

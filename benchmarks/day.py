@@ -28,8 +28,8 @@ Without --simulated the same phases pass in --minutes with real processes (`benc
 at home, --slower times for each request; the other device is an agent behind a relay that has the link's bandwidth and delay,
 is cut and mended; burners make the load of home, which has one core of the machine, and what is elsewhere the others; sensors
 read battery and memory from files, as a device has them. What serves has --niceness, as `autotailor-runtime serve` has it, and
-the burners 0. A device that is there in the first phase is connected before it begins. All systems serve each request in turn, each with the loop of the run time. There is no oracle then, and accuracy and
-energy are those of the rows.
+the burners 0. A device that is there in the first phase is connected before it begins. All systems serve each request in turn,
+each with the loop of the run time. There is no oracle then, and accuracy and energy are those of the rows.
 
 Bars: 99 % in time; ahead of each level alone by 10 % of the oracle's score; within 5 % of the oracle.
 """

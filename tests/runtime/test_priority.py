@@ -14,7 +14,7 @@ from adaptive_runtime.priority import run_at, step_back
 def nicenesses(*wanted: int) -> list[list[int]]:
     """Of three threads after each step: one that was there, one that is new, and the main one, which then steps back by one."""
     over, waits, found = threading.Event(), threading.Barrier(2), list[list[int]]()
-    waiting = threading.Thread(target=lambda: (waits.wait(), over.wait()))
+    waiting = threading.Thread(target=lambda: (waits.wait(), over.wait()), daemon=True)
     waiting.start()
     waits.wait()
     for niceness in wanted:
