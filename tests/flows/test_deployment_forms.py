@@ -21,6 +21,8 @@ from flows.pipeline import pipeline
 from flows.validate import validate
 from tasks.data.settings import DataSettings
 from tasks.errors import UserError
+from tests.golden.comparison import UPDATE, check
+from tests.golden.conftest import FILES
 
 
 def of_form(fields: list[str], overrides: list[str] | None = None, settings: Any = None) -> RunConfig:
@@ -122,6 +124,28 @@ def test_the_schema_has_every_setting_and_fills_in_none() -> None:
         defaults = [value for node in _nodes(schema) for key, value in node.items() if key == "default"]
         assert set(defaults) == {None}
     assert list(settings_schema(RunConfig)["properties"])[:4] == ["model", "data", "space", "devices"]
+
+
+def test_the_forms_show_what_they_did(pytestconfig: pytest.Config) -> None:
+    """Fields in their order, with defaults and texts. What they allow are the options of groups, and all settings."""
+    from flows.deployments import deployed
+
+    flows = (
+        deployed.run,
+        deployed.work_nightly,
+        deployed.adapt_to,
+        deployed.adapt_nightly,
+        deployed.stream_to,
+        deployed.deploy_to,
+    )
+    found = {}
+    for flow in flows:
+        fields = flow.parameters.properties
+        order = sorted(fields, key=lambda name: fields[name]["position"])
+        found[flow.name] = {
+            name: [fields[name].get("default", "required"), fields[name]["description"]] for name in order
+        }
+    check(FILES / "deployment_forms.json", found, rtol=0.0, update=bool(pytestconfig.getoption(UPDATE)))
 
 
 @pytest.mark.parametrize(("flow", "first"), [(pipeline, "model"), (adapt, "supernet")])
