@@ -1,4 +1,7 @@
-"""The deployed flows. Their parameters are the form in the Prefect UI, their bodies those of the command line's flows."""
+"""The deployed flows. Their parameters are the form in the Prefect UI, their bodies those of the command line's flows.
+
+The types of parameters have the texts of the form (`flows.deployments.form`); docstrings have those that are a flow's own.
+"""
 
 from typing import Any
 
@@ -8,22 +11,31 @@ prepare(quiet=False)  # as on the command line, before torch is imported: thread
 
 from prefect import flow  # noqa: E402
 
-from flows.config import AdaptConfig, AdaptStage, DeployConfig, RunConfig, RunStage  # noqa: E402
+from flows.config import AdaptConfig, DeployConfig, FlowConfig, RunConfig  # noqa: E402
 from flows.deploy import put  # noqa: E402
 from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
     DEFAULT_DATA,
     DEFAULT_DRIFT,
     NIGHTLY_PRESET,
     NO_PRESET,
+    AdaptedDeviceNames,
     AdaptSettings,
-    BudgetMs,
+    AdaptUntil,
+    BudgetsMs,
     Data,
+    DataPath,
     DeploySettings,
     Device,
+    DeviceNames,
     Drift,
-    Override,
+    NetworkName,
+    OutputDir,
+    Overrides,
     Preset,
     RunSettings,
+    RunUntil,
+    SupernetFolder,
+    TrainedData,
     common_words,
     composed,
     deploy_words,
@@ -52,132 +64,91 @@ def _run_name() -> str:
 @flow(name="autotailor", flow_run_name=_run_name, persist_result=False)
 def run(
     preset: Preset = NO_PRESET,
-    model: str = "",
+    model: NetworkName = "",
     data: Data = DEFAULT_DATA,
-    data_path: str = "",
-    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
-    budgets_ms: list[BudgetMs] = [],  # noqa: B006
-    overrides: list[Override] = [],  # noqa: B006
-    output_dir: str = "",
-    until: RunStage = "report",
+    data_path: DataPath = "",
+    devices: DeviceNames = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: BudgetsMs = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
+    output_dir: OutputDir = "",
+    until: RunUntil = "report",
     settings: RunSettings = None,
 ) -> dict[str, Any]:
     """The whole pipeline, from a network to files for every device. Empty fields: as the preset says, or the project.
 
     Args:
-        preset: Settings that belong together; the fields below count over them.
-        model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
-        data: Which images. Default: noisy digits, without files of yours.
-        data_path: The folder of imagefolder, parquet, torchvision, coco, voc, masks and pairs.
-        devices: What the network is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
-        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: finetune.epochs=20, device.remote.agent=URL.
-        output_dir: A folder on the worker's machine, or a URL. Empty: outputs.
-        until: The last stage; "plan" tells how long profiling will take.
-        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """
-    fields = [
-        *run_words(preset, model),
-        *common_words(data, data_path, devices, budgets_ms, output_dir),
-    ]
-    config = validate(RunConfig, composed("config", fields, overrides, settings))
-    return tailor(PIPELINE, config, until)
+    fields = [*run_words(preset, model), *common_words(data, data_path, devices, budgets_ms, output_dir)]
+    return tailor(PIPELINE, validate(RunConfig, composed("config", fields, overrides, settings)), until)
 
 
 @flow(name="autotailor-nightly", flow_run_name=_run_name, persist_result=False)
 def work_nightly(
     preset: Preset = NIGHTLY_PRESET,
-    model: str = "",
+    model: NetworkName = "",
     data: Data = DEFAULT_DATA,
-    data_path: str = "",
-    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
-    budgets_ms: list[BudgetMs] = [],  # noqa: B006
-    overrides: list[Override] = [],  # noqa: B006
-    output_dir: str = "",
+    data_path: DataPath = "",
+    devices: DeviceNames = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: BudgetsMs = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
+    output_dir: OutputDir = "",
     settings: RunSettings = None,
 ) -> Any:
     """The whole pipeline, compared with the night before in the same output folder. Ends as Regressed if something got worse.
 
     Args:
-        preset: Settings that belong together; the fields below count over them.
-        model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
-        data: Which images. Default: noisy digits, without files of yours.
-        data_path: The folder of imagefolder, parquet, torchvision, coco, voc, masks and pairs.
-        devices: What the network is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
-        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
         output_dir: A folder on the worker's machine, the same every night. Empty: that of the preset, or outputs.
-        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """
-    fields = [
-        *run_words(preset, model),
-        *common_words(data, data_path, devices, budgets_ms, output_dir),
-    ]
-    result = work_night(validate(RunConfig, composed("config", fields, overrides, settings)))
-    return regressed(result) if result["regressed"] else result
+    fields = [*run_words(preset, model), *common_words(data, data_path, devices, budgets_ms, output_dir)]
+    return _night(validate(RunConfig, composed("config", fields, overrides, settings)))
 
 
 @flow(name="autotailor-adapt", flow_run_name=_run_name, persist_result=False)
 def adapt_to(
-    supernet: str,
-    data: Data = DEFAULT_DATA,
-    data_path: str = "",
-    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
-    budgets_ms: list[BudgetMs] = [],  # noqa: B006
-    overrides: list[Override] = [],  # noqa: B006
-    output_dir: str = "",
-    until: AdaptStage = "report",
+    supernet: SupernetFolder,
+    data: TrainedData = DEFAULT_DATA,
+    data_path: DataPath = "",
+    devices: AdaptedDeviceNames = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: BudgetsMs = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
+    output_dir: OutputDir = "",
+    until: AdaptUntil = "report",
     settings: AdaptSettings = None,
 ) -> dict[str, Any]:
     """An existing SuperNet to other devices, without training. Empty fields: as the project says.
 
     Args:
-        supernet: Folder of a trained SuperNet on the worker's machine.
-        data: The images that it was trained on. Default: noisy digits.
-        data_path: The folder of imagefolder, parquet, torchvision, coco, voc, masks and pairs.
-        devices: What the SuperNet is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
-        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: search.seed=1, device.remote.agent=URL.
-        output_dir: A folder on the worker's machine, or a URL. Empty: outputs.
-        until: The last stage; "plan" tells how long profiling will take.
-        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """
-    fields = [
-        f"supernet={quoted(supernet)}",
-        *common_words(data, data_path, devices, budgets_ms, output_dir),
-    ]
-    config = validate(AdaptConfig, composed("adapt", fields, overrides, settings))
-    return tailor(ADAPTATION, config, until)
+    fields = [f"supernet={quoted(supernet)}", *common_words(data, data_path, devices, budgets_ms, output_dir)]
+    return tailor(ADAPTATION, validate(AdaptConfig, composed("adapt", fields, overrides, settings)), until)
 
 
 @flow(name="autotailor-nightly-adapt", flow_run_name=_run_name, persist_result=False)
 def adapt_nightly(
-    supernet: str,
-    data: Data = DEFAULT_DATA,
-    data_path: str = "",
-    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
-    budgets_ms: list[BudgetMs] = [],  # noqa: B006
-    overrides: list[Override] = [],  # noqa: B006
-    output_dir: str = "",
+    supernet: SupernetFolder,
+    data: TrainedData = DEFAULT_DATA,
+    data_path: DataPath = "",
+    devices: AdaptedDeviceNames = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: BudgetsMs = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
+    output_dir: OutputDir = "",
     settings: AdaptSettings = None,
 ) -> Any:
     """An existing SuperNet to its devices, compared with the night before. Ends as Regressed if something got worse.
 
     Args:
-        supernet: Folder of a trained SuperNet on the worker's machine.
-        data: The images that it was trained on. Default: noisy digits.
-        data_path: The folder of imagefolder, parquet, torchvision, coco, voc, masks and pairs.
-        devices: What the SuperNet is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
-        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
         output_dir: A folder on the worker's machine, the same every night, or a URL. Empty: outputs.
-        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """
-    fields = [
-        f"supernet={quoted(supernet)}",
-        *common_words(data, data_path, devices, budgets_ms, output_dir),
-    ]
-    result = work_night(validate(AdaptConfig, composed("adapt", fields, overrides, settings)))
+    fields = [f"supernet={quoted(supernet)}", *common_words(data, data_path, devices, budgets_ms, output_dir)]
+    return _night(validate(AdaptConfig, composed("adapt", fields, overrides, settings)))
+
+
+def _night(config: FlowConfig) -> Any:
+    result = work_night(config)
     return regressed(result) if result["regressed"] else result
 
 
@@ -187,12 +158,12 @@ def stream_to(
     methods: list[StreamMethod] = [],  # noqa: B006 (Prefect shows it in the form)
     subnets: list[str] = [],  # noqa: B006
     preset: Preset = NO_PRESET,
-    model: str = "",
+    model: NetworkName = "",
     data: Data = DEFAULT_DATA,
-    data_path: str = "",
-    devices: list[Device] = [],  # noqa: B006
-    overrides: list[Override] = [],  # noqa: B006
-    output_dir: str = "",
+    data_path: DataPath = "",
+    devices: DeviceNames = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
+    output_dir: OutputDir = "",
     settings: RunSettings = None,
 ) -> dict[str, Any]:
     """Images that drift to SubNets of a run: their errors over time, under each method. Stages that a run lacks are worked.
@@ -202,29 +173,25 @@ def stream_to(
         methods: As they are (source), adapting without labels, or under guards (guarded). Empty: all.
         subnets: original, largest, smallest_budget, NUMBERms, fastest, knee or a digest. Empty: the first three.
         preset: Settings of the run that belong together; the fields below count over them.
-        model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
-        data: Which images. Default: noisy digits, without files of yours.
         data_path: The folder of imagefolder, parquet, torchvision, coco, voc and masks.
         devices: For which SubNets are searched. Empty: ncnn and onnxruntime on the worker's machine.
         overrides: Further settings as on the command line, one each: drift.severity=3, adaptation.guard.judged_from=8.
         output_dir: The output folder of the run on the worker's machine. Empty: outputs.
-        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """
     fields = [
         *run_words(preset, model),
         *common_words(data, data_path, devices, [], output_dir),
         *stream_words(drift, methods, subnets),
     ]
-    config = validate(RunConfig, composed("config", fields, overrides, settings))
-    return tailor(PIPELINE, config, "stream")
+    return tailor(PIPELINE, validate(RunConfig, composed("config", fields, overrides, settings)), "stream")
 
 
 @flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)
 def deploy_to(
     device: Device,
     bundle: str = "",
-    overrides: list[Override] = [],  # noqa: B006 (Prefect shows it in the form)
-    output_dir: str = "",
+    overrides: Overrides = [],  # noqa: B006 (Prefect shows it in the form)
+    output_dir: OutputDir = "",
     settings: DeploySettings = None,
 ) -> Deployed:
     """A bundle and the run time onto a device. Empty fields: as the project says.
@@ -234,7 +201,6 @@ def deploy_to(
         bundle: Folder of a bundle on the worker's machine. Empty: that of the latest run for this device.
         overrides: Further settings as on the command line, one each: deploy.port=8081, device.board.ssh.host=board.
         output_dir: The output folder of that run on the worker's machine. Empty: outputs.
-        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
     """
     config = validate(DeployConfig, composed("deploy", deploy_words(device, bundle, output_dir), overrides, settings))
     return put(config, device)

@@ -1,18 +1,22 @@
 """The short form of the deployments: its fields, and the config that Hydra composes of them.
 
+A field is a type that has the text which the form shows. Where the docstring of a flow tells of the field, that text counts.
+
 Prefect checks a form against its schema before it accepts a run. The composed config is validated when the run starts,
 before anything is worked.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
 
 from adaptive_runtime.errors import without_passwords
 from flows.compose import compose_config
-from flows.config import AdaptConfig, DeployConfig, RunConfig
+from flows.config import AdaptConfig, AdaptStage, DeployConfig, RunConfig, RunStage
 from flows.deployments.schema import DEVICES, Plain, settings_schema
 from flows.groups import config_groups, nearest
 from tasks.errors import UserError
@@ -38,20 +42,54 @@ def _option(group: str, *others: str) -> tuple[Any, ...]:
     return BeforeValidator(check), WithJsonSchema({"type": "string", "enum": words})
 
 
+@dataclass(frozen=True, slots=True)
+class FieldText:
+    """What a form shows beside a field."""
+
+    text: str
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> Plain:
+        """The schema of the type, with the text."""
+        return {**handler(core), "description": self.text}
+
+
 def _settings(model: type[BaseModel]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [settings_schema(model), {"type": "null"}]})
 
 
-Preset = Annotated[str, *_option("preset", NO_PRESET)]
-Data = Annotated[str, *_option("data", DEFAULT_DATA)]
 Device = Annotated[str, *_option("device")]
 Drift = Annotated[str, *_option("drift")]
 DEFAULT_DRIFT = "continual"
-BudgetMs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Override = Annotated[str, Field(pattern=r"^(\+{0,2}[^\s=+~][^\s=]*=|~[^\s=]+)")]
-RunSettings = Annotated[Plain | None, _settings(RunConfig)]
-AdaptSettings = Annotated[Plain | None, _settings(AdaptConfig)]
-DeploySettings = Annotated[Plain | None, _settings(DeployConfig)]
+Overrides = list[Annotated[str, Field(pattern=r"^(\+{0,2}[^\s=+~][^\s=]*=|~[^\s=]+)")]]
+
+_EMPTY = "Empty: ncnn and onnxruntime on the worker's machine."
+_UNTIL = FieldText('The last stage; "plan" tells how long profiling will take.')
+_ALL = FieldText("Every setting. A value entered here counts over everything above; what is left open changes nothing.")
+
+Preset = Annotated[
+    str, *_option("preset", NO_PRESET), FieldText("Settings that belong together; the fields below count over them.")
+]
+NetworkName = Annotated[
+    str, FieldText("A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.")
+]
+SupernetFolder = Annotated[str, FieldText("Folder of a trained SuperNet on the worker's machine.")]
+Data = Annotated[
+    str, *_option("data", DEFAULT_DATA), FieldText("Which images. Default: noisy digits, without files of yours.")
+]
+TrainedData = Annotated[Data, FieldText("The images that it was trained on. Default: noisy digits.")]
+DataPath = Annotated[str, FieldText("The folder of imagefolder, parquet, torchvision, coco, voc, masks and pairs.")]
+DeviceNames = Annotated[list[Device], FieldText(f"What the network is tailored to. {_EMPTY}")]
+AdaptedDeviceNames = Annotated[list[Device], FieldText(f"What the SuperNet is tailored to. {_EMPTY}")]
+BudgetsMs = Annotated[
+    list[Annotated[float, Field(gt=0, allow_inf_nan=False)]],
+    FieldText("Latencies of one run, in milliseconds. Empty: spread over those of all SubNets."),
+]
+OutputDir = Annotated[str, FieldText("A folder on the worker's machine, or a URL. Empty: outputs.")]
+RunUntil = Annotated[RunStage, _UNTIL]
+AdaptUntil = Annotated[AdaptStage, _UNTIL]
+RunSettings = Annotated[Plain | None, _settings(RunConfig), _ALL]
+AdaptSettings = Annotated[Plain | None, _settings(AdaptConfig), _ALL]
+DeploySettings = Annotated[Plain | None, _settings(DeployConfig), _ALL]
 
 
 def run_words(preset: str, model: str) -> list[str]:
