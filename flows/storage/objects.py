@@ -5,6 +5,7 @@ systems an object is written under another name beside its own; then it gets its
 replaces nothing where it has to be new.
 """
 
+import logging
 import os
 import threading
 from abc import abstractmethod
@@ -30,6 +31,8 @@ ATTEMPTS = 1
 """Again, of botocore; s3fs tries again itself."""
 TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 """Codes of S3 for a condition that did not hold, or that another request has just broken."""
+REFUSED = {"401", "403"}
+"""Codes of Google; S3's are a PermissionError."""
 FULL = {
     "QuotaExceeded",
     "InsufficientStorage",
@@ -55,11 +58,15 @@ def _s3() -> _Reached:
 
 
 def _gs() -> _Reached:
-    from aiohttp import ClientError
+    from aiohttp import ClientError, ClientTimeout
     from gcsfs.retry import HttpError
     from google.auth.exceptions import GoogleAuthError
 
-    return _Reached({"use_listings_cache": False}, (HttpError, GoogleAuthError, ClientError))
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs each error that it raises, with a traceback
+    limits = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+    return _Reached(
+        {"use_listings_cache": False, "requests_timeout": limits}, (HttpError, GoogleAuthError, ClientError)
+    )
 
 
 def _ssh() -> _Reached:
@@ -308,18 +315,20 @@ def told(url: str, error: Exception) -> UserError:
         )
     elif code in FULL or getattr(error, "errno", None) in NO_SPACE:
         text, next_step = f"is full ({text})", "make room; the same command goes on from where this one ends"
-    elif isinstance(error, PermissionError) or "redential" in f"{type(error).__name__}{text}":
+    elif isinstance(error, PermissionError) or code in REFUSED or "redential" in f"{type(error).__name__}{text}":
         text, next_step = f"refuses ({text})", SECRETS
     return UserError(f"storage '{url}'", text, next_step=next_step)
 
 
 def _code(error: BaseException) -> str:
-    """The code of S3 for an error, or for what caused it."""
+    """The code of S3 or Google for an error, or for what caused it."""
     for one in (error, error.__cause__):
         response = getattr(one, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))
-    return ""
+        if (code := getattr(one, "code", None)) is not None:
+            return str(code)
+    return "403" if str(error).startswith("Forbidden: ") else ""  # gcsfs makes an OSError of it
 
 
 def _sync(path: str) -> None:
