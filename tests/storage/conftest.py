@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.agents.ssh_server import SshServer, find_sshd, started_sshd
+from tests.storage.gcs_server import HAS_GCS, REASON, gcs_served
 from tests.storage.server import S3
 
 
@@ -31,6 +32,15 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a bucket at a server of Google's JSON API."""
+    if not HAS_GCS:
+        pytest.skip(REASON)
+    with gcs_served(tmp_path_factory.mktemp("gcs")) as url:
+        yield url
+
+
 def _at_home(server: SshServer, home: Path) -> None:
     """A home whose ssh gets into the server and knows it."""
     (home / ".ssh").mkdir(parents=True)
@@ -38,11 +48,13 @@ def _at_home(server: SshServer, home: Path) -> None:
     shutil.copy(server.known_hosts, home / ".ssh" / "known_hosts")
 
 
-@pytest.fixture(params=["s3", "ssh", "file", "memory"])
+@pytest.fixture(params=["s3", "gs", "ssh", "file", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A URL of each protocol that is tried, with nothing below it."""
     if request.param == "s3":
         return f"{request.getfixturevalue('s3').url}/{uuid4().hex}"
+    if request.param == "gs":
+        return f"{request.getfixturevalue('gcs')}/{uuid4().hex}"
     if request.param == "ssh":
         if find_sshd() is None:
             pytest.skip("no sshd is installed")

@@ -1,14 +1,17 @@
 """Objects at URLs: whole or not there, made once however many try, and one line where a storage does not do it."""
 
+import json
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flows.storage import objects
 from flows.storage.mirror import Mirror
-from flows.storage.objects import open_objects
+from flows.storage.objects import open_objects, told
 from tasks.errors import UserError
 from tests.storage.server import S3, SECRET
 from tests.threads import all_at_once
@@ -96,6 +99,30 @@ def test_a_storage_that_cannot_be_used_is_one_line(
         Mirror(open_objects(where(s3, monkeypatch)), tmp_path).check()
     assert "\n" not in str(error.value)
     assert SECRET not in str(error.value)
+
+
+@pytest.mark.skipif(find_spec("gcsfs") is None, reason="gcsfs is not installed: pip install 'autotailor[cloud]'")
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_refusal_of_google_is_one_line(code: int) -> None:
+    from gcsfs.retry import HttpError, validate_response
+
+    answer = {"error": {"code": code, "message": "Anonymous caller does not have storage.objects.create access."}}
+    with pytest.raises((OSError, HttpError)) as refused:
+        validate_response(code, json.dumps(answer), "https://storage.googleapis.com/upload/storage/v1/b/fleet/o")
+    line = str(told("gs://fleet/x", refused.value))
+    assert line.startswith("storage 'gs://fleet/x': refuses (")
+    assert "Anonymous caller" in line
+    assert "credentials are taken from" in line
+    assert "\n" not in line
+
+
+def test_a_large_file_comes_to_google_in_pieces_and_is_whole(gcs: str, tmp_path: Path) -> None:
+    storage = open_objects(f"{gcs}/large")
+    content = np.random.default_rng(0).bytes(6 << 20)
+    (tmp_path / "file").write_bytes(content)
+    storage.upload(tmp_path / "file", "file")
+    assert storage.download("file", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == content
 
 
 def test_an_output_folder_of_another_version_is_refused(bucket: str, tmp_path: Path) -> None:
