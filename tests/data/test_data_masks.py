@@ -1,6 +1,5 @@
 """Images with masks in PNG: pixels keep their classes, and what does not belong together is one line with file and row."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,44 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.data import DataSettings, load_splits
+from tasks.data import load_splits
 from tasks.data.masks import MaskedPictures, open_masks
 from tasks.errors import UserError
 from tasks.problems.segmentation import IGNORED
-
-WIDTH, HEIGHT, SIDE = 40, 30, 20
-COLOURS = np.array([[0, 0, 0], [200, 0, 0], [0, 200, 0]], np.uint8)
-"""Of the background, of squares and of bars."""
-
-
-def written(root: Path, count: int = 48) -> Path:
-    """Images whose colours are the classes of their masks, with a row that is not labelled; every other mask has a palette."""
-    for name in ("images", "masks"):
-        (root / name).mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for number in range(count):
-        mask_HW = np.zeros((HEIGHT, WIDTH), np.uint8)
-        top, left = rng.integers(0, (12, 20))
-        mask_HW[top : top + 12, left : left + 12] = 1
-        if number % 3 == 0:
-            mask_HW[24:30] = 2
-        Image.fromarray(COLOURS[mask_HW]).save(root / "images" / f"{number}.png")
-        mask_HW[0] = 255
-        mask = Image.fromarray(mask_HW)
-        if number % 2:
-            mask.putpalette([*COLOURS.ravel().tolist(), *[0] * (255 * 3 - COLOURS.size), 255, 255, 255])
-        mask.save(root / "masks" / f"{number}.png")
-    (root / "classes.txt").write_text("background\nsquare\nbar\n")
-    return root
-
-
-def settings(path: Path, **options: object) -> DataSettings:
-    told = {"kind": "masks", "path": path, "resolution": SIDE, "mean": (0.0,), "deviation": (1.0,), **options}
-    return DataSettings.model_validate(told)
+from tests.data.paired_files import HEIGHT, SIDE, WIDTH, assert_refused, put, settings, write_masks
 
 
 def test_pixels_have_the_class_of_their_colour_also_in_augmented_images(tmp_path: Path) -> None:
-    splits = load_splits(settings(written(tmp_path)))
+    splits = load_splits(settings("masks", write_masks(tmp_path)))
     train = splits["train"]
     assert train.problem.name == "segmentation"
     assert train.class_names == ("background", "square", "bar")
@@ -62,7 +32,7 @@ def test_pixels_have_the_class_of_their_colour_also_in_augmented_images(tmp_path
 
 
 def test_masks_with_a_palette_are_those_without(tmp_path: Path) -> None:
-    source, _ = open_masks(settings(written(tmp_path), resolution=HEIGHT))
+    source, _ = open_masks(settings("masks", write_masks(tmp_path), resolution=HEIGHT))
     (odd,) = source.masked(np.array([1]))[1]
     with Image.open(tmp_path / "masks" / "1.png") as opened:
         assert opened.mode == "P"
@@ -73,72 +43,58 @@ def test_masks_with_a_palette_are_those_without(tmp_path: Path) -> None:
 
 def test_a_list_stands_in_place_of_the_folders(tmp_path: Path) -> None:
     rows = "".join(f"images/{number}.png,masks/{number}.png\n" for number in range(47))
-    (written(tmp_path) / "pairs.csv").write_text(f"image,mask\n{rows}")
-    assert sum(map(len, load_splits(settings(tmp_path)).values())) == 47
+    (write_masks(tmp_path) / "pairs.csv").write_text(f"image,mask\n{rows}")
+    assert sum(map(len, load_splits(settings("masks", tmp_path)).values())) == 47
 
 
 def test_splits_of_their_own_numbers_as_names_and_what_a_split_lacks(tmp_path: Path) -> None:
     for split, count in (("train", 24), ("val", 1), ("test", 8)):
-        written(tmp_path / split, count)
+        write_masks(tmp_path / split, count)
     mask = Image.fromarray(np.full((HEIGHT, WIDTH), 1, np.uint8))
     mask.save(tmp_path / "val" / "masks" / "0.png")
-    splits = load_splits(settings(tmp_path))
+    splits = load_splits(settings("masks", tmp_path))
     assert {name: len(split) for name, split in splits.items()} == {"train": 24, "validation": 1, "test": 8}
     assert splits["train"].class_names == ("0", "1", "2")
     assert splits["train"].notes == ("data: validation has no pixel of 0, 2, and is judged by the other classes",)
     (tmp_path / "classes.txt").write_text("ground\nsquare\nbar\ncloud\n")
-    splits = load_splits(settings(tmp_path))
+    splits = load_splits(settings("masks", tmp_path))
     assert splits["train"].class_names[3] == "cloud"
     assert splits["train"].notes[0] == "data: no pixel of cloud in any mask"
 
 
-def save(name: str, picture: np.ndarray) -> Callable[[Path], None]:
-    return lambda root: Image.fromarray(picture).save(root / name)
-
-
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("name", "content", "told"),
     [
+        ("masks/3.png", np.zeros((30, 40, 3), np.uint8), r"3\.png': is a picture of mode RGB; allowed: a grey"),
         (
-            lambda root: (root / "masks" / "3.png").unlink(),
-            r"image '.*images/3\.png': no mask '.*masks/3\.png'; add or",
-        ),
-        (lambda root: (root / "images" / "3.png").unlink(), r"mask '.*masks/3\.png': no image of this name in"),
-        (lambda root: (root / "masks" / "3.png").write_bytes(b""), r"mask '.*masks/3\.png': cannot be decoded"),
-        (lambda root: (root / "images" / "3.png").write_bytes(b"none"), r"image '.*images/3\.png': cannot be decoded"),
-        (save("masks/3.png", np.zeros((5, 6), np.uint8)), r"3\.png': 6 x 5 pixels, but '.*images/3\.png' has 40 x 30"),
-        (save("masks/3.png", np.zeros((30, 40, 3), np.uint8)), r"3\.png': is a picture of mode RGB; allowed: a grey"),
-        (save("masks/3.png", np.zeros((30, 40), np.uint16)), r"3\.png': is a picture of mode I(;16)?; allowed: a grey"),
-        (
-            save("masks/3.png", np.tril(np.full((30, 40), 7, np.uint8), -2)),
+            "masks/3.png",
+            np.tril(np.full((30, 40), 7, np.uint8), -2),
             r"3\.png': row 3, column 1: class 7; allowed: 0 to 2, the lines of classes\.txt; 255",
         ),
-        (lambda root: (root / "classes.txt").write_text("a\nb\na\n"), r"classes\.txt': row 3: 'a' is there twice"),
-        (lambda root: (root / "classes.txt").write_text("a\n"), r"classes\.txt': 1 lines; allowed: 2 to 255"),
-        (lambda root: (root / "masks").rename(root / "labels"), r"no folders 'images' and 'masks'; allowed: images/\*"),
+        ("classes.txt", b"a\nb\na\n", r"classes\.txt': row 3: 'a' is there twice"),
+        ("classes.txt", b"a\n", r"classes\.txt': 1 lines; allowed: 2 to 255"),
     ],
 )
-def test_files_that_do_not_belong_together_are_one_line(
-    tmp_path: Path, change: Callable[[Path], object], told: str
+def test_masks_and_names_that_are_none_are_one_line(
+    name: str, content: bytes | np.ndarray, told: str, tmp_path: Path
 ) -> None:
-    change(written(tmp_path))
-    with pytest.raises(UserError, match=told):
-        load_splits(settings(tmp_path))
+    put(write_masks(tmp_path, 6) / name, content)
+    assert_refused(settings("masks", tmp_path), told)
 
 
 def test_a_class_that_no_training_image_has_is_one_line(tmp_path: Path) -> None:
     for split in ("train", "val", "test"):
-        written(tmp_path / split, 6)
+        write_masks(tmp_path / split, 6)
     for file in (tmp_path / "train" / "masks").iterdir():
         with Image.open(file) as opened:
             mask_HW = np.array(opened)
         Image.fromarray(np.where(mask_HW == 2, 0, mask_HW)).save(file)
     with pytest.raises(UserError, match="no pixel of 1 of 3 classes in train: 2; add images with each class"):
-        load_splits(settings(tmp_path))
+        load_splits(settings("masks", tmp_path))
 
 
 def test_images_have_the_rarest_of_their_classes_as_their_label(tmp_path: Path) -> None:
-    source, _ = open_masks(settings(written(tmp_path)))
+    source, _ = open_masks(settings("masks", write_masks(tmp_path)))
     assert isinstance(source, MaskedPictures)
     names = [int(file.image.stem) for file in source._files]
     assert source.labels.tolist() == [2 if number % 3 == 0 else 0 for number in names], "of two as rare the first"

@@ -16,7 +16,7 @@ from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.finetune.losses import soft_cross_entropy
 from tasks.models import ModelSettings
 from tasks.problems import RESTORATION
-from tests.data.paired_files import write_pairs
+from tests.data.paired_files import write_drawn
 from tests.problems.stages import SmallRun
 
 SIDE, SMALLER = 32, 24
@@ -60,7 +60,7 @@ def test_a_smaller_image_is_enlarged_to_its_target_and_taught_by_a_smaller_one()
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
     folder = tmp_path_factory.mktemp("pairs")
-    write_pairs(folder, DRAWN)
+    write_drawn(folder, DRAWN)
     return DataSettings(kind="pairs", path=folder, resolution=SIDE, mean=(0.0,), deviation=(1.0,), augment=False)
 
 
