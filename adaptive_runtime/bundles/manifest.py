@@ -69,8 +69,9 @@ class BundleManifest(FileMessage):
     file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which a model that adapts
     chooses; None: there are none, and the file does not name them. problem: what raw outputs tell: 'segmentation',
     'detection_HEAD' of a head of `adaptive_runtime.boxes`, 'several_classes', whose names are TARGET: CLASS, 'tagging', of
-    words, or 'restoration', of images; None: a number for each class of the whole image, and the file does not name it.
-    accuracies are then its score: mean IoU, mAP@0.5, PSNR.
+    words, 'restoration', of images, or 'super_resolution_x2' to 'super_resolution_x8', of images so many times as high and as
+    wide; None: a number for each class of the whole image, and the file does not name it. accuracies are then its score: mean
+    IoU, mAP@0.5, PSNR.
     """
 
     WHERE: ClassVar[str] = BUNDLE_FILE

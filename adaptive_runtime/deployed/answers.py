@@ -25,9 +25,9 @@ class ModelAnswer(NamedTuple):
     name of the exit. confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability.
     Where the bundle is for boxes or pixels, `detections` (N,) or `masks` (N, H, W) are the answer, in pixels of the images that
     were given: logits are then (N, 0), classes −1 and confidence 0. `images` (N, C, H, W) in [0, 1] are what a network makes of
-    those that were given. `tags` (N, T) are the classes of words, −1 of those that the SubNet does not read. Where samples have
-    several targets, `labels` has the class of each (N,) by target, numbered among all classes of the bundle, and logits are
-    those of all.
+    those that were given, and larger than these by super-resolution. `tags` (N, T) are the classes of words, −1 of those that
+    the SubNet does not read. Where samples have several targets, `labels` has the class of each (N,) by target, numbered among
+    all classes of the bundle, and logits are those of all.
     latency_ms: of the whole request, from the call to this answer, with decoding. devices: that ran segments of it, where the
     SubNet is split over several. formats: by sample those of the files that answered.
     """

@@ -19,6 +19,10 @@ from adaptive_runtime.pool.scaling import BILINEAR, scaling
 
 SEGMENTATION, SEVERAL_CLASSES, RESTORATION, TAGGING = "segmentation", "several_classes", "restoration", "tagging"
 UNREAD = -1
+UPSCALES: Mapping[str, int] = MappingProxyType(
+    {RESTORATION: 1, **{f"super_resolution_x{upscale}": upscale for upscale in range(2, 9)}}
+)
+"""By problem that gives images: how many times as high and as wide as given ones they are."""
 Array = NDArray[np.float32]
 
 
@@ -26,8 +30,8 @@ class DecodedAnswers(NamedTuple):
     """Of some images, in their own pixels: the boxes of each image, or the class of each pixel (N, H, W).
 
     Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle. Or images (N, C, H, W)
-    that are made of those that were given, with values in [0, 1]. Or tags: the class of each word (N, T), `UNREAD` of words
-    that a SubNet does not read.
+    that are made of those that were given, with values in [0, 1], and larger by super-resolution. Or tags: the class of each
+    word (N, T), `UNREAD` of words that a SubNet does not read.
     """
 
     detections: tuple[Detections, ...] | None = None
@@ -56,9 +60,12 @@ def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[
     return DecodedAnswers(masks=_enlarged(raw_NV, net, size).argmax(1))
 
 
-def images_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
-    """Images, enlarged to those that were given."""
-    return DecodedAnswers(images=np.clip(_enlarged(raw_NV, net, size), 0, 1))
+def images_of(
+    upscale: int, raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
+) -> DecodedAnswers:
+    """Images, enlarged to so many times the size of those that were given."""
+    height, width = size
+    return DecodedAnswers(images=np.clip(_enlarged(raw_NV, net, (upscale * height, upscale * width)), 0, 1))
 
 
 def tags_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
@@ -97,7 +104,7 @@ def labels_of(
 DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
     {
         SEGMENTATION: masks_of,
-        RESTORATION: images_of,
+        **{name: partial(images_of, upscale) for name, upscale in UPSCALES.items()},
         TAGGING: tags_of,
         **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()},
     }

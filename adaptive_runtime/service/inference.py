@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import TakenSamples
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
-from adaptive_runtime.deployed.decoding import RESTORATION, SEGMENTATION, SEVERAL_CLASSES, TAGGING, targets_of
+from adaptive_runtime.deployed.decoding import SEGMENTATION, SEVERAL_CLASSES, TAGGING, UPSCALES, targets_of
 from adaptive_runtime.service.protocol import InferRequest, SentTensor
 from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
@@ -61,8 +61,9 @@ class InferenceFormat(NamedTuple):
             return {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
         if self.problem == SEVERAL_CLASSES:
             return {"logits": [-1, self.classes or -1], **{name: [-1] for name in self.targets}}
-        if self.problem == RESTORATION:
-            return {"images": [-1, *self.taken.shape]}
+        if (upscale := UPSCALES.get(self.problem)) is not None:
+            channels, height, width = self.taken.shape
+            return {"images": [-1, channels, upscale * height, upscale * width]}
         if self.problem == TAGGING:
             return {"classes": [-1, *self.taken.shape]}
         if self.problem == SEGMENTATION:

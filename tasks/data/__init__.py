@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tasks.data.dataset import Batch, Dataset, Split
-from tasks.data.settings import DataSettings
+from tasks.data.settings import RESTORED, DataSettings
 from tasks.data.source import Source, check_classes
 
 Opened = tuple[Source, dict[str, np.ndarray]]
@@ -32,9 +32,15 @@ def _glyphs(settings: DataSettings) -> Opened:
 
 
 def _noisy_glyphs(settings: DataSettings) -> Opened:
-    from tasks.data.drawn.noisy_glyphs import open_noisy_glyphs
+    from tasks.data.drawn.glyph_pairs import open_noisy_glyphs
 
     return open_noisy_glyphs(settings)
+
+
+def _small_glyphs(settings: DataSettings) -> Opened:
+    from tasks.data.drawn.glyph_pairs import open_small_glyphs
+
+    return open_small_glyphs(settings)
 
 
 def _scenes(settings: DataSettings) -> Opened:
@@ -150,6 +156,7 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "noisy_digits": _noisy_digits,
     "glyphs": _glyphs,
     "noisy_glyphs": _noisy_glyphs,
+    "small_glyphs": _small_glyphs,
     "glyph_scenes": _scenes,
     "glyph_boxes": _scenes,
     "sounds": _sounds,
@@ -171,7 +178,7 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "pairs": _pairs,
 }
 """Sources by kind; the libraries of a kind are imported only when it is chosen."""
-CHECKED = ("coco", "voc", "masks", "noisy_glyphs", "pairs", "tagged_texts", "tagged_jsonl")
+CHECKED = ("coco", "voc", "masks", *RESTORED, "tagged_texts", "tagged_jsonl")
 """Kinds whose samples have no class of their own; their openers check that splits have what they need."""
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from adaptive_runtime.texts import MOST_WORDS
 from tasks.artifacts import OutsideKey
+from tasks.problems.restoration import MOST_UPSCALE, SUPER_RESOLUTION
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
@@ -15,6 +16,7 @@ WITHOUT_FILES = (
     "noisy_digits",
     "glyphs",
     "noisy_glyphs",
+    "small_glyphs",
     "glyph_scenes",
     "glyph_boxes",
     "sounds",
@@ -28,6 +30,7 @@ RESOLUTIONS = {
     "noisy_digits": 32,
     "glyphs": 64,
     "noisy_glyphs": 64,
+    "small_glyphs": 32,
     "glyph_scenes": 64,
     "glyph_boxes": 96,
     "sounds": 64,
@@ -60,8 +63,10 @@ DRAWN = {
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes", "masks")
 """Kinds whose images have the class of each pixel."""
-RESTORED = ("noisy_glyphs", "pairs")
+RESTORED = ("noisy_glyphs", "small_glyphs", "pairs")
 """Kinds whose images have an image each that networks make of them."""
+UPSCALED = ("small_glyphs", "pairs")
+"""Those of them whose targets may be larger than the images."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds, whose images are grey spectrograms."""
 CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56, "table": 1.0}
@@ -95,6 +100,7 @@ DataKind = Literal[
     "noisy_digits",
     "glyphs",
     "noisy_glyphs",
+    "small_glyphs",
     "glyph_scenes",
     "glyph_boxes",
     "sounds",
@@ -198,6 +204,10 @@ class DataSettings(BaseModel):
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one. Of
     texts: the number of words; longer ones are cut, and SubNets of smaller lengths take the first words."""
+    upscale: int = Field(
+        default_factory=lambda known: 2 if known.get("kind") == "small_glyphs" else 1, ge=1, le=MOST_UPSCALE
+    )
+    """So many times as high and as wide as images their targets are (kinds small_glyphs and pairs)."""
     channels: Literal[1, 3] = Field(default_factory=lambda known: 1 if known.get("kind") in (*SOUNDED, *WRITTEN) else 3)
     validation_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     """Share of the training images held out when there is no validation split of its own."""
@@ -232,6 +242,7 @@ class DataSettings(BaseModel):
             raise ValueError(f"data.fields is for data.kind={', '.join(IN_LINES)}, which need it, not {self.kind}")
         self._check_inputs()
         self._check_targets()
+        self._check_upscale()
         if self.kind == "motion" and self.channels != 3:
             raise ValueError(
                 f"data.channels={self.channels} with data.kind=motion; allowed: 3, an accelerometer's axes"
@@ -273,6 +284,13 @@ class DataSettings(BaseModel):
             got = f"data.metric={self.metric} with data.kind={self.kind}{several}"
             raise ValueError(f"{got}; allowed: {', '.join(allowed)}")
 
+    def _check_upscale(self) -> None:
+        """ValueError for targets of another size than the kind has."""
+        if self.upscale > 1 and self.kind not in UPSCALED:
+            raise ValueError(f"data.upscale={self.upscale} is for data.kind={', '.join(UPSCALED)}, not {self.kind}")
+        if self.upscale == 1 and self.kind == "small_glyphs":
+            raise ValueError(f"data.upscale=1 with data.kind=small_glyphs; allowed: 2 to {MOST_UPSCALE}")
+
     @property
     def title(self) -> str:
         """How runs with this data are called."""
@@ -288,6 +306,8 @@ class DataSettings(BaseModel):
     @property
     def problem(self) -> str:
         """The learning problem that targets of this kind are for (`tasks.problems`)."""
+        if self.upscale > 1:
+            return SUPER_RESOLUTION[self.upscale].name
         return f"{self._problem}_{self.head}" if self.kind in BOXED else self._problem
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from tailor_ir import SuperNet
 from tasks.data.batches import only
@@ -20,8 +21,8 @@ GAP = 2
 def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
     """One row for each of the first images: the image, its target, the largest SubNet's answer, the smallest one's.
 
-    Of signals it is a spectrogram for each, with these three as names of classes. No file where the problem's answers cannot
-    be drawn.
+    An image is shown in the size of its target, where that is larger. Of signals it is a spectrogram for each, with these three
+    as names of classes. No file where the problem's answers cannot be drawn.
     """
     form = data.dataset.form
     if form.words is not None or form.names:
@@ -32,7 +33,7 @@ def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
     classes, plain_BCHW = data.dataset.classes, _brightened(x_BCHW)
     wanted_BCHW = problem.drawn(plain_BCHW, target, classes)
     if wanted_BCHW is not None:
-        columns = [plain_BCHW, wanted_BCHW]
+        columns = [functional.interpolate(plain_BCHW, wanted_BCHW.shape[-2:], mode="nearest"), wanted_BCHW]
         for answers in _answers(net, data, x_BCHW):
             drawn_BCHW = problem.drawn(plain_BCHW, answers, classes)
             assert drawn_BCHW is not None

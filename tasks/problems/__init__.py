@@ -7,7 +7,7 @@ targets are for it (`tasks.data`), and a test.
 from tasks.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1
 from tasks.problems.detection import DETECTION, DETECTION_BY_COCO
 from tasks.problems.record import Batch, Divergence, LearningProblem, Tallied, Tally, require
-from tasks.problems.restoration import RESTORATION
+from tasks.problems.restoration import RESTORATION, SUPER_RESOLUTION
 from tasks.problems.segmentation import SEGMENTATION
 from tasks.problems.several import SEVERAL_CLASSES
 from tasks.problems.tagging import TAGGING
@@ -20,6 +20,7 @@ __all__ = [
     "RESTORATION",
     "SEGMENTATION",
     "SEVERAL_CLASSES",
+    "SUPER_RESOLUTION",
     "TAGGING",
     "Batch",
     "Divergence",
@@ -39,6 +40,7 @@ PROBLEMS: tuple[LearningProblem, ...] = (
     *DETECTION.values(),
     *DETECTION_BY_COCO.values(),
     RESTORATION,
+    *SUPER_RESOLUTION.values(),
     TAGGING,
 )
 

@@ -136,7 +136,7 @@ class LearningProblem(Protocol):
         ...
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        """The answers, in the form of targets for images of `size`, (height, width)."""
+        """The answers, in the form of targets for images of `size`, (height, width); larger images by super-resolution."""
         ...
 
     def decoding(self, outputs: NDArray[np.float32], size: tuple[int, int]) -> Decoding | None:

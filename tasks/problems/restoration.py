@@ -1,8 +1,8 @@
-"""Restoration: images from images, as without their noise. Legend: B batch, C channels, H height, W width, N images.
+"""Restoration: images from images, as without their noise, or larger. Legend: B batch, C channels, H height, W width, N images.
 
 Raw outputs (B, C, h, w) are images with values in [0, 1], of any height and width. They are enlarged to the targets, which
-stay at the base resolution. The score is the peak signal-to-noise ratio, in hundreds of decibels: 0.25 is 25 dB, and a
-point is 1 dB.
+stay at the base resolution, or with super-resolution at so many times of it. The score is the peak signal-to-noise ratio, in
+hundreds of decibels: 0.25 is 25 dB, and a point is 1 dB.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 """Their names by number, which stand for those of classes."""
 LEAST_ERROR = 1e-10
 """A smaller mean squared error counts as this one, which is 100 dB."""
+MOST_UPSCALE = 8
 
 
 @dataclass(slots=True)
@@ -40,15 +41,21 @@ class SquaredErrors:
 
 
 class Restoration:
-    """Sources have `pairs(indices, draws)`: images (B, C, H, W) and what networks make of them, with values in [0, 1]."""
+    """Sources have `pairs(indices, draws)`: images (B, C, H, W) and what networks make of them, with values in [0, 1].
 
-    name = "restoration"
+    upscale: so many times as high and as wide as images their targets are; above 1 it is super-resolution.
+    """
+
     metric = "PSNR in % of 100 dB"
     judged_by = "psnr"
     score = "PSNR"
     outside = "the enlargement to the image"
     lacks = LACKS_OF_PARTS
     heads = ONE_HEAD
+
+    def __init__(self, upscale: int = 1) -> None:
+        self.name = "restoration" if upscale == 1 else f"super_resolution_x{upscale}"
+        self.upscale = upscale
 
     def fitted(self, source: Any) -> "Restoration":
         """Itself: it is the same for all sources."""
@@ -64,7 +71,7 @@ class Restoration:
 
     def blank(self, images: int, resolution: int) -> torch.Tensor:
         """Grey images, of one channel for all."""
-        return torch.full((images, 1, resolution, resolution), 0.5)
+        return torch.full((images, 1, *self._target_size((resolution, resolution))), 0.5)
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
         """Images and their targets, which sources augment together."""
@@ -81,7 +88,7 @@ class Restoration:
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """Images (B, C, H, W) in [0, 1]."""
-        return enlarged(outputs, size).clamp(0, 1)
+        return enlarged(outputs, self._target_size(size)).clamp(0, 1)
 
     def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
         """The raw output is the answer, in its size."""
@@ -94,5 +101,12 @@ class Restoration:
         """No image yet."""
         return SquaredErrors()
 
+    def _target_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) of the target of an image."""
+        return self.upscale * size[0], self.upscale * size[1]
+
 
 RESTORATION = Restoration()
+"""Of images that keep their size."""
+SUPER_RESOLUTION = {upscale: Restoration(upscale) for upscale in range(2, MOST_UPSCALE + 1)}
+"""By how many times as large the targets are."""

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tasks.data.drawn.noisy_glyphs import open_noisy_glyphs
 
 from tasks.data import DataSettings, load_splits
+from tasks.data.drawn.glyph_pairs import open_noisy_glyphs, open_small_glyphs
 from tasks.errors import UserError
 
 WIDTH, HEIGHT, SIDE = 40, 30, 20
 """Of pictures, and of what networks see of them."""
 DOWN, RIGHT = 8, 6
-"""By so much the first two colours of a target grow from row to row and from column to column."""
+"""By so much the first two colours of a target grow from row to row and from column to column of its image."""
 COLOURS = np.array([[0, 0, 0], [200, 0, 0], [0, 200, 0]], np.uint8)
 """Of the background, of squares and of bars."""
 
@@ -31,13 +31,14 @@ def target(number: int) -> np.ndarray:
     return np.stack((DOWN * row, RIGHT * column, np.full_like(row, number)), 2).astype(np.uint8)
 
 
-def write_targets(root: Path, count: int = 24) -> Path:
-    """Targets, and their negatives as images."""
+def write_targets(root: Path, count: int = 24, upscale: int = 1) -> Path:
+    """Targets with so many equal pixels in both directions, and their negatives as images."""
     for name in ("input", "target"):
         (root / name).mkdir(parents=True)
     for number in range(count):
         Image.fromarray(255 - target(number)).save(root / "input" / f"{number}.png")
-        Image.fromarray(target(number)).save(root / "target" / f"{number}.png")
+        large = target(number).repeat(upscale, 0).repeat(upscale, 1)
+        Image.fromarray(large).save(root / "target" / f"{number}.png")
     return root
 
 
@@ -63,8 +64,8 @@ def write_masks(root: Path, count: int = 48) -> Path:
 
 
 def write_drawn(folder: Path, drawn: DataSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Files in input/ and target/ of `drawn`, of kind noisy_glyphs; what they have, (N, C, H, W) in [0, 1] each."""
-    source, _ = open_noisy_glyphs(drawn)
+    """Files in input/ and target/ of pairs of glyphs; what they have, (N, C, H, W) in [0, 1] each."""
+    source, _ = (open_small_glyphs if drawn.kind == "small_glyphs" else open_noisy_glyphs)(drawn)
     inputs, targets = ((255 * one).round() for one in source.pairs(np.arange(drawn.images), None))
     for name, pixels_NCHW in (("input", inputs), ("target", targets)):
         (folder / name).mkdir()

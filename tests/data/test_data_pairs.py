@@ -24,22 +24,27 @@ from tests.data.paired_files import (
 )
 
 
-def test_drawn_pairs_come_back_from_files_to_the_bit(tmp_path: Path) -> None:
-    drawn = DataSettings(kind="noisy_glyphs", images=24, classes=2, resolution=SIDE)
-    wanted = write_drawn(tmp_path, drawn)
-    source, splits = open_pairs(settings("pairs", tmp_path))
+@pytest.mark.parametrize(("kind", "upscale"), [("noisy_glyphs", 1), ("small_glyphs", 3)])
+def test_drawn_pairs_come_back_from_files_to_the_bit(kind: str, upscale: int, tmp_path: Path) -> None:
+    drawn = {"kind": kind, "images": 24, "classes": 2, "resolution": SIDE, "upscale": upscale}
+    wanted = write_drawn(tmp_path, DataSettings.model_validate(drawn))
+    source, splits = open_pairs(settings("pairs", tmp_path, upscale=upscale))
     assert {name: len(split) for name, split in splits.items()} == {"train": 16, "validation": 4, "test": 4}
     for found, stored in zip(source.pairs(np.arange(24), None), wanted, strict=True):
         torch.testing.assert_close(found, stored, rtol=0, atol=1e-7)
 
 
-def test_parts_of_images_and_targets_are_the_same_pixels_and_never_scaled(tmp_path: Path) -> None:
-    train = load_splits(settings("pairs", write_targets(tmp_path)))["train"]
-    assert (train.problem.name, train.class_names) == ("restoration", ("red", "green", "blue"))
+@pytest.mark.parametrize("upscale", [1, 2])
+def test_parts_of_images_and_targets_are_the_same_pixels_and_never_scaled(upscale: int, tmp_path: Path) -> None:
+    train = load_splits(settings("pairs", write_targets(tmp_path, upscale=upscale), upscale=upscale))["train"]
+    assert train.problem.name == ("restoration" if upscale == 1 else "super_resolution_x2")
+    assert train.class_names == ("red", "green", "blue")
     for seed in (None, 0, 1):
         x_BCHW, y_BCHW = next(train.batches(16, seed=seed))
-        torch.testing.assert_close(x_BCHW + y_BCHW, torch.ones(16, 3, SIDE, SIDE), rtol=0, atol=1e-6)
-        pixels_BCHW = (255 * y_BCHW).round()
+        assert x_BCHW.shape == (16, 3, SIDE, SIDE)
+        large_BCHW = x_BCHW.repeat_interleave(upscale, 2).repeat_interleave(upscale, 3)
+        torch.testing.assert_close(large_BCHW + y_BCHW, torch.ones_like(large_BCHW), rtol=0, atol=1e-6)
+        pixels_BCHW = (255 * (1 - x_BCHW)).round()
         assert (pixels_BCHW[:, 0].diff(dim=1) == DOWN).all()
         assert (pixels_BCHW[:, 1].diff(dim=2).abs() == RIGHT).all()
         first = pixels_BCHW[:, :2, 0, 0]
@@ -73,6 +78,11 @@ def test_splits_have_folders_or_lists_of_their_own(tmp_path: Path) -> None:
             r"input '.*input/3\.png': is a picture of mode RGBA; allowed: L or RGB, of 8 bits, with data\.channels=3",
         ),
         ("target/3.jpg", target(3), r"target '.*target/3\.png': '3\.jpg' has the same name; rename or remove"),
+        (
+            "target/3.png",
+            np.zeros((2 * HEIGHT, 2 * WIDTH), np.uint8),
+            r"3\.png': 80 x 60 pixels, but '.*input/3\.png' has 40 x 30; replace one of them, or set data\.upscale=2$",
+        ),
         (
             "pairs.csv",
             b"input,output\na,b\n",
@@ -109,6 +119,12 @@ def test_files_that_do_not_belong_together_are_one_line(
             6,
             {"resolution": 31},
             r"input '.*input/0\.png': 40 x 30 pixels; allowed: 31 x 31 or more, of data\.resolution; remove",
+        ),
+        (
+            6,
+            {"upscale": 2},
+            r"target '.*target/0\.png': 40 x 30 pixels, but '.*input/0\.png' has 40 x 30; allowed: 80 x 60, by data\.upsca"
+            r"le=2; replace one of them, or set data\.upscale=1$",
         ),
         (3, {}, r"data '.*': 3 images: too few to hold out 17% for test; add images or give a"),
         (0, {}, r"data folder '.*input': no images; allowed: \*\{\.jpg,"),

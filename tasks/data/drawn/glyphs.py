@@ -6,6 +6,7 @@ Legend: B batch, C channels, D draws, H height, W width; positions in an image g
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -32,22 +33,34 @@ class Glyphs(CharacterImages):
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Drawn images; `draws` turn, scale and move the character a little and change the noise."""
-        nudges = np.full((len(indices), DRAWS), 0.5, dtype=np.float32) if draws is None else draws
-        x_BCHW = torch.empty(len(indices), self._channels, self._size, self._size)
-        self._in_pieces(self._draw, indices, nudges, x_BCHW)
+        (x_BCHW,) = self._drawn(self._draw, indices, draws)
         return x_BCHW
+
+    def clean(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """The same images without noise."""
+        (clean_BCHW,) = self._drawn(self._draw_clean, indices, draws)
+        return clean_BCHW
 
     def pairs(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The same images with more noise, and without any."""
-        nudges = np.full((len(indices), DRAWS), 0.5, dtype=np.float32) if draws is None else draws
-        noisy_BCHW = torch.empty(len(indices), self._channels, self._size, self._size)
-        clean_BCHW = torch.empty_like(noisy_BCHW)
-        self._in_pieces(self._draw_pair, indices, nudges, noisy_BCHW, clean_BCHW)
+        noisy_BCHW, clean_BCHW = self._drawn(self._draw_pair, indices, draws, of_each=2)
         return noisy_BCHW, clean_BCHW
+
+    def _drawn(
+        self, draw: Callable[..., None], indices: np.ndarray, draws: np.ndarray | None, of_each: int = 1
+    ) -> list[torch.Tensor]:
+        """What `draw` fills: so many tensors (B, C, H, W)."""
+        nudges = np.full((len(indices), DRAWS), 0.5, dtype=np.float32) if draws is None else draws
+        found = [torch.empty(len(indices), self._channels, self._size, self._size) for _ in range(of_each)]
+        self._in_pieces(draw, indices, nudges, *found)
+        return found
 
     def _draw(self, indices_B: np.ndarray, nudges_BD: np.ndarray, out_BCHW: torch.Tensor) -> None:
         x_BCHW, grain_BCHW, deviation = self._painted(indices_B, nudges_BD, FAINT_NOISE)
         torch.clamp(x_BCHW.addcmul_(grain_BCHW, deviation), 0, 1, out=out_BCHW)
+
+    def _draw_clean(self, indices_B: np.ndarray, nudges_BD: np.ndarray, out_BCHW: torch.Tensor) -> None:
+        torch.clamp(self._painted(indices_B, nudges_BD, NOISE)[0], 0, 1, out=out_BCHW)
 
     def _draw_pair(
         self, indices_B: np.ndarray, nudges_BD: np.ndarray, noisy_BCHW: torch.Tensor, clean_BCHW: torch.Tensor

@@ -78,11 +78,20 @@ def undecoded(called: str, file: Path, error: Exception) -> UserError:
     return UserError(f"{called} '{file}'", got, next_step="remove or replace it")
 
 
-def check_sizes(partner: Side, pair: FilePair, own: tuple[int, int], image: PictureHead) -> None:
-    """UserError for a partner of another size than its image. own: its width and height."""
-    if own != (image.width, image.height):
+def check_sizes(
+    partner: Side,
+    pair: FilePair,
+    own: tuple[int, int],
+    image: PictureHead,
+    upscale: int = 1,
+    next_step: str = "replace one of them",
+) -> None:
+    """UserError for a partner that is not so many times as wide and as high as its image. own: its width and height."""
+    width, height = upscale * image.width, upscale * image.height
+    if own != (width, height):
         got = f"{own[0]} x {own[1]} pixels, but '{pair.image}' has {image.width} x {image.height}"
-        raise UserError(f"{partner.called} '{pair.partner}'", got, next_step="replace one of them")
+        allowed = f"{width} x {height}, by data.upscale={upscale}" if upscale > 1 else ""
+        raise UserError(f"{partner.called} '{pair.partner}'", got, allowed=allowed, next_step=next_step)
 
 
 def _equally_named(folder: Path, image: Side, partner: Side) -> list[FilePair]:

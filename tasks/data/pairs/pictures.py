@@ -1,11 +1,12 @@
 """Images with targets, both in files: PATH/input/* with PATH/target/* of the same names, or in folders train, val and test.
 
 A list of them may stand in place of the two folders (`tasks.data.pairs.files`). Networks see a part of each image, of as many
-pixels as they take, and the same part of its target: scaling would take out what is to be restored, as it takes out noise.
+pixels as they take, and the same part of its target, which may be larger by a whole factor: scaling would take out what is to
+be restored, as it takes out noise.
 Legend: B batch, C channels, H height, W width, N images.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,12 @@ import numpy as np
 import torch
 
 from tasks.data.decode import Decoder
-from tasks.data.images import central_part, random_part
+from tasks.data.images import PixelBox, central_part, random_part
 from tasks.data.pairs.files import FilePair, PictureHead, Side, check_sizes, file_pairs, head_of
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
 from tasks.errors import UserError
-from tasks.problems.restoration import CHANNELS
+from tasks.problems.restoration import CHANNELS, MOST_UPSCALE
 
 SIDES = Side("input", "input"), Side("target", "target")
 MODES = {1: ("L",), 3: ("L", "RGB")}
@@ -36,12 +37,14 @@ class PairedPictures:
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, pairs: Sequence[FilePair]) -> None:
-        """UserError: a file is no picture of these channels, or smaller than networks take, or not of its partner's size."""
+        """UserError: a file is no picture of these channels, smaller than networks take, or does not fit its partner."""
         self.class_names = CHANNELS[settings.channels]
         self.labels = np.zeros(len(pairs), dtype=np.int64)
         self._pairs = pairs
-        side = settings.resolution
-        self._decoder = Decoder(settings, partial(central_part, side), partial(random_part, side))
+        parts = partial(central_part, settings.resolution), partial(random_part, settings.resolution)
+        self._decoder = Decoder(settings, *parts)
+        large = settings.model_copy(update={"resolution": settings.upscale * settings.resolution})
+        self._target_decoder = Decoder(large, *(partial(_part_of_target, settings.upscale, part) for part in parts))
         with ThreadPoolExecutor(settings.workers, thread_name_prefix="pairs") as pool:
             list(pool.map(partial(_check, settings), pairs))
 
@@ -56,12 +59,24 @@ class PairedPictures:
     def pairs(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Images and targets, (B, C, H, W) in [0, 1]: the same parts of both, flipped alike."""
         targets = [self._pairs[index].partner for index in indices]
-        return self.images(indices, draws), self._decoder.files(targets, draws)
+        return self.images(indices, draws), self._target_decoder.files(targets, draws)
+
+
+def _part_of_target(
+    upscale: int, part: Callable[..., PixelBox], height: int, width: int, *draws_D: np.ndarray
+) -> PixelBox:
+    """The part of a target, which is `upscale` times as high and as wide as its image, that is `part` of the image."""
+    top, left, rows, columns = part(height // upscale, width // upscale, *draws_D)
+    return upscale * top, upscale * left, upscale * rows, upscale * columns
 
 
 def _check(settings: DataSettings, pair: FilePair) -> None:
     image, target = (_checked(side, file, settings.channels) for side, file in zip(SIDES, pair, strict=True))
-    check_sizes(SIDES[1], pair, (target.width, target.height), image)
+    own, advice = (target.width, target.height), "replace one of them"
+    factor = target.width // image.width
+    if own == (factor * image.width, factor * image.height) and factor in range(1, MOST_UPSCALE + 1):
+        advice += f", or set data.upscale={factor}"
+    check_sizes(SIDES[1], pair, own, image, settings.upscale, advice)
     least = settings.resolution
     if min(image.width, image.height) < least:
         raise UserError(
