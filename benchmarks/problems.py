@@ -23,7 +23,10 @@ from typing import Any
 from adaptive_runtime.files import replace_file
 from benchmarks.tables import show
 
-PRESETS = ("demo", "sound_events", "motion", "texts", "seen_and_felt", "ssdlite_scenes", "lraspp_scenes", "denoising")
+PRESETS = (
+    *("demo", "sound_events", "motion", "texts", "seen_and_felt"),
+    *("ssdlite_scenes", "lraspp_scenes", "denoising", "super_resolution"),
+)
 LEAST_POINTS, MOST_OFF, KEPT_SCORE, MOST_SHARE, MOST_MINUTES = 8, 1e-4, 0.9, 0.4, 10.0
 HEADS = (
     "preset",

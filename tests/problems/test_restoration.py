@@ -1,10 +1,12 @@
-"""A small U-Net that takes out noise goes through the stages by its PSNR, from pairs of files to a bundle that gives images."""
+"""Small networks that take out noise, or enlarge, go through the stages by their PSNR, from pairs of files to a bundle."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import mean_squared_error
 
 import adaptive_runtime
@@ -12,17 +14,35 @@ from adaptive_runtime.service.inference import InferenceFormat
 from tasks import report
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load_splits
+from tasks.evaluation.pictures import ANSWERS_FILE, GAP, MOST_IMAGES
 from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.finetune.losses import soft_cross_entropy
 from tasks.models import ModelSettings
-from tasks.problems import RESTORATION
+from tasks.problems import RESTORATION, SUPER_RESOLUTION, problem_named
 from tests.data.paired_files import write_drawn
 from tests.problems.stages import SmallRun
 
-SIDE, SMALLER = 32, 24
-DRAWN = DataSettings(kind="noisy_glyphs", classes=4, images=360, resolution=SIDE)
-MODEL = ModelSettings(kind="callable", name="conf.networks.unet:network")
-SPACE = {"resolution": [SMALLER, SIDE], "*.width_mult": [0.5, 1]}
+
+class Task(NamedTuple):
+    """smaller: the resolution of small SubNets. gained_db: by training, over what networks are given."""
+
+    drawn: DataSettings
+    network: str
+    smaller: int
+    gained_db: float
+
+
+TASKS = {
+    "denoising": Task(
+        DataSettings(kind="noisy_glyphs", classes=4, images=360, resolution=32), "conf.networks.unet:network", 24, 1
+    ),
+    "super-resolution": Task(
+        DataSettings(kind="small_glyphs", classes=4, images=360, resolution=16, upscale=2),
+        "conf.networks.super_resolution:network",
+        12,
+        1,
+    ),
+}
 
 
 def psnr_db(restored: np.ndarray, wanted: np.ndarray) -> float:
@@ -57,36 +77,80 @@ def test_a_smaller_image_is_enlarged_to_its_target_and_taught_by_a_smaller_one()
     assert near < 0.2 * far
 
 
+def test_super_resolution_is_of_targets_so_many_times_as_large() -> None:
+    data = DataSettings(kind="small_glyphs", classes=2, images=24, resolution=12, upscale=4)
+    problem = problem_named(data.problem)
+    assert problem is SUPER_RESOLUTION[4]
+    train = load_splits(data)["train"]
+    x_BCHW, wanted_BCHW = next(train.batches(8, seed=0))
+    assert wanted_BCHW.shape == problem.blank(8, 12).expand(-1, 3, -1, -1).shape == (8, 3, 48, 48)
+    means_BCHW = wanted_BCHW.unflatten(3, (12, 4)).unflatten(2, (12, 4)).mean((3, 5))
+    mean, deviation = (torch.tensor(one)[:, None, None] for one in (data.mean, data.deviation))
+    torch.testing.assert_close(x_BCHW * deviation + mean, means_BCHW, rtol=0, atol=1e-5)
+    for answer in (wanted_BCHW, x_BCHW):
+        assert problem.decoded(answer, (12, 12)).shape == (8, 3, 48, 48)
+    assert float(problem.loss(wanted_BCHW, wanted_BCHW, 0.0)) == 0
+    fresh_BCHW, _ = next(train.batches(8, seed=1))
+    assert not torch.equal(fresh_BCHW, x_BCHW)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"kind": "noisy_glyphs", "upscale": 2},
+            "data.upscale=2 is for data.kind=small_glyphs, pairs, not noisy_glyphs",
+        ),
+        ({"kind": "small_glyphs", "upscale": 1}, "data.upscale=1 with data.kind=small_glyphs; allowed: 2 to 8"),
+    ],
+)
+def test_only_some_data_have_larger_targets(options: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        DataSettings.model_validate(options)
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def task(request: pytest.FixtureRequest) -> Task:
+    return TASKS[request.param]
+
+
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
+def data(task: Task, tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
     folder = tmp_path_factory.mktemp("pairs")
-    write_drawn(folder, DRAWN)
-    return DataSettings(kind="pairs", path=folder, resolution=SIDE, mean=(0.0,), deviation=(1.0,), augment=False)
+    write_drawn(folder, task.drawn)
+    like = {"kind": "pairs", "path": folder, "mean": (0.0,), "deviation": (1.0,), "augment": False}
+    return task.drawn.model_copy(update=like)
 
 
 @pytest.fixture(scope="module")
-def sources(data: DataSettings, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
+def sources(task: Task, data: DataSettings, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     """The stages from pairs of images to exported winners in a bundle, on onnxruntime here."""
-    return SmallRun("unet", data).from_network(tmp_path_factory.mktemp("unet"), MODEL, SPACE, steps=12, epochs=4)
+    model = ModelSettings(kind="callable", name=task.network)
+    space = {"resolution": [task.smaller, data.resolution], "*.width_mult": [0.5, 1]}
+    return SmallRun(task.network, data).from_network(
+        tmp_path_factory.mktemp("stages"), model, space, steps=12, epochs=4
+    )
 
 
-def test_a_bundle_gives_images_with_less_noise_and_the_report_shows_them(
-    sources: report.Sources, data: DataSettings, tmp_path: Path
+def test_a_bundle_gives_better_images_than_it_is_given_and_the_report_shows_them(
+    task: Task, sources: report.Sources, data: DataSettings, tmp_path: Path
 ) -> None:
     (device,) = sources.devices
     (card,) = read_json(device.export / RESULT_FILE)["subnets"]
-    assert card["problem"] == "restoration"
+    assert card["problem"] == data.problem
     assert {name: file["state"] for name, file in card["files"].items()} == {"onnx": "ok", "ncnn": "ok"}
-    test = load_splits(data)["test"]
-    noisy = 100 * count_correct(lambda x: x, test.batches(32), RESTORATION).share
-    assert 100 * card["accuracy"]["test"] > noisy + 1
+    test, side = load_splits(data)["test"], data.upscale * data.resolution
+    given = 100 * count_correct(lambda x: x, test.batches(32), test.problem).share
+    assert 100 * card["accuracy"]["test"] > given + task.gained_db
     x_BCHW, wanted_BCHW = next(iter(test.batches(len(test))))
     with adaptive_runtime.load(device.export / "bundle", prepares=False) as model:
         images = model.infer(x_BCHW.numpy()).images
-        assert InferenceFormat.of(model).outputs == {"images": [-1, 3, SIDE, SIDE]}
+        assert InferenceFormat.of(model).outputs == {"images": [-1, 3, side, side]}
     assert images is not None
     each_db = [psnr_db(*pair) for pair in zip(images, wanted_BCHW.numpy(), strict=True)]
     assert np.mean(each_db) == pytest.approx(100 * card["accuracy"]["test"], abs=0.05)
     found = report.run(sources, report.Settings(), tmp_path)
     assert found["metric"] == "PSNR in % of 100 dB"
     assert found["answers"].startswith("data:image/png")
+    with Image.open(device.sensitivities / ANSWERS_FILE) as answers:
+        assert answers.size == (GAP + 4 * (side + GAP), GAP + MOST_IMAGES * (side + GAP))

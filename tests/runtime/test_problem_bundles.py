@@ -1,4 +1,4 @@
-"""Bundles of a detector and of a segmenter: boxes and masks in the pixels of the images, in Python and by HTTP."""
+"""Bundles of a detector, a segmenter and a network that enlarges: boxes, masks and images, in Python and by HTTP."""
 
 import json
 from collections.abc import Callable
@@ -14,9 +14,11 @@ import adaptive_runtime
 import tailor_ir
 from adaptive_runtime.boxes import SSDLITE, detect
 from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest, OpenBundle
-from adaptive_runtime.deployed.decoding import SEGMENTATION
+from adaptive_runtime.deployed.decoding import DECODERS, SEGMENTATION, SEVERAL_CLASSES
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.inference import NOTHING, InferenceFormat, read, written
+from conf.networks import super_resolution
+from tasks.problems import CLASSIFICATION, PROBLEMS, SUPER_RESOLUTION
 from tasks.problems import SEGMENTATION as SEGMENTATION_RECORD
 from tests.boxes.small_detectors import ssdlite
 from tests.problems.small_fpn import network
@@ -96,6 +98,30 @@ def test_a_segmenter_answers_with_the_class_of_each_pixel(segmenter: Written) ->
         masks = model.infer(_images(bundle)).masks
         assert masks is not None
         assert masks.shape == (SAMPLES, SIDE, SIDE)
+
+
+def test_super_resolution_answers_with_larger_images_whatever_a_subnet_takes(tmp_path: Path) -> None:
+    problem = SUPER_RESOLUTION[2]
+    bundle, largest, smallest = made = _bundle(tmp_path, super_resolution.network, problem.name)
+    with adaptive_runtime.load(bundle.folder, prepares=False) as model:
+        model.use(largest)
+        images = model.infer(_images(bundle)).images
+        wanted = problem.decoded(torch.from_numpy(_raw(bundle, largest)), (SIDE, SIDE)).numpy()
+        assert images is not None
+        assert images.shape == (SAMPLES, 3, 2 * SIDE, 2 * SIDE)
+        np.testing.assert_allclose(images, wanted, atol=1e-5)
+        model.use(smallest)
+        small = model.infer(_images(bundle)).images
+        assert small is not None
+        assert small.shape == images.shape
+        assert np.abs(small - images).max() > 1e-3
+    told, form = _told(made)
+    assert form.outputs == {"images": [-1, 3, 2 * SIDE, 2 * SIDE]}
+    assert [(one["name"], one["shape"]) for one in told["outputs"]] == [("images", [SAMPLES, 3, 2 * SIDE, 2 * SIDE])]
+
+
+def test_devices_know_each_problem_whose_raw_outputs_are_no_classes_of_samples() -> None:
+    assert {record.name for record in PROBLEMS} == {CLASSIFICATION.name, SEVERAL_CLASSES, *DECODERS}
 
 
 def test_by_http_images_with_fewer_boxes_are_filled_up(detector: Written) -> None:
