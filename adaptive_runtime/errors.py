@@ -12,7 +12,7 @@ def without_passwords(text: str) -> str:
     return PASSWORD_OPTION.sub(rf"\1{HIDDEN}", USER_AND_PASSWORD.sub(rf"://\1:{HIDDEN}@", text))
 
 
-class AwayError(Exception):
+class NotBackError(Exception):
     """Other devices have not answered a run within the time for which home waits before a stand-in begins."""
 
 

@@ -26,7 +26,7 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
 from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun, StandInRow
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
-from adaptive_runtime.errors import AwayError
+from adaptive_runtime.errors import NotBackError
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices, StandIns
 from adaptive_runtime.pool import Variant
@@ -90,10 +90,11 @@ class ServingRows:
         over = (Variant(rows.levels[row].subnet, placed=True) for row in sorted(rows.placed))
         self.variants = BundleVariants((*at_home, *over), rows.table)
 
-    def wait_for(self, devices: Set[str], timeout_s: float) -> bool:
-        """Whether all SubNets over these devices are connected with them within a time, each."""
+    def wait_for(self, devices: Set[str]) -> None:
+        """Until all SubNets over these devices are connected with them. SystemExit: they are not within `START_S`, each."""
         networks = [one.network for one in self.placed.subnets.values()]
-        return all(network.wait_for(*devices, timeout_s=timeout_s) for network in networks if devices)
+        if not all(network.wait_for(*devices, timeout_s=START_S) for network in networks if devices):
+            raise SystemExit(f"{', '.join(devices)}: not connected within {START_S:g} s")
 
     def load(self, x_NCHW: Images) -> None:
         """All rows at home, as a model that adapts loads them beside its requests."""
@@ -111,7 +112,7 @@ class ServingRows:
         over = self.placed.subnets[one.digest].runs(left_ms, len(x_NCHW), takes_ms)
         try:
             over.run(x_NCHW)
-        except AwayError:
+        except NotBackError:
             assert stand_in is not None, "runs wait where there is none"
             run_by = partial(self._at_home, stand_in.row, x_NCHW)
             found = self._stand_ins.beside(over.away, over.until_s, run_by)
@@ -329,9 +330,8 @@ def play(
             name: PlayedSystem(serving, everything - may_run, played.limits, played.policy)
             for name, may_run in systems.items()
         }
-        surrounding, there = Surrounding(scenario, root, peers), scenario.at(0.0).phase.peers.keys()
-        if not serving.wait_for(there, START_S):
-            raise SystemExit(f"{', '.join(there)}: not connected within {START_S:g} s")
+        surrounding = Surrounding(scenario, root, peers)
+        serving.wait_for(scenario.at(0.0).phase.peers.keys())
         stress = stack.enter_context(Stress(cpu_processes=cpu, bandwidth_processes=bandwidth))
         run_at(niceness)
         stack.enter_context(surrounding)

@@ -22,7 +22,7 @@ from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.deployed.decoding import decoder_of
 from adaptive_runtime.deployed.serving import ServedVariants
-from adaptive_runtime.errors import AdaptiveError, AwayError
+from adaptive_runtime.errors import AdaptiveError, NotBackError
 from adaptive_runtime.placed import PlacedSubNets, StandIns
 from adaptive_runtime.pool import Answerer, PlacedRuntime, SubNetPool, Variant, VariantError
 from adaptive_runtime.texts import Vocabulary
@@ -300,7 +300,7 @@ class DeployedModel:
         over = active.over(within_ms, len(x_NCHW), None if stand_in is None else stand_in.takes_ms)
         try:
             return self._run_by(active, x_NCHW, served, over, start_ns)
-        except AwayError:
+        except NotBackError:
             assert stand_in is not None, "runs wait where there is none"
         runs = list[ServedRun]()
         try:
@@ -330,7 +330,7 @@ class DeployedModel:
         over: PlacedRuntime | None,
         start_ns: int,
     ) -> ModelAnswer:
-        """Answers of one variant, and what they took since `start_ns`. VariantError, AwayError."""
+        """Answers of one variant, and what they took since `start_ns`. VariantError, NotBackError."""
         is_loaded = active.is_loaded
         found = active.answer(x_NCHW, over) if self._decoder is None else active.outputs(x_NCHW, over)
         run_ms = (self.clock_ns() - start_ns) / 1e6

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.errors import AwayError
+from adaptive_runtime.errors import NotBackError
 from adaptive_runtime.split import SplitAnswer
 
 Array = NDArray[np.float32]
@@ -48,11 +48,11 @@ class PlacedRun:
         self.future, self._done, self._leave = future, done, leave
 
     def answer(self, wait_s: float | None) -> SplitAnswer:
-        """The answer. AwayError: it is not there within a time; None: waits for it. AdaptiveError: home has failed."""
+        """The answer. NotBackError: it is not there within a time; None: waits for it. AdaptiveError: home has failed."""
         try:
             found = self.future.result(wait_s)
         except TimeoutError:
-            raise AwayError from None
+            raise NotBackError from None
         self._done(found)
         return found
 
@@ -67,7 +67,7 @@ class NetworkRuntime:
 
     begin: one run within a time [ms]. within_ms: what is left of the request's budget now, which the runs of its samples
     share; None: there is no budget. stand_in: what one at home takes for all samples; None: there is none.
-    A run waits until the stand-in has to begin, and gives up once (AwayError). Asked again it waits as long as it takes.
+    A run waits until the stand-in has to begin, and gives up once (NotBackError). Asked again it waits as long as it takes.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class NetworkRuntime:
         return _NetworkRun(self, x_NCHW)
 
     def run(self, x_NCHW: Array) -> Array:
-        """The answer of one batch, within its share of the time left. AwayError: a stand-in has to begin."""
+        """The answer of one batch, within its share of the time left. NotBackError: a stand-in has to begin."""
         run, wait_s = self._away, None
         if run is None:
             run = self._begin(x_NCHW, self._share_ms)
@@ -109,7 +109,7 @@ class NetworkRuntime:
                 wait_s = max(0.0, self._gives_up_s - self._clock())
         try:
             found = run.answer(wait_s)
-        except AwayError:
+        except NotBackError:
             self._away = run
             raise
         self._runs_left -= 1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import BundledSubNet, BundleFormat, NetFigures
 from adaptive_runtime.chains import ChainAnswers, ChainRuntime, ExitChain
-from adaptive_runtime.errors import AwayError
+from adaptive_runtime.errors import NotBackError
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
 
@@ -53,7 +53,7 @@ class Variant(NamedTuple):
 class PlacedRuntime(ChainRuntime, Protocol):
     """Runs a SubNet over several devices, for one request. devices: that have run parts of it so far.
 
-    A run gives up once where a stand-in has to begin (AwayError). away: its answer, once it is there, which it gives when it is
+    A run gives up once where a stand-in has to begin (NotBackError). away: its answer, once it is there, which it gives when it is
     asked again. leave: nobody asks again. until_s: of `time.monotonic`; the answer of the stand-in is kept until then.
     """
 
@@ -125,7 +125,7 @@ class Answerer:
         return sum(part.need_mib for part in self.needed)
 
     def answer(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> ChainAnswers:
-        """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError, AwayError.
+        """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError, NotBackError.
 
         runtime: of this request, where the variant is placed over several devices.
         """
@@ -133,7 +133,7 @@ class Answerer:
         return self._run(x_NCHW, lambda x: chain.infer(x, self.decider))
 
     def outputs(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> Array:
-        """Raw outputs of such samples, flat: (N, numbers). VariantError, AwayError."""
+        """Raw outputs of such samples, flat: (N, numbers). VariantError, NotBackError."""
         return self._run(x_NCHW, self._chain(runtime).outputs)
 
     def _chain(self, runtime: PlacedRuntime | None) -> ExitChain:
@@ -143,7 +143,7 @@ class Answerer:
         try:
             found: Found = self.work(run, x_NCHW if self.scale is None else self.scale(x_NCHW))
             return found
-        except AwayError:
+        except NotBackError:
             raise
         except Exception as error:  # runtimes raise many kinds, none of them ours
             raise VariantError(failure(error)) from error

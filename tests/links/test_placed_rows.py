@@ -21,7 +21,7 @@ from adaptive_runtime.adapting.caution import FIRST_REST
 from adaptive_runtime.bundles import NetFigures, OpenBundle, SubNetMemory
 from adaptive_runtime.choice import RequestProgress, read_log, replay
 from adaptive_runtime.deployed import DeployedModel
-from adaptive_runtime.errors import AdaptiveError, AwayError
+from adaptive_runtime.errors import AdaptiveError, NotBackError
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.placed import NetworkRuntime, PlacedRun, PlacedSubNet, PlacedSubNets, StandIns, StandInTimes
 from adaptive_runtime.placed.expected import HALF_S, RunRatio, expected
@@ -355,7 +355,7 @@ def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> Non
         future: Future[SplitAnswer] = Future()
         run = PlacedRun(future, used.append, left.append)
         runtime = NetworkRuntime(1, partial(began, run), 10.0, samples=1, stand_in=StandInTimes(10.0, 0.0))
-        with pytest.raises(AwayError):
+        with pytest.raises(NotBackError):
             runtime.run(x)
         assert not runtime.away.done()
         if not is_asked_again:
