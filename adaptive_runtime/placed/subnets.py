@@ -89,7 +89,7 @@ class PlacedSubNet:
     def runs(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> NetworkRuntime:
         """What runs one request of so many samples. within_ms: what is left of its budget; None: there is none.
 
-        stand_in_ms: what a stand-in at home takes for them, for which a run gives up in time (NotBackError); None: there is none.
+        stand_in_ms: of a stand-in at home, for which a run gives up in time (NotBackError); None: there is none.
         """
         known, times = self._expected, None
         if stand_in_ms is not None:

@@ -53,8 +53,8 @@ class Variant(NamedTuple):
 class PlacedRuntime(ChainRuntime, Protocol):
     """Runs a SubNet over several devices, for one request. devices: that have run parts of it so far.
 
-    A run gives up once where a stand-in has to begin (NotBackError). away: its answer, once it is there, which it gives when it is
-    asked again. leave: nobody asks again. until_s: of `time.monotonic`; the answer of the stand-in is kept until then.
+    A run gives up once where a stand-in has to begin (NotBackError). away: its answer, once it is there, which it gives when it
+    is asked again. leave: nobody asks again. until_s: of `time.monotonic`; the answer of the stand-in is kept until then.
     """
 
     until_s: float
