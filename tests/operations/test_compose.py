@@ -13,7 +13,7 @@ import flows.cli.fleet
 import flows.cli.operations
 from flows.cli.arguments import parse
 from flows.machine.secret_files import divided
-from tests.docs.documents import ROOT
+from tests.docs.documents import ROOT, blocks
 
 FOLDER = ROOT / "deploy"
 CONTENT: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
@@ -118,6 +118,20 @@ def test_a_command_line_is_one_that_the_program_takes(name: str, words: list[str
     else:
         assert first == "autotailor"
         assert flows.cli.operations.config_of(parse(rest))
+
+
+def test_one_server_of_prefect_has_the_settings_of_several() -> None:
+    """So that a second one can be added to it."""
+    service = SERVICES["prefect"]
+    files, _ = divided([*service["entrypoint"][4:], "prefect"])
+    (shown,) = (block.text for block in blocks(ROOT / "docs" / "workers.md") if "prefect_redis.messaging" in block.text)
+    settings = dict(re.findall(r"(PREFECT_\w+)=(\S+)", shown))
+    for name, value in settings.items():
+        if value.startswith('"$(cat'):
+            assert name in files
+        elif "redis" in value:
+            assert service["environment"][name] == value
+    assert {name for name in (*service["environment"], *files) if "REDIS" in name} <= set(settings)
 
 
 def test_the_image_is_of_the_locked_install_and_of_no_root() -> None:
