@@ -1,6 +1,6 @@
 """The services of deploy/compose.yaml as plain processes on loopback, by the command lines of that file.
 
-Redis is left out where Debian's redis-server is not installed: one Prefect server needs none. PostgreSQL is Debian's.
+PostgreSQL and Redis are Debian's. Redis is left out where it is not installed: one Prefect server needs none.
 """
 
 import importlib.util
@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from tests import redis_server
 from tests.agents.test_agents_cli import write_certificate
 from tests.docs.documents import ROOT
 from tests.operations.test_compose import SERVICES
@@ -30,6 +31,8 @@ START_SECONDS = 400
 STOP_SECONDS = 20
 BINARIES = Path(sys.executable).parent
 HAS_DRIVER = importlib.util.find_spec("psycopg") is not None
+REDIS = {"redis": "6379"} if redis_server.PROGRAM else {}
+"""Its port in compose, by its name."""
 
 
 class Installation:
@@ -37,13 +40,14 @@ class Installation:
 
     def __init__(self, folder: Path, server: Postgres) -> None:
         self.folder, self.server = folder, server
-        self.ports = {name: free_port() for name in ("4200", "5000", "8763", "8764", "8080")}
+        self.ports = {name: free_port() for name in ("4200", "5000", "8763", "8764", "8080", "6379")}
         self.secrets = folder / "secrets"
         self.secrets.mkdir(mode=0o700)
         self.password = f"admin:{secrets.token_hex(12)}"
         (self.secrets / "pgpass").write_bytes(server.passwords.read_bytes())
         (self.secrets / "prefect").write_text(self.password)
         (self.secrets / "relay").write_text(secrets.token_hex(32))
+        redis_server.write_secrets(self.secrets, self.ports["6379"])
         (folder / "cert").mkdir()
         for made, name in zip(write_certificate(folder / "cert"), ("tls_cert", "tls_key"), strict=True):
             made.rename(self.secrets / name)
@@ -59,10 +63,11 @@ class Installation:
         service = SERVICES[name]
         words = [self._here(word) for word in (*service.get("entrypoint", ()), *service["command"])]
         environment = {key: self._here(str(value)) for key, value in service.get("environment", {}).items()}
-        environment = {key: value for key, value in environment.items() if "redis" not in value}
-        words = [word for word in words if "/redis" not in word]
+        if not REDIS:
+            environment = {key: value for key, value in environment.items() if "redis" not in f"{key}{value}".lower()}
+            words = [word for word in words if "/redis" not in word]
         for at in (0, words.index("--") + 1) if "--" in words else (0,):
-            words[at] = sys.executable if words[at] == "python" else str(BINARIES / words[at])
+            words[at] = _program(words[at])
         log = stack.enter_context((self.folder / f"{name}.log").open("wb"))
         process = subprocess.Popen(
             words,
@@ -83,7 +88,11 @@ class Installation:
         """That of a container, as far as it matters: nothing of the tests' own."""
         own = {"HOME": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": str(ROOT)}
         kept = {name: os.environ[name] for name in ("PATH", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ}
-        return own | kept | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        ports = dict.fromkeys(
+            ("PREFECT_REDIS_MESSAGING_PORT", "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_PORT"), str(self.ports["6379"])
+        )
+        silent = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        return own | kept | silent | (ports if REDIS else {})
 
     def _here(self, word: str) -> str:
         """A word of compose on this machine."""
@@ -92,10 +101,17 @@ class Installation:
         word = word.replace("/tmp/prefect", f"{self.folder}/prefect").replace("/opt/autotailor", str(ROOT))
         for host in ("prefect", "mlflow"):
             word = word.replace(f"//{host}:", "//127.0.0.1:")
+        word = "127.0.0.1" if word == "redis" else word
         if not HAS_DRIVER:
             word = re.sub(r"postgresql\+psycopg://\S*/(\w+)$", rf"sqlite:///{self.folder}/\1.db", word)
         word = word.replace("@postgres:5432/", f"@127.0.0.1:{self.server.port}/")
         return re.sub(rf"\b({'|'.join(self.ports)})\b", lambda found: str(self.ports[found[1]]), word)
+
+
+def _program(name: str) -> str:
+    """Ours are in the environment of this process; Redis is of the machine."""
+    found = {"python": sys.executable, "redis-server": redis_server.PROGRAM}.get(name)
+    return found or str(BINARIES / name)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from tests.operations.installation import HAS_DRIVER, Installation, installation, is_ready, make_databases
+from tests import redis_server
+from tests.operations.installation import HAS_DRIVER, REDIS, Installation, installation, is_ready, make_databases
 from tests.postgres import USER, postgres, programs
 
 BINARIES = programs()
@@ -29,12 +30,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def services(own_cache: Path) -> Iterator[tuple[Installation, ExitStack]]:
-    """All services but Redis, and what ends the database."""
+    """All services, and what ends the database."""
     assert BINARIES is not None
     with ExitStack() as database:
         server = database.enter_context(postgres(BINARIES))
         make_databases(BINARIES, server)
-        with installation(own_cache, server, PORTS) as made:
+        with installation(own_cache, server, REDIS | PORTS) as made:
             yield made, database
 
 
@@ -59,6 +60,9 @@ def test_the_services_of_compose_are_well_as_processes_and_what_stops_is_named(
         time.sleep(1)
     for name in PORTS:
         assert main(made.asked(name)) == 0, (made.folder / f"{name}.log").read_text()
+
+    if REDIS:
+        assert redis_server.databases(made.secrets) == {"db0", "db1"}
 
     words = ["health", *(word for name in PORTS for word in made.asked(name) if "=" in word and "ca_file" not in word)]
     words += [f"ca_file={made.secrets}/tls_cert", "timeout_s=60"]
