@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 from rich.progress import Progress as Bars
 
 from adaptive_runtime.telemetry import span
+from flows.cleaning.references import StageList
 from flows.devices import Devices
 from flows.machine.signals import is_interrupted
 from flows.progress import StageProgress, is_interruption
@@ -159,6 +160,7 @@ class Run(Surroundings):
         self.folder = folder
         self.locks = locks
         self.key = folder.name
+        self.stage_list = StageList(folder)
         self.outputs: list[Output] = []
         self._stopped = threading.Event()
 
@@ -188,10 +190,19 @@ class Run(Surroundings):
         key = stage.key()
         with self.locks.stage(stage.name, key):
             output = self._found(stage, key, body, tell)
+            if self.stage_list.add(self._place(output)) and self.mirror is not None:
+                self.mirror.publish_results([], [self.stage_list.file.relative_to(self.mirror.folder).as_posix()])
         self.outputs.append(output)
         state = "found complete" if output.cached else f"{output.seconds:.1f} s"
         self.bars.console.print(f"{stage.name}: {state}", markup=False, highlight=False)
         return output
+
+    def keep_own_stages(self) -> None:
+        """Refer to the stages of this run alone, which is complete."""
+        self.stage_list.keep(map(self._place, self.outputs))
+
+    def _place(self, output: Output) -> str:
+        return output.folder.relative_to(self.store.root).as_posix()
 
     def _found(self, stage: StageRun, key: str, body: Body, tell: Callable[[Output], None] | None) -> Output:
         """A stage that is this worker's: worked where it is not complete, and told MLflow where it was not yet."""

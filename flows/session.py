@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from flows.cleaning.references import StageList
 from flows.config import FlowConfig, RunConfig
 from flows.devices import Devices
 from flows.machine.signals import interruptible_again
@@ -66,6 +67,7 @@ def _asks_devices(config: FlowConfig, until: str) -> bool:
 def _begun(config: FlowConfig, plain: dict[str, Any], key: str, folder: Path, locks: RunLocks) -> Tracker:
     """The run in its folder and in MLflow; the workers of one run share both."""
     folder.mkdir(parents=True, exist_ok=True)
+    StageList(folder).add()
     write_bytes(folder / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
     tracker = start_tracking(address_of(config.tracking.uri), config.tracking.experiment, key, config.name)
     tracker.end_lost(locks.place, lambda other: locks.others(other) > 0)
@@ -78,6 +80,7 @@ def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
     """The run; MLflow hears how it ended, also when Prefect cancels it. With workers that go on, a run has not failed."""
     try:
         yield run
+        run.keep_own_stages()
         if run.mirror is not None:
             _publish(run.mirror, run.folder, config, until)
     except BaseException as error:

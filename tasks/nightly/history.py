@@ -1,6 +1,6 @@
 """The nights of an output folder: a file for each, whole or absent, so that a killed night leaves those before as they were."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,13 +27,18 @@ class History:
 
     def nights(self, network: str, warn: Callable[[str], None]) -> list[Night]:
         """Nights of a network, the latest last. warn: is told of each record that cannot be read, which is left out."""
-        found = []
+        return [night for night in self._all(warn) if night.network == network]
+
+    def latest(self, warn: Callable[[str], None]) -> list[Night]:
+        """The latest night of each network. warn: as above."""
+        return list({night.network: night for night in self._all(warn)}.values())
+
+    def _all(self, warn: Callable[[str], None]) -> Iterator[Night]:
         for file in sorted(self.folder.glob(NIGHTS)):
             try:
-                found.append(Night.read(file))
+                yield Night.read(file)
             except UserError as error:
                 warn(f"left out: {error}")
-        return [night for night in found if night.network == network]
 
     def add(self, night: Night) -> Path:
         """Write one more record, whole or not at all. UserError when that cannot be."""

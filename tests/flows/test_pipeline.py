@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 import tailor_ir
+from flows.cleaning.references import LIST_FILE
 from flows.cli import main
 from flows.config import DeviceProfile
 from flows.devices import Devices
@@ -47,6 +48,9 @@ def test_the_first_run_works_every_stage_and_writes_a_report(finished: dict[str,
     assert _worked(finished) == STAGES
     assert Path(finished["report_html"]).read_text().lower().startswith("<!doctype html>")
     assert (command.output / "report.json").exists()
+    listed = read_json(Path(finished["run"]) / LIST_FILE)
+    assert sorted(name.rpartition("/")[0] for name in listed) == sorted(STAGES)
+    assert all((command.output / "stages" / name / "result.json").exists() for name in listed)
     (device,) = finished["devices"]
     assert len(device["winners"]) == 10, "one for each budget"
     assert all(row["measured_ms"] > 0 for row in device["winners"])
