@@ -372,15 +372,17 @@ COMMANDS = {
         ),
     ),
     "clean": Command(
-        summary="contents at a URL that no stage refers to any more: clean output_dir=URL",
-        about="Files of stages at a URL are kept once each, by their sha256. Those of stages that were replaced, and of "
-        "uploads that nobody went on with, stay there. Tells how many they are and how large; remove=true removes those "
-        "that are older than older_than_h hours. Runs may be at work with the URL meanwhile.",
-        forms=("output_dir=URL [OPTION…] [FLAG…]",),
+        summary="what is left in an output folder, and room: clean output_dir=FOLDER",
+        about="Tells what killed runs left of unfinished stages, what was set aside as damaged, and, at a URL, contents of "
+        "files that no stage refers to any more: how many, how large and how old. remove=true removes those that are older "
+        "than older_than_days (7), but nothing that another process is at. stages=true counts complete stages, too, that no "
+        "run and no latest night refers to. A folder is cleaned while no run is in it, a URL at any time.",
+        forms=("[OPTION…] [FLAG…]",),
         flags=EVERYWHERE,
         examples=(
-            "autotailor clean output_dir=s3://bucket/runs/a",
-            "autotailor clean output_dir=s3://bucket/runs/a older_than_h=72 remove=true",
+            "autotailor clean output_dir=runs/a",
+            "autotailor clean output_dir=runs/a older_than_days=1 stages=true remove=true",
+            "autotailor clean output_dir=s3://bucket/runs/a remove=true",
         ),
     ),
     "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),

@@ -16,7 +16,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
@@ -89,6 +89,19 @@ class Locks:
     def is_latest(self, name: str, number: int) -> bool:
         """Whether nobody has taken a lock since the holder of this number, as where that one counted as dead."""
         return self._last(name)[0] == number
+
+    def silent(self, names: Iterable[str], say: Callable[[str], None] = print) -> set[str]:
+        """Those of some locks that nobody holds who lives. Where somebody may, this takes a lease, in which a holder says so.
+
+        say: hears how long it takes.
+        """
+        seen = {name: self._last(name) for name in names}
+        held = [_holding(content) for number, content in seen.values() if number]
+        leases_s = [found.lease_s if found else self.lease_s for found in held if not (found and found.free)]
+        if leases_s:
+            say(f"waits {max(leases_s):.0f} s for a sign of life of whoever may work at {len(leases_s)} stages")
+            time.sleep(max(leases_s))
+        return {name for name, last in seen.items() if self._last(name) == last}
 
     def _taken(self, name: str, say: Callable[[str], None]) -> tuple[int, Holding]:
         own = Holding(

@@ -1,4 +1,4 @@
-"""Publishing a folder while somebody may remove contents that no folder refers to (`flows.storage.cleaning`).
+"""Publishing a folder while somebody may remove contents that no folder refers to (`flows.cleaning.contents`).
 
     publishing/ID.json      the record of a folder that is on its way: its files count as referred to
 

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.cleaning.folders import FolderCleaner
 from flows.machine.locks import only_run
 from flows.sharing import StageElsewhere, database_turn, run_locks, session
 from flows.sharing.session import LockSession
+from tasks.artifacts import Store
 from tasks.errors import UserError
 from tests.postgres import Postgres
 from tests.threads import all_at_once
@@ -125,6 +127,25 @@ def test_a_stage_has_one_worker_and_a_run_several(database: str, tmp_path: Path)
         assert two.holder("finetune", "k") is None
         with two.stage("finetune", "k"):
             assert two.holder("finetune", "k") is None, "its own is not another's"
+
+
+def test_cleaning_leaves_what_other_workers_are_at(database: str, tmp_path: Path) -> None:
+    output, said, (one, two) = tmp_path / "out", list[str](), (16 * letter for letter in "ab")
+    with run_locks(database, output, "run") as worker:
+        for key in (one, two):
+            Store(output / "stages").open_stage("finetune", key)
+        with worker.stage("finetune", one):
+            with pytest.raises(
+                UserError, match=r"locks: null, and workers share .*; write locks=ADDRESS as their runs"
+            ):
+                FolderCleaner(output, 0.0).remove(said.append)
+            found = FolderCleaner(output, 0.0, locks=database).remove(said.append)
+    assert {item.name.rpartition("/")[2]: item.state for item in found} == {
+        f"{one}.partial": "at work",
+        f"{two}.partial": "removed",
+    }
+    assert [path.name for path in (output / "stages" / "finetune").iterdir()] == [f"{one}.partial"]
+    assert re.fullmatch(rf"finetune: .*:{os.getpid()} is at it", said[0])
 
 
 def test_folders_that_are_not_shared_are_not_locked_together(database: str, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """A machine that shares an output folder at a URL with others, and the stage that they work."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,3 +57,32 @@ def fill(folder: Path, seed: int = 0) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+LEARNER = """
+import sys, time
+from pathlib import Path
+from tasks.artifacts import append_line, write_bytes
+from tests.storage.machine import Machine
+machine = Machine(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+machine.mirror.bring_s = 0.1
+with machine.turn() as folder:
+    for step in range(10_000):
+        append_line(folder.path / "history.jsonl", {"step": step})
+        write_bytes(folder.path / "checkpoint.safetensors", str(step).encode())
+        time.sleep(0.02)
+"""
+
+
+@contextmanager
+def learning(url: str, folder: Path, lease_s: float) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that works the stage and has brought some of it to the URL. The end of the block kills it by `kill -9`."""
+    command = [sys.executable, "-c", LEARNER, url, str(folder), str(lease_s)]
+    with subprocess.Popen(command) as process:
+        try:
+            while not open_objects(url).read(f"unfinished/{NAME}/1.json"):
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()

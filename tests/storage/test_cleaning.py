@@ -1,4 +1,4 @@
-"""Contents at a URL that no folder refers to go, and nothing that somebody refers to does, whoever publishes meanwhile."""
+"""What is left at a URL goes, and nothing that somebody refers to or works at does, whoever publishes meanwhile."""
 
 import json
 import threading
@@ -7,21 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from flows.cleaning.contents import ContentCleaner
+from flows.cleaning.leftovers import Leftover, LeftoverState
+from flows.cleaning.references import LIST_FILE, StageList
+from flows.cleaning.urls import UrlCleaner
 from flows.cli import main
 from flows.storage import manifests
-from flows.storage.cleaning import Cleaner
 from flows.storage.objects import Objects, open_objects
 from tasks.artifacts.digests import FileDigest, FolderRecord
 from tasks.errors import UserError
-from tests.storage.machine import NAME, Machine, contents, fill
+from tests.storage.machine import NAME, STAGE, Machine, contents, fill, learning
 from tests.threads import beside
 
 HOUR_S = 3600.0
 
 
-def cleaner(machine: Machine, *, hours: float, older_than_h: float = 0.0) -> Cleaner:
+def cleaner(machine: Machine, *, hours: float, older_than_h: float = 0.0) -> ContentCleaner:
     """That of a machine, so many hours later."""
-    return Cleaner(machine.mirror, HOUR_S * older_than_h, clock=lambda: time.time() + HOUR_S * hours)
+    return ContentCleaner(machine.mirror, HOUR_S * older_than_h, clock=lambda: time.time() + HOUR_S * hours)
+
+
+def named(found: list[Leftover], state: LeftoverState) -> set[str]:
+    """Names of what is in a state."""
+    return {one.name for one in found if one.state == state}
 
 
 def marked(url: str, folder: Path) -> Machine:
@@ -52,11 +60,11 @@ def test_what_no_folder_refers_to_goes_once_it_is_old(url: str, tmp_path: Path) 
     whole = set(storage.names("files"))
 
     found = cleaner(first, hours=1, older_than_h=2).look()
-    assert (len(found.used), set(found.recent), dict(found.unused)) == (4, replaced, {})
+    assert (len(named(found, "used")), named(found, "recent"), named(found, "old")) == (4, replaced, set())
     found = cleaner(first, hours=3, older_than_h=2).look()
-    assert (set(found.unused), dict(found.recent)) == (replaced, {})
+    assert (named(found, "old"), named(found, "recent")) == (replaced, set())
     assert set(storage.names("files")) == whole, "looking removes nothing"
-    assert set(cleaner(first, hours=3, older_than_h=2).remove(print).unused) == replaced
+    assert named(cleaner(first, hours=3, older_than_h=2).remove(print), "removed") == replaced
     assert set(storage.names("files")) == whole - replaced
     assert storage.names("publishing") == []
 
@@ -141,8 +149,8 @@ def test_what_a_publisher_that_died_has_left_counts_for_a_day(bucket: str, tmp_p
     machine, storage = marked(bucket, tmp_path / "1"), open_objects(bucket)
     name = left_over(storage, tmp_path / "torn")
     storage.write("publishing/0.json", FolderRecord.of(tmp_path / "torn").content())
-    assert set(cleaner(machine, hours=23).remove(print).used) == {name}
-    assert set(cleaner(machine, hours=25).remove(print).unused) == {name}
+    assert named(cleaner(machine, hours=23).remove(print), "used") == {name}
+    assert named(cleaner(machine, hours=25).remove(print), "removed") == {name}
     assert storage.names("files") == storage.names("publishing") == []
 
 
@@ -167,29 +175,84 @@ def test_the_command_removes_only_where_it_is_told_to(
     name = left_over(machine.mirror.objects, tmp_path / "torn")
     machine.mirror.objects.write(f"files/{'0' * 64}", bytes(3 * 2**20))
     command = ["clean", f"output_dir={bucket}", "--json", str(file)]
+
+    def rows() -> dict[tuple[str, str], tuple[int, int]]:
+        found = json.loads(file.read_text())["found"]
+        return {(row["kind"], row["state"]): (row["count"], row["bytes"]) for row in found}
+
     assert main(command) == 0
-    assert json.loads(file.read_text())["recent"] == {"files": 1, "bytes": 3 * 2**20}
-    assert main([*command, "older_than_h=0"]) == 0
+    assert rows()["contents", "recent"] == (1, 3 * 2**20)
+    assert main([*command, "older_than_days=0"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
-    assert "unused 1 3.0 nothing refers to them: remove=true removes them" in shown
-    assert main([*command, "older_than_h=0", "remove=true"]) == 0
-    told = json.loads(file.read_text())
-    assert told["removed"] == {"files": 1, "bytes": 3 * 2**20}
-    assert told["used"]["files"] == len(machine.mirror.objects.names("files")) == 3
+    assert "contents old 1 3.0 0.0 of files at the URL; remove=true removes them" in shown
+    assert main([*command, "older_than_days=0", "remove=true"]) == 0
+    assert rows()["contents", "removed"] == (1, 3 * 2**20)
+    assert rows()["contents", "used"][0] == len(machine.mirror.objects.names("files")) == 3
     assert machine.mirror.objects.size(name) == size
+
+
+def test_an_unfinished_stage_stays_while_its_machine_lives_and_goes_once_that_is_killed(
+    bucket: str, tmp_path: Path
+) -> None:
+    machine, storage = marked(bucket, tmp_path / "1"), open_objects(bucket)
+    storage.write(f"damaged/{'0' * 64}", b"of a bad disk")
+    with learning(bucket, tmp_path / "2", lease_s=2.0):
+        found = UrlCleaner(machine.mirror, 0.0).remove(machine.hears)
+        assert (named(found, "at work"), named(found, "removed")) == ({f"unfinished/{NAME}"}, {f"damaged/{'0' * 64}"})
+        assert machine.said == ["waits 2 s for a sign of life of whoever may work at 1 stages"]
+    whole = storage.names("unfinished")
+    assert named(UrlCleaner(machine.mirror, 24 * HOUR_S).remove(machine.hears), "recent") == {f"unfinished/{NAME}"}
+    assert storage.names("unfinished") == whole != []
+    assert named(UrlCleaner(machine.mirror, 0.0).remove(machine.hears), "removed") == {f"unfinished/{NAME}"}
+    assert storage.names("unfinished") == []
+
+
+def test_a_stage_goes_with_its_contents_once_no_run_refers_to_it(bucket: str, tmp_path: Path) -> None:
+    machine, other, storage = marked(bucket, tmp_path / "1"), Machine(bucket, tmp_path / "2"), open_objects(bucket)
+    machine.work()
+    run = machine.mirror.folder / "runs" / "a"
+    run.mkdir(parents=True)
+    listed, cleans = StageList(run), UrlCleaner(machine.mirror, 0.0, stages=True)
+    listed.add("/".join(STAGE))
+    machine.mirror.publish_results([], [f"runs/a/{LIST_FILE}"])
+    assert NAME in named(cleans.remove(machine.hears), "used")
+    assert other.work().exists()
+    assert other.works == 0
+
+    listed.keep([])
+    machine.mirror.publish_results([], [f"runs/a/{LIST_FILE}"])
+    assert {one.kind for one in cleans.remove(machine.hears) if one.state == "removed"} == {"stages", "contents"}
+    assert storage.names("files") == storage.names("stages") == []
+    third = Machine(bucket, tmp_path / "3")
+    third.work()
+    assert third.works == 1, "it is worked again"
+    storage.write("runs/b/config.yaml", b"of an earlier version")
+    with pytest.raises(
+        UserError, match=r"runs/b': does not tell its stages: an earlier version made it; give its command"
+    ):
+        cleans.look()
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "output_dir: 'outputs' is a folder of this machine; allowed: a URL that machines share"),
+        ([], "output folder 'outputs': has no 'stages'; write output_dir=FOLDER as runs have it"),
         (
             ["s3://bucket/a"],
-            "clean: got 's3://bucket/a'; allowed: options alone; write autotailor clean output_dir=URL",
+            "clean: got 's3://bucket/a'; allowed: options alone; write autotailor clean output_dir=s3://bucket/a",
         ),
-        (["output_dir=s3://b/a", "older_than_h=-1"], "older_than_h: got -1; allowed: 0 or more"),
+        (["output_dir=s3://b/a", "older_than_days=-1"], "older_than_days: got -1; allowed: 0 or more"),
+        (["older_than_days=a week"], "older_than_days: got 'a week'; allowed: a number"),
+        (["stages=some"], "stages: got 'some'; allowed: true or false"),
+        (
+            ["output_dir=memory://a", "locks=postgresql://db/locks"],
+            "locks: is of a folder on a disk that workers share; allowed: null; leave it out",
+        ),
     ],
 )
-def test_what_cannot_be_cleaned_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_cleaned_is_one_line(
+    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["clean", *words]) == 2
     assert line in capsys.readouterr().err

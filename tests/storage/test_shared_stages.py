@@ -16,7 +16,7 @@ from flows.storage.mirror import Mirror
 from flows.storage.objects import open_objects
 from tasks.artifacts import append_line, damage, read_lines
 from tasks.errors import UserError
-from tests.storage.machine import NAME, STAGE, Machine, contents
+from tests.storage.machine import NAME, STAGE, Machine, contents, learning
 from tests.storage.server import S3
 
 LEASE_SECONDS = 4.0
@@ -175,29 +175,10 @@ def test_one_machine_works_a_stage_and_another_one_takes_over_once_it_is_killed(
     assert f"waits for process {other.pid} of " in third.said[0]
 
 
-LEARNER = """
-import sys, time
-from pathlib import Path
-from tasks.artifacts import append_line, write_bytes
-from tests.storage.machine import Machine
-machine = Machine(sys.argv[1], Path(sys.argv[2]), lease_s=1.0)
-machine.mirror.bring_s = 0.1
-with machine.turn() as folder:
-    for step in range(1000):
-        append_line(folder.path / "history.jsonl", {"step": step})
-        write_bytes(folder.path / "checkpoint.safetensors", str(step).encode())
-        time.sleep(0.02)
-"""
-
-
 def test_what_a_killed_machine_had_is_gone_on_with_by_another_one(bucket: str, tmp_path: Path) -> None:
     storage = open_objects(bucket)
-    command = [sys.executable, "-c", LEARNER, bucket, str(tmp_path / "1")]
-    with subprocess.Popen(command) as killed:
-        while not storage.read(f"unfinished/{NAME}/1.json"):
-            assert killed.poll() is None
-            time.sleep(0.05)
-        killed.kill()
+    with learning(bucket, tmp_path / "1", lease_s=1.0):
+        pass  # and it is killed
     own = [line["step"] for line in read_lines(tmp_path / "1" / f"{NAME}.partial" / "history.jsonl")]
     with suppress(ZeroDivisionError), Machine(bucket, tmp_path / "2").turn() as folder:
         steps = [line["step"] for line in read_lines(folder.path / "history.jsonl")]

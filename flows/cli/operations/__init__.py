@@ -1,4 +1,4 @@
-"""Commands that look after an installation: whether its services are well, backups and the way back, and room at a URL."""
+"""Commands that look after an installation: whether its services are well, backups and the way back, room in output folders."""
 
 from collections.abc import Mapping
 from types import ModuleType

@@ -1,6 +1,6 @@
-"""`autotailor clean`: contents at a URL that no stage refers to any more, told, and removed where that is asked for."""
+"""`autotailor clean`: what is left in an output folder, told by kind, and removed where that is asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +8,27 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.markup import escape
 from rich.table import Table
 
+from flows.cleaning.folders import FolderCleaner
+from flows.cleaning.leftovers import Leftover, OutputCleaner
+from flows.cleaning.urls import UrlCleaner
 from flows.cli.arguments import CLEAN, Arguments
 from flows.cli.terminal import Terminal
 from flows.compose import compose_config
-from flows.storage.address import OutputPlace
-from flows.storage.cleaning import Cleaner, ContentSizes
+from flows.config.addresses import LockAddress
+from flows.storage.address import OutputPlace, local_folder
 from flows.storage.mirror import mirror_of
 from flows.validate import validate
 from tasks.errors import UserError
 
 CleanAnswer = Mapping[str, Any]
-HOUR_S = 3600.0
+DAY_S = 24 * 3600.0
+KINDS = {
+    "unfinished": "stages that killed runs were at",
+    "damaged": "set aside, for people to look at",
+    "stages": "complete stages",
+    "contents": "of files at the URL",
+}
+"""In the order of the table."""
 
 
 class CleanConfig(BaseModel):
@@ -27,14 +37,16 @@ class CleanConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     output_dir: OutputPlace = Path("outputs")
-    older_than_h: float = Field(default=24.0, ge=0, allow_inf_nan=False)
+    older_than_days: float = Field(default=7.0, ge=0, allow_inf_nan=False)
+    stages: bool = False
+    locks: LockAddress | None = Field(default=None, repr=False)
     remove: bool = False
 
 
 def config_of(arguments: Arguments) -> CleanConfig:
     """The validated config. UserError: a word that is no option."""
     if arguments.words:
-        got, form = f"got '{arguments.words[0]}'", f"write autotailor {CLEAN} output_dir=URL"
+        got, form = f"got '{arguments.words[0]}'", f"write autotailor {CLEAN} output_dir={arguments.words[0]}"
         raise UserError(CLEAN, got, allowed="options alone", next_step=form)
     return validate(CleanConfig, compose_config(CLEAN, arguments.overrides, arguments.config_folder))
 
@@ -42,29 +54,55 @@ def config_of(arguments: Arguments) -> CleanConfig:
 def execute(arguments: Arguments) -> CleanAnswer:
     """Look, remove where that is asked for, show what there is, and return it as JSON. UserError: one line."""
     config, terminal = config_of(arguments), Terminal()
-    mirror = mirror_of(config.output_dir)
-    if mirror is None:
-        got, form = f"'{config.output_dir}' is a folder of this machine", f"write autotailor {CLEAN} output_dir=URL"
-        raise UserError("output_dir", got, allowed="a URL that machines share", next_step=form)
-    cleaner = Cleaner(mirror, HOUR_S * config.older_than_h)
-    found = cleaner.remove(terminal.say) if config.remove else cleaner.look()
-    rows = {"used": found.used, "recent": found.recent, "removed" if config.remove else "unused": found.unused}
+    cleaner = _cleaner(config)
+    rows = _rows(cleaner.remove(terminal.say) if config.remove else cleaner.look())
     _show(config, rows, terminal)
-    return {"output_dir": str(config.output_dir), **{name: _told(sizes) for name, sizes in rows.items()}}
+    return {"output_dir": str(config.output_dir), "found": rows}
 
 
-def _told(sizes: ContentSizes) -> dict[str, int]:
-    return {"files": len(sizes), "bytes": sum(sizes.values())}
+def _cleaner(config: CleanConfig) -> OutputCleaner:
+    older_than_s, mirror = DAY_S * config.older_than_days, mirror_of(config.output_dir)
+    if mirror is None:
+        return FolderCleaner(local_folder(config.output_dir), older_than_s, config.stages, config.locks)
+    if config.locks is not None:
+        hint = "leave it out: machines that share a URL have their locks there"
+        raise UserError("locks", "is of a folder on a disk that workers share", allowed="null", next_step=hint)
+    return UrlCleaner(mirror, older_than_s, config.stages)
 
 
-def _show(config: CleanConfig, rows: Mapping[str, ContentSizes], terminal: Terminal) -> None:
+def _rows(found: Sequence[Leftover]) -> list[dict[str, Any]]:
+    """A row for each kind in each state: how many they are, their bytes, and the age of the oldest [days]."""
+    groups: dict[tuple[str, str], list[Leftover]] = {}
+    for one in found:
+        groups.setdefault((one.kind, one.state), []).append(one)
+    return [
+        {
+            "kind": kind,
+            "state": state,
+            "count": len(group),
+            "bytes": sum(one.size for one in group),
+            "oldest_days": max((round(one.age_s / DAY_S, 2) for one in group if one.age_s is not None), default=None),
+        }
+        for (kind, state), group in sorted(groups.items(), key=lambda item: list(KINDS).index(item[0][0]))
+    ]
+
+
+def _show(config: CleanConfig, rows: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
     meanings = {
-        "used": "stages and exports refer to them",
-        "recent": f"nothing refers to them, and they are younger than {config.older_than_h:g} h",
-        "unused": "nothing refers to them: remove=true removes them",
-        "removed": "nothing referred to them",
+        "used": "runs, nights, stages or exports refer to them",
+        "recent": f"younger than older_than_days={config.older_than_days:g}",
+        "old": "remove=true removes them",
+        "at work": "another process is at them",
+        "removed": "older than older_than_days",
     }
-    table = Table("contents", "files", "MiB", "", title=escape(str(config.output_dir)), title_justify="left")
-    for name, sizes in rows.items():
-        table.add_row(name, str(len(sizes)), f"{sum(sizes.values()) / 2**20:.1f}", escape(meanings[name]))
+    title = escape(str(config.output_dir))
+    table = Table("kind", "state", "number", "MiB", "oldest, days", "", title=title, title_justify="left")
+    for row in rows:
+        days = "–" if row["oldest_days"] is None else f"{row['oldest_days']:.1f}"
+        meaning = f"{KINDS[row['kind']]}; {meanings[row['state']]}"
+        table.add_row(
+            row["kind"], row["state"], str(row["count"]), f"{row['bytes'] / 2**20:.1f}", days, escape(meaning)
+        )
     terminal.show(table)
+    if not rows:
+        terminal.say(f"nothing is left in '{config.output_dir}'")

@@ -6,10 +6,11 @@ and is older than a time of grace, can be removed: a machine that needs it again
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from flows.cleaning.leftovers import Leftover, by_age
 from flows.storage.layout import EXPORTS_FOLDER, STAGES_FOLDER
 from flows.storage.manifests import FILES, RECORD_END, each, record_of
 from flows.storage.mirror import Mirror
@@ -25,60 +26,55 @@ ABANDONED_SECONDS = 24 * 3600.0
 TOGETHER = 100
 """Contents that are removed before the lock is looked at again."""
 
-ContentSizes = Mapping[str, int]
-"""Contents by name, with their sizes [bytes]."""
-
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """Contents at a URL that records refer to, that none does since a short time, and that can be removed."""
+class ContentCleaner:
+    """Removes unused contents of an output folder at a URL (`flows.cleaning.leftovers.OutputCleaner`).
 
-    used: ContentSizes
-    recent: ContentSizes
-    unused: ContentSizes
-
-
-@dataclass(frozen=True, slots=True)
-class Cleaner:
-    """Removes unused contents of an output folder at a URL. older_than_s: the time of grace [s]. clock: [s since 1970]."""
+    older_than_s: the time of grace [s]. clock: [s since 1970].
+    """
 
     mirror: Mirror
     older_than_s: float
     clock: Callable[[], float] = time.time
 
-    def look(self) -> Contents:
+    def look(self) -> list[Leftover]:
         """The contents as they are. UserError: there is no output folder, or a record in it cannot be read."""
-        self._check()
-        objects = self.mirror.objects
+        self.check()
+        objects, now_s = self.mirror.objects, self.clock()
         sizes = {name: size for name, size in objects.sizes(FILES).items() if CONTENT.fullmatch(name)}
         used = self._used()
         free = [name for name in sizes if name not in used]
-        oldest_s = self.clock() - self.older_than_s
-        old = {name for name, at_s in zip(free, each(free, objects.modified), strict=True) if at_s < oldest_s}
-        return Contents(
-            used={name: size for name, size in sizes.items() if name in used},
-            recent={name: sizes[name] for name in free if name not in old},
-            unused={name: sizes[name] for name in free if name in old},
-        )
+        ages_s = dict(zip(free, (max(0.0, now_s - at_s) for at_s in each(free, objects.modified)), strict=True))
+        return [
+            Leftover(
+                kind="contents",
+                name=name,
+                size=size,
+                age_s=ages_s.get(name),
+                state=by_age(ages_s[name], self.older_than_s) if name in ages_s else "used",
+            )
+            for name, size in sizes.items()
+        ]
 
-    def remove(self, say: Callable[[str], None]) -> Contents:
-        """Remove what is unused; what there was. Others may publish meanwhile: they wait until the end of this.
+    def remove(self, say: Callable[[str], None]) -> list[Leftover]:
+        """Remove what is unused and old. Others may publish meanwhile: they wait until the end of this.
 
-        say: hears whom it waits for. UserError: also where this machine was silent for so long that it counted as dead.
+        UserError: also where this machine was silent for so long that it counted as dead.
         """
-        self._check()
+        self.check()
         objects, locks = self.mirror.objects, self.mirror.locks
         with locks.held(CLEANING, say) as number:
             found = self.look()
-            names = [*found.unused, *self._abandoned()]
+            names = [*(one.name for one in found if one.state == "old"), *self._abandoned()]
             for first in range(0, len(names), TOGETHER):
                 if not locks.is_latest(CLEANING, number):
                     got = "this machine was silent for too long, and another one may be at it"
                     raise UserError(CLEANING, got, next_step="the same command goes on")
                 each(names[first : first + TOGETHER], objects.remove)
-        return found
+        return [one.now("removed") if one.state == "old" else one for one in found]
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """UserError: what is at the URL is somebody else's."""
         if not self.mirror.is_there():
             got = "has no output folder of AutoTailor"

@@ -1,0 +1,123 @@
+"""An output folder at a URL: what killed machines left there, what was set aside, stages that nothing refers to, and contents.
+
+A stage that somebody works has a lock there (`flows.storage.leases`), whose holder keeps what it has while it lives. A complete
+stage goes with its record, by which its files count as referred to; then they go as contents do.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flows.cleaning.contents import ContentCleaner
+from flows.cleaning.leftovers import Leftover, LeftoverKind, by_age
+from flows.cleaning.references import referred_at
+from flows.storage.layout import STAGES_FOLDER
+from flows.storage.manifests import DAMAGED, RECORD_END, each, record_of
+from flows.storage.mirror import Mirror
+from flows.storage.unfinished import UNFINISHED
+from tasks.artifacts.digests import DIGEST_LENGTH
+
+_KEY = rf"[0-9a-f]{{{DIGEST_LENGTH}}}"
+OF_STAGE = re.compile(rf"{UNFINISHED}/(?P<stage>.+/{_KEY})/[0-9]+(?:{re.escape(RECORD_END)}|/[0-9a-f]{{64}})")
+RECORD = re.compile(rf"{STAGES_FOLDER}/.+/{_KEY}{re.escape(RECORD_END)}")
+
+
+class _AtUrl(NamedTuple):
+    """Something at the URL. names: of its objects, in the order in which they go. stage: whose lock keeps it, if any."""
+
+    leftover: Leftover
+    names: tuple[str, ...]
+    stage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UrlCleaner:
+    """Cleans an output folder at a URL (`flows.cleaning.leftovers.OutputCleaner`).
+
+    older_than_s: what is younger stays [s]. stages: whether complete stages count, too. clock: [s since 1970].
+    """
+
+    mirror: Mirror
+    older_than_s: float
+    stages: bool = False
+    clock: Callable[[], float] = time.time
+
+    def look(self) -> list[Leftover]:
+        """What there is. UserError: also where a run does not tell its stages."""
+        self._contents.check()
+        return [*(one.leftover for one in self._found()), *self._contents.look()]
+
+    def remove(self, say: Callable[[str], None]) -> list[Leftover]:
+        """Remove what is old. Where somebody may be at a stage, this waits for as long as a lock lives without its holder."""
+        self._contents.check()
+        found = list(self._found())
+        old = [one for one in found if one.leftover.state == "old"]
+        silent = self.mirror.locks.silent({one.stage for one in old if one.stage}, say)
+        used = referred_at(self.mirror) if self.stages else set[str]()
+        told = [self._removed(one, silent, used) if one.leftover.state == "old" else one.leftover for one in found]
+        return [*told, *self._contents.remove(say)]
+
+    @property
+    def _contents(self) -> ContentCleaner:
+        return ContentCleaner(self.mirror, self.older_than_s, self.clock)
+
+    def _found(self) -> Iterator[_AtUrl]:
+        yield from self._unfinished()
+        sizes = self.mirror.objects.sizes(DAMAGED)
+        for name, written_s in self._written(sizes).items():
+            yield _AtUrl(self._leftover("damaged", name, sizes[name], written_s), (name,), None)
+        if self.stages:
+            yield from self._complete()
+
+    def _unfinished(self) -> Iterator[_AtUrl]:
+        sizes = self.mirror.objects.sizes(UNFINISHED)
+        written_s = self._written(sizes)
+        stages: dict[str, list[str]] = {}
+        for name in sizes:
+            if match := OF_STAGE.fullmatch(name):
+                stages.setdefault(match["stage"], []).append(name)
+        for stage, names in stages.items():
+            size, latest_s = sum(sizes[name] for name in names), max(written_s[name] for name in names)
+            records_first = tuple(sorted(names, key=lambda name: not name.endswith(RECORD_END)))
+            yield _AtUrl(self._leftover("unfinished", f"{UNFINISHED}/{stage}", size, latest_s), records_first, stage)
+
+    def _complete(self) -> Iterator[_AtUrl]:
+        used = referred_at(self.mirror)
+        names = [name for name in self.mirror.objects.names(STAGES_FOLDER) if RECORD.fullmatch(name)]
+        sizes = dict(zip(names, each(names, self._size), strict=True))
+        for name, written_s in self._written(names).items():
+            stage = name.removesuffix(RECORD_END)
+            found = self._leftover("stages", stage, sizes[name], written_s)
+            yield _AtUrl(found.now("used") if _in(used, stage) else found, (name,), stage)
+
+    def _written(self, names: Iterable[str]) -> dict[str, float]:
+        """When each object was written last [s since 1970]."""
+        return dict(zip(names, each(names, self.mirror.objects.modified), strict=True))
+
+    def _size(self, record: str) -> int:
+        """Bytes of a folder's files; other folders may have the same. 0: it has gone meanwhile."""
+        content = self.mirror.objects.read(record)
+        if content is None:
+            return 0
+        files = record_of(self.mirror.objects, record.removesuffix(RECORD_END), content).files
+        return sum(file.size for file in files.values())
+
+    def _leftover(self, kind: LeftoverKind, name: str, size: int, written_s: float) -> Leftover:
+        age_s = max(0.0, self.clock() - written_s)
+        return Leftover(kind=kind, name=name, size=size, age_s=age_s, state=by_age(age_s, self.older_than_s))
+
+    def _removed(self, one: _AtUrl, silent: set[str], used: set[str]) -> Leftover:
+        """Something old as it is now: others may be at its stage, or refer to it since it was looked at."""
+        if one.stage is not None and one.stage not in silent:
+            return one.leftover.now("at work")
+        if one.leftover.kind == "stages" and _in(used, one.leftover.name):
+            return one.leftover.now("used")
+        for name in one.names:
+            self.mirror.objects.remove(name)
+        return one.leftover.now("removed")
+
+
+def _in(used: set[str], stage: str) -> bool:
+    return stage.removeprefix(f"{STAGES_FOLDER}/") in used
