@@ -1,7 +1,7 @@
 """AdaptiveNet's Figure 8 in shape: random SubNets of a detector and a segmenter that were trained in two stages.
 
     python -m benchmarks.two_stages --work DIR [--tasks detection segmentation] [--subnets 500] [--images 200]
-        [--recalibration 64] [--json two_stages.json] [--picture two_stages.svg] [--markdown] [OVERRIDE …]
+        [--recalibration 64] [--json FILE] [--picture FILE] [--markdown] [OVERRIDE …]
 
 The backbone of each network is trained on single glyphs, made elastic and distilled there, joined to the head, and tuned on
 scenes (`pretraining.backbone`). Two SuperNets of each, after equal training in both stages (the same images, epochs and
@@ -28,6 +28,7 @@ import tailor_ir
 from adaptive_runtime.files import replace_file
 from benchmarks.tables import show
 from benchmarks.trained import Trained, train
+from tasks.artifacts import digest_of
 from tasks.baselines.subnets import random, uniform
 from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies
@@ -99,8 +100,8 @@ def words_of(task: str, space: str, overrides: Sequence[str]) -> list[str]:
     return [*data, *COMMON, *(word for word in TASKS[task] if word not in data), *SPACES[space], *overrides]
 
 
-def points(trained: Trained, sort: str, options: argparse.Namespace, file: Path) -> list[Row]:
-    """The SubNets of a sort: MACs, and the score on test images. file: keeps what was evaluated."""
+def points(trained: Trained, sort: str, options: argparse.Namespace, folder: Path) -> list[Row]:
+    """The SubNets of a sort: MACs, and the score on test images. folder: keeps what of this SuperNet was evaluated."""
     net = tailor_ir.load(trained.supernet)
     rng = np.random.default_rng(SEED)
     codes = uniform(net.space) if sort == UNIFORM else random(net.space, options.subnets, rng)
@@ -109,7 +110,8 @@ def points(trained: Trained, sort: str, options: argparse.Namespace, file: Path)
     images = EvaluationData(
         splits["test"], splits["train"], limit=options.images, recalibration_images=options.recalibration
     )
-    found = accuracies(net, configs, images, file, Silent())
+    key = digest_of(trained.supernet, dict(images.counts))
+    found = accuracies(net, configs, images, folder / f"{sort}-{key}.jsonl", Silent())
     return [{"macs": net.macs(config), "score": one.share} for config, one in zip(configs, found, strict=True)]
 
 
@@ -118,7 +120,7 @@ def measured(task: str, options: argparse.Namespace) -> Row:
     work: Path = options.work / task
     trained = {space: train(words_of(task, space, options.overrides), work) for space in SPACES}
     sources = {BOTH: BOTH, SIZES: SIZES, UNIFORM: SIZES}
-    found = {sort: points(trained[space], sort, options, work / f"{sort}.jsonl") for sort, space in sources.items()}
+    found = {sort: points(trained[space], sort, options, work) for sort, space in sources.items()}
     spaces = {space: tailor_ir.load(one.supernet) for space, one in trained.items()}
     return {
         "task": task,
@@ -177,23 +179,25 @@ def main() -> None:
     parser.add_argument("--subnets", type=int, default=500)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--recalibration", type=int, default=64)
-    parser.add_argument("--json", type=Path, default=Path("two_stages.json"))
-    parser.add_argument("--picture", type=Path, default=Path("two_stages.svg"))
+    parser.add_argument("--json", type=Path, help="default: two_stages.json in DIR")
+    parser.add_argument("--picture", type=Path, help="default: two_stages.svg in DIR")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = json.loads(options.json.read_text()) if options.json.exists() else []
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    told, picture = options.json or work / "two_stages.json", options.picture or work / "two_stages.svg"
+    rows: list[Row] = json.loads(told.read_text()) if told.exists() else []
     for task in options.tasks:
         if not any(row["task"] == task for row in rows):
             rows.append(measured(task, options))
-            replace_file(options.json, json.dumps(rows))
+            replace_file(told, json.dumps(rows))
     show(HEADS, [line for row in rows for line in cells(row)], markdown=options.markdown)
     for row in rows:
         largest = ", ".join(f"{SORTS[space]} {score:.1%}" for space, score in row["largest"].items())
         counts = ", ".join(f"{SORTS[space]} {count:.3g}" for space, count in row["distinct"].items())
         print(f"{row['task']}: largest SubNet {row['most_macs'] / 1e6:.1f} M MACs, {largest}; SubNets: {counts}")
-    draw(rows, options.picture)
+    draw(rows, picture)
 
 
 if __name__ == "__main__":
