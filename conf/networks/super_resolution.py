@@ -1,6 +1,6 @@
 """A small network that makes images larger: residual blocks in the size of the image, a pixel shuffle, and one layer more.
 
-The last layer sees the image itself, too, enlarged by bicubic interpolation, and begins near it: the network learns what that
+The last layer sees the image itself, too, enlarged by bilinear interpolation, and begins near it: the network learns what that
 lacks. Legend: B batch, C channels, H height, W width.
 Sources: Real-Time Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural Network (CVPR 2016), SRResNet (CVPR 2017).
 """
@@ -27,7 +27,7 @@ class SubPixelNet(nn.Module):
         self.larger = nn.Sequential(
             nn.Conv2d(WIDTH, DETAIL * upscale**2, 3, padding=1), nn.PixelShuffle(upscale), nn.ReLU()
         )
-        self.enlarged = nn.Upsample(scale_factor=upscale, mode="bicubic")
+        self.enlarged = nn.Upsample(scale_factor=upscale, mode="bilinear")
         self.head = nn.Conv2d(DETAIL + channels, restored, 3, padding=1)
         weight = self.head.weight.detach()
         nn.init.normal_(weight[:, :DETAIL], std=FIRST_DETAIL)
