@@ -20,7 +20,8 @@ class LatencyExpectation:
 
     predicted_ms_V: what the request takes on the quiet device, with what it takes there beside the run.
     log_deviation_V has the uncertainty of the factor and the noise of a single request in it. own_V: whether the
-    variant's own factor is used. score: deviations above the mean within which a share of requests stays.
+    variant's own factor is used. score: deviations above the mean within which a share of requests stays. most_V: of a share
+    the factors by variant (V,) that no request of late exceeds, as far as so many are known.
     """
 
     predicted_ms_V: Values
@@ -28,6 +29,7 @@ class LatencyExpectation:
     log_deviation_V: Values
     own_V: NDArray[np.bool_]
     score: Callable[[float], float]
+    most_V: Callable[[float], Values]
 
     def factors_V(self) -> tuple[Values, Values]:
         """Mean and variance of the factor of one request, by variant: (V,), (V,)."""
@@ -48,10 +50,9 @@ class LatencyExpectation:
 
     def quantile_factors_V(self, q: float) -> Values:
         """The factor that a share `q` of requests does not exceed, by variant (V,)."""
-        found_V: Values = np.exp(np.clip(self.log_mean_V, -MOST_LOG, MOST_LOG)) * stretched(
-            self.score(q) * self.log_deviation_V
-        )
-        return found_V
+        level_V, most_V = np.exp(np.clip(self.log_mean_V, -MOST_LOG, MOST_LOG)), self.most_V(q)
+        found_V: Values = level_V * stretched(self.score(q) * self.log_deviation_V)
+        return np.where(level_V <= most_V, np.minimum(found_V, most_V), found_V)
 
 
 def stretched(deviations: Values) -> Values:

@@ -17,6 +17,7 @@ from adaptive_runtime.slowdown.expectation import LatencyExpectation, deviation_
 from adaptive_runtime.slowdown.own import OwnFactors
 from adaptive_runtime.slowdown.response import LoadResponse
 from adaptive_runtime.slowdown.scores import RequestScores
+from adaptive_runtime.slowdown.slowest import SlowestRequests
 
 NOTICEABLE = 0.01
 """Change of the time beside the runs, relative to the fastest request, below which it stays as it is."""
@@ -41,7 +42,7 @@ class SlowDown:
         self._own = OwnFactors(self._predicted_ms_V)
         self._beside_at(0.0)
         self._response = LoadResponse()
-        self._scores = RequestScores()
+        self._scores, self._slowest = RequestScores(), SlowestRequests()
         self._moved = 0.0  # by the last request, squared
         self._served = False
 
@@ -64,6 +65,7 @@ class SlowDown:
         if after != before:
             self._common.move(before - after)
         value = math.log(measured_ms) - after
+        self._slowest.observe(measured_ms, math.exp(after))
         level = self._common.log_mean
         self._common.observe(value, at_s, length_ms)
         self._moved = (self._common.log_mean - level) ** 2
@@ -87,12 +89,14 @@ class SlowDown:
         shift, shift_variance = self._response.shift(load)
         level, variance = self._common.at(at_s)
         noise_V = self._common.noise_V(self._length_ms_V)
+        own_V = np.exp(self._own.log_V)
         return LatencyExpectation(
             predicted_ms_V=self._whole_ms_V,
             log_mean_V=level + shift + self._own.log_V,
             log_deviation_V=np.sqrt(variance + shift_variance + noise_V + self._own.variance_V),
             own_V=self._own.used_V.copy(),
             score=self._scores.quantile,
+            most_V=lambda q: own_V * self._slowest.factors_V(self._whole_ms_V * own_V, q),
         )
 
     def _beside_at(self, beside_ms: float) -> None:

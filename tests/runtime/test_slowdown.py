@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.slowdown import SlowDown
 from adaptive_runtime.slowdown.own import PLACES
+from adaptive_runtime.slowdown.slowest import SlowestRequests
 
 SEEDS = st.integers(0, 2**32 - 1)
 NOISE = 0.04
@@ -71,6 +72,33 @@ def test_outliers_now_and_then_leave_the_factor_in_place(seed: int, outliers: in
         run.serve(0, 3.0)
         run.serve(0, 1.0, 8)
     assert abs(run.log_mean(0)) <= 0.1
+
+
+@given(factor=st.floats(1.5, 6), seed=SEEDS, each=st.integers(1, 10), q=st.sampled_from([0.9, 0.95]))
+@settings(max_examples=20, deadline=None)
+def test_under_a_load_that_comes_and_goes_none_is_expected_slower_than_the_slowest(
+    factor: float, seed: int, each: int, q: float
+) -> None:
+    run, most_ms = Served([10.0, 5.0], seed), factor * 10.0 * np.exp(5 * NOISE)
+    for request in range(100):
+        run.serve(0, factor if request // each % 2 else 1.0)
+        if request > 60:
+            long_ms, short_ms = run.slow.expect().quantile_ms_V(q)
+            assert 10.0 * np.exp(-5 * NOISE) < long_ms < 1.05 * most_ms
+            assert short_ms < 1.05 * (5.0 + most_ms - 10.0), "what was added to the long one may be added to it"
+
+
+def test_the_slowest_of_too_few_requests_says_nothing() -> None:
+    slowest, quiet_ms_V = SlowestRequests(), np.array([10.0, 20.0, 40.0])
+    for _ in range(59):
+        slowest.observe(30.0, 20.0)
+    assert np.isinf(slowest.factors_V(quiet_ms_V, 0.95)).all()
+    slowest.observe(30.0, 20.0)
+    np.testing.assert_allclose(slowest.factors_V(quiet_ms_V, 0.95), 1.05 * np.array([2.0, 1.5, 1.5]))
+    assert np.isinf(slowest.factors_V(quiet_ms_V, 0.99)).all()
+    for _ in range(60):
+        slowest.observe(20.0, 20.0)
+    np.testing.assert_allclose(slowest.factors_V(quiet_ms_V, 0.95), 1.05)
 
 
 def wandered(own: list[float], seed: int, visits: int) -> Served:
