@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tasks.nightly import History
 from tests.flows.prefect_server import Server, started
 from tests.flows.text_run import TUNED
-from tests.flows.tiny import FEW, TINY
+from tests.flows.tiny import FEW, SHORT_NIGHT, TINY
+from tests.nightly.made_nights import nights
 from tests.postgres import Postgres, programs
 from tests.postgres import postgres as started_postgres
 
@@ -91,6 +93,18 @@ def adapted(adapting: Command) -> tuple[dict[str, Any], Path]:
 
 
 @pytest.fixture(scope="session")
+def adapted_night(
+    adapting: Command, adapted: tuple[dict[str, Any], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Command]:
+    """A night of that adaptation, after one whose record is made, and the command that works it."""
+    own = Command(tmp_path_factory.mktemp("nights") / "out", (*adapting.words, *SHORT_NIGHT))
+    shutil.copytree(adapted[1] / "stages", own.output / "stages")
+    (earlier,) = nights(1, seed=0)
+    History(own.output / "nights").add(earlier.model_copy(update={"network": "test_resnet-digits"}))
+    return own("nightly"), own
+
+
+@pytest.fixture(scope="session")
 def leveled(
     command: Command, adapting: Command, adapted: tuple[dict[str, Any], Path]
 ) -> tuple[dict[str, Any], Command]:
@@ -122,9 +136,10 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A Prefect server with the work pool and the deployments of docs/running.md."""
+    """A Prefect server with the work pool and the deployments of docs/running.md, and the nights of a given SuperNet."""
     with started(tmp_path_factory.mktemp("prefect")) as server:
-        server.shell(server.documented("bash", "prefect work-pool create"))
+        documented = server.documented("bash", "prefect work-pool create")
+        server.shell(documented.replace(" --name nightly", " --name nightly --name nightly-adapt"))
         yield server
 
 

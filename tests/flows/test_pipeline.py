@@ -1,6 +1,5 @@
 """The whole pipeline on real digits with a small network: what it makes, and what a change makes run again."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tasks.schemas.baselines import Baselines, Compared
 from tasks.schemas.front import Front
 from tests.flows.conftest import Command
 from tests.flows.databases import database_in
-from tests.nightly.made_nights import nights
 
 pytestmark = pytest.mark.slow
 
@@ -156,20 +154,16 @@ def test_an_existing_supernet_is_adapted_to_other_devices_without_training(
 
 
 def test_a_night_of_a_given_supernet_is_compared_with_the_one_before_and_registers_none(
-    adapted: tuple[dict[str, Any], Path], adapting: Command, tmp_path: Path
+    adapted_night: tuple[dict[str, Any], Command],
 ) -> None:
-    shutil.copytree(adapted[1] / "stages", tmp_path / "out" / "stages")
-    own, history = Command(tmp_path / "out", adapting.words), History(tmp_path / "out" / "nights")
-    (earlier,) = nights(1, seed=0)
-    history.add(earlier.model_copy(update={"network": "test_resnet-digits"}))
-    result = own("nightly", "nightly.operators=2", "nightly.rounds=3")
+    result, own = adapted_night
     assert _worked(result) == []
     assert "network: other content" in result["nightly"]["changed"]
-    _, night = history.nights("test_resnet-digits", pytest.fail)
+    earlier, night, *_ = History(own.output / "nights").nights("test_resnet-digits", pytest.fail)
     assert (night.compared_with, night.promoted) == (earlier.began, True)
     assert night.inputs["network"] == night.supernet
     assert {name: len(one.times.operators) for name, one in night.devices.items()} == {"torch": 2, "ncnn_bf16": 2}
-    client = MlflowClient(database_in(tmp_path), database_in(tmp_path))
+    client = MlflowClient(database_in(own.output.parent), database_in(own.output.parent))
     assert client.search_registered_models() == []
 
 

@@ -16,8 +16,10 @@ from selenium.webdriver.remote.webelement import WebElement
 
 import tailor_ir
 from profiling_agents.backends import BACKENDS
+from tasks.nightly import History
 from tests.deploy.deployments import current, releases, write_bundle
 from tests.flows.conftest import Command
+from tests.flows.databases import database_in
 from tests.flows.prefect_server import WAIT_SECONDS, Found, Server, stop, wait_for
 from tests.ir.networks import small_net
 from tests.report.browser import BROWSER, DRIVER, opened
@@ -28,16 +30,39 @@ CLICKS = 5
 
 
 class WorkedRuns(NamedTuple):
-    """Flow runs in their final states, of an adaptation, a deployment and a mistake. folder: what the first two have left."""
+    """Flow runs in their final states, of an adaptation, a deployment, a mistake and a night. folder: what the first two left.
+
+    before: result files of the stages before the night, with their times of change.
+    """
 
     adapted: dict[str, Any]
     deployed: dict[str, Any]
     mistaken: dict[str, Any]
+    night: dict[str, Any]
     folder: Path
+    before: dict[Path, int]
+
+
+def results(output: Path) -> dict[Path, int]:
+    """Result files of stages with their times of change, but for those that time devices every night."""
+    files = (file for file in output.glob("stages/**/result.json") if not file.is_relative_to(output / "stages/watch"))
+    return {file: file.stat().st_mtime_ns for file in files}
+
+
+def night_form(night: Command) -> dict[str, Any]:
+    """The form of the nights that a command works."""
+    overrides = [*night.words, f"tracking.uri={database_in(night.output.parent)}"]
+    (supernet,) = (word.removeprefix("supernet=") for word in night.words if word.startswith("supernet="))
+    return {"supernet": supernet, "output_dir": str(night.output), "overrides": overrides}
 
 
 @pytest.fixture(scope="module")
-def worked(server: Server, command: Command, tmp_path_factory: pytest.TempPathFactory) -> WorkedRuns:
+def worked(
+    server: Server,
+    command: Command,
+    adapted_night: tuple[dict[str, Any], Command],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> WorkedRuns:
     """What one worker has worked, which is started as the documents say."""
     folder = tmp_path_factory.mktemp("worked")
     supernet = Path(command("compile")["stages"][0]["folder"]) / "supernet"
@@ -49,10 +74,12 @@ def worked(server: Server, command: Command, tmp_path_factory: pytest.TempPathFa
     mistake = {"overrides": ["finetune.epoch=3"]}
     forms: dict[str, dict[str, Any]] = {"autotailor-adapt": adapt, "autotailor-deploy": deploy, "autotailor": mistake}
     runs = [server.run_of(f"{flow}/on-demand", form) for flow, form in forms.items()]
+    runs.append(server.run_of("autotailor-nightly-adapt/nightly-adapt", night_form(adapted_night[1])))
+    before = results(adapted_night[1].output)
     worker = server.start(server.documented("bash", "prefect worker start"))
     try:
-        adapted, deployed, mistaken = map(server.wait_until_ended, runs)
-        return WorkedRuns(adapted, deployed, mistaken, folder)
+        adapted, deployed, mistaken, night = map(server.wait_until_ended, runs)
+        return WorkedRuns(adapted, deployed, mistaken, night, folder, before)
     finally:
         stop(worker)
 
@@ -84,6 +111,12 @@ def test_the_nightly_deployment_has_its_schedule(server: Server) -> None:
     assert server.deployment("autotailor-nightly/nightly")["parameters"] == {"preset": "nightly"}
 
 
+def test_nights_of_a_given_supernet_have_their_own_hour(server: Server) -> None:
+    deployment = server.deployment("autotailor-nightly-adapt/nightly-adapt")
+    assert [schedule["schedule"]["cron"] for schedule in deployment["schedules"]] == ["0 3 * * *"]
+    assert deployment["parameters"] == {"supernet": "outputs/supernet", "output_dir": "outputs/adapted"}
+
+
 def test_the_server_plans_the_nights_of_a_schedule(server: Server) -> None:
     nightly = {"id": {"any_": [server.deployment("autotailor-nightly/nightly")["id"]]}}
     planned = wait_for(lambda: server.found("flow_runs", deployments=nightly), "scheduled runs")
@@ -102,6 +135,20 @@ def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(server: Server, wo
 def test_a_worker_puts_a_bundle_onto_a_device(worked: WorkedRuns) -> None:
     assert worked.deployed["state_type"] == "COMPLETED", worked.deployed["state"]["message"]
     assert releases(worked.folder / "there") == {current(worked.folder / "there")}
+
+
+def test_a_worker_works_a_night_of_a_given_supernet_and_no_stage_again(
+    worked: WorkedRuns, adapted_night: tuple[dict[str, Any], Command]
+) -> None:
+    assert worked.night["state_type"] == "COMPLETED", worked.night["state"]["message"]
+    output = adapted_night[1].output
+    _, first, second = History(output / "nights").nights("test_resnet-digits", pytest.fail)
+    assert second.compared_with == first.began
+    assert [stage.stage for stage in second.stages if stage.worked] == []
+    assert results(output) == worked.before
+    page = (output / "nights.html").read_text()
+    assert "No input changed since the night before." in page
+    assert "3 nights in all" in page
 
 
 def asked(line: str) -> tuple[str, dict[str, Any]]:

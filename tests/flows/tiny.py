@@ -42,3 +42,5 @@ TINY = (
 )
 FEW = "search.budget_count=4"
 """For runs on further devices: each budget's SubNet is measured and exported, which takes longest."""
+SHORT_NIGHT = ("nightly.operators=2", "nightly.rounds=3", "nightly.slower=1", "nightly.smaller_front=1")
+"""Latencies of two nights may differ by anything, too."""
