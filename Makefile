@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# runs of tests/flows that share nothing with the others
+LONE_RUNS := tests/flows/test_detection_run.py tests/flows/test_interrupts.py
 FLOW_TESTS := tests/flows
 STAGE_TESTS := tests/finetune tests/tables tests/predict tests/search tests/baselines tests/engine tests/golden
 DEVICE_TESTS := tests/agents tests/runtime tests/links tests/deploy
@@ -53,7 +55,7 @@ unit: setup
 	@$(MAKE) --no-print-directory -k -j4 $(UNIT)
 
 unit-flows: setup
-	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS)
+	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS) $(LONE_RUNS:%=--ignore=%)
 
 unit-stages: setup
 	$(BIN)/python -m pytest -q --durations=20 $(STAGE_TESTS)
@@ -62,7 +64,7 @@ unit-rest: setup
 	$(BIN)/python -m pytest -q --durations=20 $(PARTS:%=--ignore=%)
 
 unit-devices: setup
-	$(BIN)/python -m pytest -q --durations=20 $(DEVICE_TESTS)
+	$(BIN)/python -m pytest -q --durations=20 $(DEVICE_TESTS) $(LONE_RUNS)
 
 device-wheel: setup
 	cd device && ../$(BIN)/python -m hatchling build -t wheel -d ../dist
