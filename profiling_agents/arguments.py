@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from profiling_agents.backends import BACKENDS
 from profiling_agents.messages import Precision
@@ -40,6 +40,9 @@ example, on a machine that the device and the clients can dial:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage block."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from adaptive_runtime.cli import checking, client_source, fleet, searching, serving, splitting
 from adaptive_runtime.errors import AdaptiveError
@@ -22,6 +22,9 @@ BAD_INPUT = 2
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage block."""
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -59,6 +59,7 @@ def test_an_occupied_port_is_one_line() -> None:
         ((*NCNN, "--port", "65536"), "--port"),
         ((*NCNN, "--sensors-root", "absent"), "--sensors-root: invalid folder value: 'absent'"),
         ((*NCNN, "--frobnicate"), "unrecognized arguments: --frobnicate"),
+        ((*NCNN, "--thread", "1"), "unrecognized arguments: --thread"),
         ((*NCNN, "--host", "0.0.0.0"), "not a loopback address; it takes --tls-cert"),
         ((*NCNN, "--host", "::", "--token-file", "absent"), "--token-file 'absent': cannot be read"),
         ((*NCNN, "--tls-cert", "absent"), "give both"),

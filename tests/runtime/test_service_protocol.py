@@ -243,6 +243,7 @@ def test_the_state_has_what_the_page_shows(service: Served) -> None:
     {
         "no bundle": (["serve"], "required: folder"),
         "another option": (["serve", "{bundle}", "--bugdet-ms", "5"], "unrecognized arguments: --bugdet-ms"),
+        "half an option": (["serve", "{bundle}", "--budget", "5"], "unrecognized arguments: --budget"),
         "no port": (["serve", "{bundle}", "--port", "70000"], "invalid port (0 to 65535) value: '70000'"),
         "no queue": (["serve", "{bundle}", "--queue", "0"], "invalid positive whole number value: '0'"),
         "no deadline": (["serve", "{bundle}", "--deadline-ms", "nan"], "invalid number above 0 value: 'nan'"),
