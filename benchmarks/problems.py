@@ -25,7 +25,7 @@ from benchmarks.tables import show
 
 PRESETS = (
     *("demo", "sound_events", "motion", "texts", "seen_and_felt"),
-    *("ssdlite_scenes", "lraspp_scenes", "denoising", "super_resolution"),
+    *("ssdlite_scenes", "fcos_scenes", "lraspp_scenes", "denoising", "super_resolution"),
 )
 LEAST_POINTS, MOST_OFF, KEPT_SCORE, MOST_SHARE, MOST_MINUTES = 8, 1e-4, 0.9, 0.4, 10.0
 HEADS = (
