@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # runs of tests/flows that share nothing with the others
-LONE_RUNS := tests/flows/test_detection_run.py tests/flows/test_interrupts.py
+LONE_RUNS := $(patsubst %,tests/flows/test_%.py,check detection_run interrupts locks own_packages)
 FLOW_TESTS := tests/flows
-STAGE_TESTS := tests/finetune tests/tables tests/predict tests/search tests/baselines tests/engine tests/golden
-DEVICE_TESTS := tests/agents tests/runtime tests/links tests/deploy
+STAGE_TESTS := tests/finetune tests/tables tests/predict tests/search tests/golden
+DEVICE_TESTS := tests/agents tests/runtime tests/links tests/deploy tests/engine tests/baselines
 PARTS := $(FLOW_TESTS) $(STAGE_TESTS) $(DEVICE_TESTS)
 UNIT := unit-flows unit-stages unit-rest unit-devices
 
