@@ -2,11 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import get_args
 
 from profiling_agents.backends import BACKENDS
 from profiling_agents.messages import Precision
-from profiling_agents.network.arguments import add_network, peer_address, positive
+from profiling_agents.network.arguments import ServiceParser, add_network, peer_address, positive
 from profiling_agents.sensing.machine import memory_mib
 from profiling_agents.startup import TOKEN_VARIABLE
 
@@ -39,15 +39,6 @@ example, on a machine that the device and the clients can dial:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage block."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
 def _memory_mib(text: str) -> int:
     value = int(text)
     if value < MIN_MEMORY_LIMIT_MIB:
@@ -77,7 +68,7 @@ _folder.__name__ = "folder"
 
 def agent_parser(prog: str) -> argparse.ArgumentParser:
     """Arguments of `autotailor agent`."""
-    parser = _Parser(
+    parser = ServiceParser(
         prog=prog,
         description="Measure and run models on this device, for clients that show the token.",
         epilog=EPILOG,
@@ -175,7 +166,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def relay_parser(prog: str) -> argparse.ArgumentParser:
     """Arguments of `autotailor relay`."""
-    parser = _Parser(
+    parser = ServiceParser(
         prog=prog,
         description="Where clients meet one agent that cannot be dialled: it pulls their requests "
         "(autotailor agent --pull URL). Both show the relay's token.",

@@ -3,11 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from adaptive_runtime.cli import checking, client_source, fleet, searching, serving, splitting
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import AgentError
+from profiling_agents.network.arguments import BAD_INPUT, ServiceParser
 
 PROGRAM = "autotailor-runtime"
 COMMANDS = {
@@ -18,22 +18,12 @@ COMMANDS = {
     "serve": serving,
     "split": splitting,
 }
-BAD_INPUT = 2
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage block."""
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def command_line() -> argparse.ArgumentParser:
     """What the command line accepts."""
-    parser = _Parser(prog=PROGRAM, description="Run and serve SubNets on this device.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    parser = ServiceParser(prog=PROGRAM, description="Run and serve SubNets on this device.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ServiceParser)
     for name, command in COMMANDS.items():
         command.add_arguments(commands.add_parser(name, help=command.HELP, description=command.HELP))
     return parser

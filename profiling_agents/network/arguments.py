@@ -2,10 +2,25 @@
 
 import argparse
 from pathlib import Path
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from profiling_agents.network.endpoint import Endpoint, host_and_port
 from profiling_agents.network.tokens import read_token
+
+BAD_INPUT = 2
+"""The exit code."""
+
+
+class ServiceParser(argparse.ArgumentParser):
+    """Takes whole names of options alone, and says in one line what is wrong."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage block."""
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def positive(text: str) -> int:
