@@ -5,12 +5,14 @@ protocol pickles and unpickles, so every peer of it is trusted: docs/security.md
 """
 
 import logging
+import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 
 import dask
@@ -82,12 +84,17 @@ class DaskWorkers:
         done: queue.SimpleQueue[Future[str]] = queue.SimpleQueue()
         waiting: dict[object, Future[str]] = {}
         left = len(configs)
-        try:
-            workers = _Workers(client, self._where)
-            for task in self.tasks(net, configs, data, workers.count):
+
+        def submit(tasks: Iterable[str]) -> None:
+            for task in tasks:
                 future = client.submit(evaluate, task, pure=False)
                 waiting[future.key] = future
                 future.add_done_callback(done.put)
+
+        try:
+            workers = _Workers(client, self._where)
+            tasks = self.tasks(net, configs, data, self._at_once or workers.count)
+            submit(islice(tasks, self._at_once))
             while waiting:
                 ready, found = _next(done), dict[str, Accuracy]()
                 if ready is None:
@@ -98,6 +105,7 @@ class DaskWorkers:
                 else:
                     found = answer
                     del waiting[ready.key]
+                    submit(islice(tasks, 1))
                 left -= len(found)
                 yield FinishedSubNets(found, f"{workers.count} workers")
         except _Lost as error:
@@ -107,13 +115,21 @@ class DaskWorkers:
             if waiting and client.status == "running":
                 client.cancel(list(waiting.values()))
 
+    @property
+    def _at_once(self) -> int | None:
+        """Batches that processes of this machine have at a time: no more than it has cores.
+
+        None: a scheduler elsewhere has all of them.
+        """
+        return min(self._settings.processes, len(os.sched_getaffinity(0))) or None
+
     def tasks(self, net: SuperNet, configs: Mapping[str, Config], data: EvaluationData, workers: int) -> Iterator[str]:
-        """Batches for workers as JSON, those with most work first."""
+        """Batches for so many workers at a time as JSON, those with most work first."""
         assert net.folder is not None
         assert data.precision is None or isinstance(data.precision, Int8)
         recipe = data.recipe
-        if self._settings.processes:  # they share this machine's memory
-            recipe = recipe.model_copy(update={"features_mib": recipe.features_mib / self._settings.processes})
+        if self._at_once:  # they share this machine's memory
+            recipe = recipe.model_copy(update={"features_mib": recipe.features_mib / self._at_once})
         if recipe.data.path is not None:
             files = listing_of(recipe.data.path)
             recipe = recipe.model_copy(update={"data": _absolute(recipe.data), "files": files})

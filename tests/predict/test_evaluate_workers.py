@@ -93,6 +93,29 @@ def test_two_processes_give_the_accuracies_of_one_to_the_last_digit(
     assert found == {net.space.digest(config): code for config, code in zip(configs, codes, strict=True)}
 
 
+def test_no_more_processes_work_at_a_time_than_there_are_cores(
+    net: tailor_ir.SuperNet,
+    here: list[Accuracy],
+    workers: DaskWorkers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit, given, unfinished = Client.submit, list[Future](), list[int]()
+
+    def recorded(client: Client, *words: Any, **options: Any) -> Future:
+        unfinished.append(sum(not future.done() for future in given))
+        given.append(submit(client, *words, **options))
+        return given[-1]
+
+    monkeypatch.setattr(together, "MOST_TOGETHER", 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {process})
+    monkeypatch.setattr(Client, "submit", recorded)
+    configs = candidates(net, RANDOM)
+    assert accuracies(net, configs, data_for(workers), tmp_path / "one.jsonl", Silent()) == here
+    assert unfinished == [0] * len(given)
+    assert len(given) > 3
+
+
 def test_other_splits_and_int8_are_evaluated_as_here(
     net: tailor_ir.SuperNet, workers: DaskWorkers, tmp_path: Path
 ) -> None:
