@@ -10,10 +10,10 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, Security
@@ -34,8 +34,12 @@ CONNECT_S = 20.0
 WITHOUT_WORKERS_S = 60.0
 """How long a scheduler may have no worker."""
 LOOPBACK = "127.0.0.1"
-NO_PAGES: dict[str, list[str]] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
-"""Dask's config for processes of this machine: they show nothing to browsers."""
+QUIET: dict[str, Any] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    "distributed.worker.profile.enabled": False,
+}
+"""Dask's config for processes of this machine: they show nothing to browsers, and do not profile themselves."""
 TLS_SETTINGS = "distributed.comm.tls.ca-file and distributed.comm.tls.client.cert and .key"
 SECURITY_PAGE = "docs/security.md says how"
 HERE = "evaluate.workers=null evaluates in this process"
@@ -68,8 +72,13 @@ class DaskWorkers:
         with self._lock:
             if self._client is None:
                 logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what is lost is told in one line
-                self._client = self._started() if self._settings.processes else self._reached()
+                self._client = self._started() if self._processes else self._reached()
             return self._client
+
+    @property
+    def _processes(self) -> int:
+        """Of this machine: no more than it has cores, since others would only be in their way. 0: there is a scheduler."""
+        return min(self._settings.processes, len(os.sched_getaffinity(0)))
 
     def evaluated(
         self, net: SuperNet, configs: Mapping[str, Config], data: EvaluationData
@@ -84,17 +93,12 @@ class DaskWorkers:
         done: queue.SimpleQueue[Future[str]] = queue.SimpleQueue()
         waiting: dict[object, Future[str]] = {}
         left = len(configs)
-
-        def submit(tasks: Iterable[str]) -> None:
-            for task in tasks:
+        try:
+            workers = _Workers(client, self._where)
+            for task in self.tasks(net, configs, data, workers.count):
                 future = client.submit(evaluate, task, pure=False)
                 waiting[future.key] = future
                 future.add_done_callback(done.put)
-
-        try:
-            workers = _Workers(client, self._where)
-            tasks = self.tasks(net, configs, data, self._at_once or workers.count)
-            submit(islice(tasks, self._at_once))
             while waiting:
                 ready, found = _next(done), dict[str, Accuracy]()
                 if ready is None:
@@ -105,7 +109,6 @@ class DaskWorkers:
                 else:
                     found = answer
                     del waiting[ready.key]
-                    submit(islice(tasks, 1))
                 left -= len(found)
                 yield FinishedSubNets(found, f"{workers.count} workers")
         except _Lost as error:
@@ -115,21 +118,13 @@ class DaskWorkers:
             if waiting and client.status == "running":
                 client.cancel(list(waiting.values()))
 
-    @property
-    def _at_once(self) -> int | None:
-        """Batches that processes of this machine have at a time: no more than it has cores.
-
-        None: a scheduler elsewhere has all of them.
-        """
-        return min(self._settings.processes, len(os.sched_getaffinity(0))) or None
-
     def tasks(self, net: SuperNet, configs: Mapping[str, Config], data: EvaluationData, workers: int) -> Iterator[str]:
-        """Batches for so many workers at a time as JSON, those with most work first."""
+        """Batches for workers as JSON, those with most work first."""
         assert net.folder is not None
         assert data.precision is None or isinstance(data.precision, Int8)
         recipe = data.recipe
-        if self._at_once:  # they share this machine's memory
-            recipe = recipe.model_copy(update={"features_mib": recipe.features_mib / self._at_once})
+        if self._processes:  # they share this machine's memory
+            recipe = recipe.model_copy(update={"features_mib": recipe.features_mib / self._processes})
         if recipe.data.path is not None:
             files = listing_of(recipe.data.path)
             recipe = recipe.model_copy(update={"data": _absolute(recipe.data), "files": files})
@@ -154,9 +149,9 @@ class DaskWorkers:
         (`MALLOC_TRIM_THRESHOLD_`): evaluation takes twice as long with it.
         """
         environment = {"OMP_NUM_THREADS": self._settings.threads}
-        with dask.config.set({**NO_PAGES, "distributed.nanny.pre-spawn-environ": environment}):
+        with dask.config.set({**QUIET, "distributed.nanny.pre-spawn-environ": environment}):
             cluster = LocalCluster(
-                n_workers=self._settings.processes,
+                n_workers=self._processes,
                 threads_per_worker=1,
                 host=LOOPBACK,
                 dashboard_address=f"{LOOPBACK}:0",
