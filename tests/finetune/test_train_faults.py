@@ -111,6 +111,8 @@ def test_a_shard_that_is_corrupt_is_named_and_once_mended_the_training_goes_on(t
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive descriptor for a convolution forward"), False),
         (RuntimeError("Connection closed by peer"), False),
         (ValueError("out of memory"), False),
     ],
