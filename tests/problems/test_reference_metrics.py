@@ -1,7 +1,6 @@
-"""The score of each kind of task is torchmetrics' value on the same stored predictions; mAP there is by pycocotools."""
+"""The score of each kind of task is torchmetrics' value on the same predictions; mAP there is by pycocotools."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -73,9 +72,9 @@ PREDICTIONS = {
     ids=["accuracy", "macro F1", "mean IoU", "word accuracy"],
 )
 def test_scores_of_classes_are_those_of_the_reference(
-    problem: LearningProblem, kind: str, reference: Metric, class_axis: int, tmp_path: Path
+    problem: LearningProblem, kind: str, reference: Metric, class_axis: int
 ) -> None:
-    outputs, target = stored(PREDICTIONS[kind], tmp_path)
+    outputs, target = PREDICTIONS[kind]
     reference.update(outputs.movedim(class_axis, 1), target)
     assert scored(problem, outputs, target) == pytest.approx(float(reference.compute()), abs=1e-6)
 
@@ -89,9 +88,9 @@ def test_scores_of_classes_are_those_of_the_reference(
     ids=["PSNR", "MSE"],
 )
 def test_scores_of_restored_images_are_those_of_the_reference(
-    reference: Metric, from_score: Callable[..., float], tmp_path: Path
+    reference: Metric, from_score: Callable[..., float]
 ) -> None:
-    outputs, target = stored(PREDICTIONS["restored"], tmp_path)
+    outputs, target = PREDICTIONS["restored"]
     reference.update(outputs, target)
     tally = RESTORATION.tally()
     tally.add(outputs, target)
@@ -132,14 +131,6 @@ def boxes_of(generator: np.random.Generator, count: int) -> np.ndarray:
     """Corners (N, 4) in pixels."""
     start_N2, size_N2 = generator.uniform(0, 60, (count, 2)), generator.uniform(8, 60, (count, 2))
     return np.concatenate([start_N2, start_N2 + size_N2], 1).astype(np.float32)
-
-
-def stored(predictions: Predictions, folder: Path) -> Predictions:
-    """What a file of them gives back."""
-    file = folder / "predictions.npz"
-    np.savez(file, **{name: tensor.numpy() for name, tensor in predictions._asdict().items()})
-    with np.load(file) as read:
-        return Predictions(**{name: torch.from_numpy(read[name]) for name in Predictions._fields})
 
 
 def scored(problem: LearningProblem, outputs: torch.Tensor, target: torch.Tensor) -> float:
