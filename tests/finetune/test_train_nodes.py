@@ -167,10 +167,11 @@ class Companion(Silent):
 
     def metrics(self, values: dict[str, float], step: int) -> None:
         if not self.lost_at:
-            self.other.mkdir()
-            for name in ("history.jsonl", "checkpoint.safetensors"):
-                shutil.copyfile(self.own / name, self.other / name)
-            self.lost_at = max(losses(self.other))
+            if (self.own / "checkpoint.safetensors").exists():  # a step is told before its checkpoint is written
+                self.other.mkdir()
+                for name in ("checkpoint.safetensors", "history.jsonl"):
+                    shutil.copyfile(self.own / name, self.other / name)
+                self.lost_at = max(losses(self.other))
         elif self.node is None and step > self.lost_at + 2:
             self.back_at, self.node = step, start_node(self.other, self.port, ENDLESS)
         elif self.node is not None and len(self.together()) > 2:

