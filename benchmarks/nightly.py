@@ -1,14 +1,16 @@
 """Nights on a device that does not change: alarms without a reason, and slower operators that are found.
 
 Each night starts an agent of its own and times operators and SubNets as `autotailor nightly` does, one night right after the
-other. A change is made by multiplying the rounds of some operators on the second of two nights.
+other. A change is made by multiplying the rounds of some operators on the second of two nights. With --work the nights'
+records stay in that folder, and those that are there are not measured again.
 
-    python -m benchmarks.nightly [--nights 12] [--model resnet18] [--backend onnxruntime]
+    python -m benchmarks.nightly [--nights 12] [--model resnet18] [--backend onnxruntime] [--resolution 64] [--work DIR]
 """
 
 import argparse
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -104,14 +106,21 @@ def main() -> None:
     parser.add_argument("--nights", type=int, default=12)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--backend", default="onnxruntime")
+    parser.add_argument("--resolution", type=int, default=64)
+    parser.add_argument("--work", type=Path)
     given = parser.parse_args()
     torch.manual_seed(0)
     model = timm.create_model(given.model, num_classes=10).eval()
-    net = tailor_ir.compile(model, torch.zeros(1, 3, 64, 64))
+    net = tailor_ir.compile(model, torch.zeros(1, 3, given.resolution, given.resolution))
     nights = []
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(given.nights):
-            nights.append(measure(net, given.backend, Path(folder)))
+    with ExitStack() as held:
+        folder = given.work or Path(held.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(given.nights):
+            file = folder / f"night{number}.json"
+            if not file.exists():
+                measure(net, given.backend, folder).write(file)
+            nights.append(Night.read(file))
     alarms(nights)
     power(nights)
 

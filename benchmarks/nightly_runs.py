@@ -1,9 +1,10 @@
 """Nights as people have them: the command, night after night in one output folder, while something changes in between.
 
-`python -m benchmarks.nightly_runs [--preset quick] [--devices onnxruntime ncnn]`. The first night works everything. Then
-nothing changes; a setting of the search; the training; and at last a device on which some operators take longer, as after
+`python -m benchmarks.nightly_runs [--preset quick] [--devices onnxruntime ncnn] [--work DIR]`. The first night works all.
+Then nothing changes; a setting of the search; the training; and at last a device on which some operators take longer, as after
 another firmware. The last is made in the records of the nights before, where five operators of one device are said to have been
 faster: what a night measures is not touched. Prints what each night worked, what it found, and how many messages it sent.
+With --work the output folder stays, with the records of the nights.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,14 +96,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--devices", nargs="+", default=["onnxruntime", "ncnn"])
+    parser.add_argument("--work", type=Path, help="a new folder for what the nights write; without it that is removed")
     parser.add_argument("--without-training", action="store_true", help="leave out the night with other training")
     parser.add_argument("--markdown", action="store_true")
     given = parser.parse_args()
     changes = [one for one in CHANGES if not given.without_training or all(one is not left for left in TRAINING)]
     posted: list[dict[str, Any]] = []
     rows = []
-    with tempfile.TemporaryDirectory(prefix="nights-") as name, webhook(posted) as url:
-        folder = Path(name)
+    with ExitStack() as held:
+        url = held.enter_context(webhook(posted))
+        folder = given.work or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="nights-")))
+        folder.mkdir(parents=True, exist_ok=not given.work)
         (folder / "cache").mkdir()
         (folder / "url").write_text(url)
         words = [f"+preset={given.preset}", f"device=[{','.join(given.devices)}]", f"nightly.webhook_file={folder}/url"]

@@ -18,6 +18,7 @@ from tasks.nightly.noise import (
     ratio_at_equal_accuracy,
 )
 from tasks.nightly.records import DeviceNight, Finding, FindingKind, Night, OperatorRounds, SubNetRounds
+from tasks.nightly.scatter import Scatter
 from tasks.nightly.settings import Settings
 
 LEAST_ROUNDS = 3
@@ -107,6 +108,7 @@ class _Device:
         images = (None, None) if same_weights else (before.test_images, now.test_images)
         alike = self._before.times.measured_with == self._now.times.measured_with
         self._pairs = list(_shared(self._before, self._now)) if alike else []
+        self._scatters = {kind: _scatters(self._pairs, kind) for kind in (OperatorRounds, SubNetRounds)}
         self._fronts = [_front(one, count) for one, count in zip((self._before, self._now), images, strict=True)]
         self._reference = _largest_ms(self._before)
         self._tolerated = max(settings.slower, _usual_change(earlier, name, settings.false_alarms))
@@ -162,7 +164,7 @@ class _Device:
         first = geometric_mean(before.rounds_ms)
         if now.reason:
             return self._finding(kind, f"{now.title} fails: {now.reason}", now.digest, (first, None), "ms", 0.0)
-        p_value = p_slower(before.rounds_ms, now.rounds_ms, self._tolerated)
+        p_value = p_slower(before.rounds_ms, now.rounds_ms, self._tolerated, self._scatters[type(now)])
         times = first, geometric_mean(now.rounds_ms)
         return self._finding(kind, now.title, now.digest, times, "ms", p_value)
 
@@ -192,6 +194,12 @@ def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, 
         for one in second:
             if one.digest in known and (one.reason or len(one.rounds_ms) >= LEAST_ROUNDS):
                 yield known[one.digest], one
+
+
+def _scatters(pairs: Sequence[tuple[AnyRounds, AnyRounds]], kind: type[AnyRounds]) -> tuple[Scatter, Scatter]:
+    """Of the rounds of operators, or those of SubNets: on the night before and tonight."""
+    known = [(before.rounds_ms, now.rounds_ms) for before, now in pairs if isinstance(now, kind) and not now.reason]
+    return Scatter.fit(before for before, _ in known), Scatter.fit(now for _, now in known)
 
 
 def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:

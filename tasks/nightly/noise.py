@@ -14,24 +14,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.tables import Values
+from tasks.nightly.scatter import LEAST_DEVIATION, UNKNOWN, Scatter
 
-LEAST_DEVIATION = 0.002
-"""Of rounds, relative: nearer than that two rounds are by chance alone."""
 DRAWS = 2000
 SEED = 0
 SAME = 1e-9
 """Accuracies that are nearer are equal."""
 
 
-def p_slower(before_ms: Sequence[float], now_ms: Sequence[float], tolerated: float) -> float:
-    """P-value of "slower by the share `tolerated` at most": Welch's t-test of logarithms of the rounds' latencies."""
+def p_slower(
+    before_ms: Sequence[float], now_ms: Sequence[float], tolerated: float, scatters: tuple[Scatter, Scatter] = UNKNOWN
+) -> float:
+    """P-value of "slower by the share `tolerated` at most": Welch's t-test of logarithms of the rounds' latencies.
+
+    scatters: of rounds on both nights, by which the variances are moderated.
+    """
     from scipy.stats import t  # takes a second
 
-    before, now = np.log(before_ms), np.log(now_ms)
-    errors = [max(float(np.var(one, ddof=1)), LEAST_DEVIATION**2) / len(one) for one in (before, now)]
-    freedom = sum(errors) ** 2 / sum(e**2 / (len(one) - 1) for e, one in zip(errors, (before, now), strict=True))
-    shift = float(now.mean() - before.mean()) - math.log1p(tolerated)
-    return float(t.sf(shift / math.sqrt(sum(errors)), freedom))
+    variances, freedoms = zip(*(one.of(ms) for one, ms in zip(scatters, (before_ms, now_ms), strict=True)), strict=True)
+    errors = np.array(variances) / (len(before_ms), len(now_ms))
+    freedom = errors.sum() ** 2 / (errors**2 / freedoms).sum()
+    shift = float(np.log(now_ms).mean() - np.log(before_ms).mean()) - math.log1p(tolerated)
+    return float(t.sf(shift / math.sqrt(errors.sum()), freedom))
 
 
 def p_larger(before: Sequence[float], now: Sequence[float], tolerated: float) -> float:

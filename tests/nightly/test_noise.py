@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.nightly.noise import DrawnFront, holm, p_slower, ratio_at_equal_accuracy
+from tasks.nightly.scatter import UNKNOWN, Scatter
 
 
 def test_p_values_of_a_tolerated_change_are_uniform_at_most() -> None:
@@ -13,6 +14,45 @@ def test_p_values_of_a_tolerated_change_are_uniform_at_most() -> None:
     for level in (0.01, 0.05, 0.2):
         assert (p_values <= level).mean() <= level + 4 * np.sqrt(level * (1 - level) / len(p_values))
     assert np.median([p_slower(before, 1.3 * now, 0.05) for before, now in drawn[:200]]) < 1e-4
+
+
+def operators(
+    rng: np.random.Generator, count: int, freedom: float, deviation: float
+) -> tuple[np.ndarray, tuple[Scatter, Scatter]]:
+    """Rounds (operator, night, round) whose variances differ by chance from operator to operator, and the nights' scatters."""
+    variances = deviation**2 * freedom / rng.chisquare(freedom, size=(count, 2, 1))
+    rounds = np.exp(np.sqrt(variances) * rng.standard_normal((count, 2, 5)))
+    return rounds, (Scatter.fit(rounds[:, 0]), Scatter.fit(rounds[:, 1]))
+
+
+def test_scatter_is_that_of_the_operators() -> None:
+    for freedom in (3.0, 8.0, 30.0):
+        _, scatters = operators(np.random.default_rng(0), 4000, freedom, 0.05)
+        for one in scatters:
+            assert np.sqrt(one.variance) == pytest.approx(0.05, rel=0.05)
+            assert one.freedom == pytest.approx(freedom, rel=0.3)
+    equal = Scatter.fit(np.exp(0.05 * np.random.default_rng(0).standard_normal((4000, 5))))
+    assert equal.freedom > 100
+    assert Scatter.fit([[1.0, 1.1]] * 4) == UNKNOWN[0], "too few operators tell nothing of each other"
+
+
+@pytest.mark.parametrize("freedom", [3.0, 8.0, 1000.0])
+def test_p_values_with_the_scatter_of_forty_operators_are_uniform_at_most(freedom: float) -> None:
+    rng, p_values = np.random.default_rng(1), []
+    for _ in range(100):
+        rounds, scatters = operators(rng, 40, freedom, 0.08)
+        p_values += [p_slower(before, 1.05 * now, 0.05, scatters) for before, now in rounds]
+    for level in (1e-3, 0.01, 0.05, 0.2):
+        assert np.mean(np.array(p_values) <= level) <= level + 4 * np.sqrt(level * (1 - level) / len(p_values))
+
+
+def test_with_the_scatter_of_all_operators_more_of_those_that_got_slower_are_found() -> None:
+    rounds, scatters = operators(np.random.default_rng(2), 400, 8.0, 0.08)
+    alone = np.array([p_slower(before, 1.5 * now, 0.05) for before, now in rounds])
+    moderated = np.array([p_slower(before, 1.5 * now, 0.05, scatters) for before, now in rounds])
+    least = 0.01 / 50  # of Holm's first among fifty
+    assert (alone <= least).mean() < 0.6
+    assert (moderated <= least).mean() > 0.8
 
 
 def test_rounds_that_are_equal_to_the_last_digit_are_not_taken_for_certain() -> None:
