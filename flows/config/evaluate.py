@@ -35,8 +35,8 @@ class EvaluateSettings(BaseModel):
 
     workers: Annotated[str | None, BeforeValidator(_text)] = Field(
         None,
-        description="null: in this process; 4: in so many processes of this machine; dask://HOST:PORT or "
-        "dask+tls://HOST:PORT: by the workers of a Dask scheduler",
+        description="null: in this process; 4: in so many processes of this machine, at most one for each core; "
+        "dask://HOST:PORT or dask+tls://HOST:PORT: by the workers of a Dask scheduler",
     )
     threads: int = Field(1, ge=1, le=256, description="of each worker")
     insecure: bool = Field(
