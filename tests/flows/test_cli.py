@@ -16,7 +16,7 @@ from flows.cli.words import COMMANDS, FLAGS
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups
 from tests.hidden_modules import hide
-from tests.ports import free_port
+from tests.ports import refusing_port
 
 
 def _line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -54,14 +54,16 @@ def test_what_a_stage_has_found_names_the_score(score: str, label: str) -> None:
 def test_a_prefect_server_that_does_not_answer_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
-    assert "does not answer" in _line(capsys, "enumerate")
+    with refusing_port() as port:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+        assert "does not answer" in _line(capsys, "enumerate")
 
 
 def test_an_mlflow_server_that_does_not_answer_is_one_line_at_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    line = _line(capsys, "enumerate", f"tracking.uri=http://127.0.0.1:{free_port()}", f"output_dir={tmp_path / 'out'}")
+    with refusing_port() as port:
+        line = _line(capsys, "enumerate", f"tracking.uri=http://127.0.0.1:{port}", f"output_dir={tmp_path / 'out'}")
     assert line.startswith("tracking.uri: 'http://127.0.0.1:")
 
 
@@ -323,15 +325,15 @@ def test_an_agent_that_is_not_reachable_is_told_before_anything_is_trained(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("t" * 32)
-    port = free_port()
-    line = _line(
-        capsys,
-        "run",
-        "device=[remote]",
-        f"device.remote.agent=http://127.0.0.1:{port}",
-        f"device.remote.token_file={tmp_path / 'token'}",
-        f"output_dir={tmp_path / 'out'}",
-    )
+    with refusing_port() as port:
+        line = _line(
+            capsys,
+            "run",
+            "device=[remote]",
+            f"device.remote.agent=http://127.0.0.1:{port}",
+            f"device.remote.token_file={tmp_path / 'token'}",
+            f"output_dir={tmp_path / 'out'}",
+        )
     assert f"127.0.0.1:{port}" in line
     assert not (tmp_path / "out" / "stages").exists()
 

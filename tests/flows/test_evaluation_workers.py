@@ -1,6 +1,5 @@
 """A run whose SubNets other processes evaluate: every stage that evaluates hands them over, and bad workers end it first."""
 
-import socket
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tailor_ir import Config, SuperNet
 from tasks.evaluation.subnets import EvaluationData, FinishedSubNets, lines
 from tests.flows.conftest import Command
 from tests.flows.tiny import TINY
+from tests.ports import refusing_port
 
 
 @pytest.mark.slow
@@ -48,9 +48,8 @@ def test_predictors_candidates_and_exports_are_evaluated_by_workers(
 def test_a_scheduler_that_is_not_there_ends_the_command_before_anything_is_worked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        workers = f"evaluate.workers=dask://127.0.0.1:{free.getsockname()[1]}"
+    with refusing_port() as port:
+        workers = f"evaluate.workers=dask://127.0.0.1:{port}"
         words = [*TINY, f"output_dir={tmp_path}/out", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
         assert main(["predict", *words, workers]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]

@@ -15,8 +15,8 @@ from flows.validate import validate
 from tasks.errors import UserError
 from tasks.levels import Levels
 from tests.flows.conftest import Command
+from tests.flows.prefect_server import wait_for
 from tests.links.devices import serving
-from tests.runtime.service_process import soon
 
 HOME, OTHER = "onnxruntime", "ncnn_bf16"
 
@@ -61,11 +61,10 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(leveled: tuple[
         adaptive_runtime.load(folder, 60_000.0, adapts=True, prepares=False, devices={OTHER: device.address}) as model,
     ):
         model.chooser = lambda _: Variant(digest, placed=True)
-        assert soon(lambda: OTHER in model.infer(x).devices)
-        over = model.infer(x)
+        over = wait_for(lambda: answer if (answer := model.infer(x)).devices else None, "an answer over both devices")
         model.chooser = lambda _: Variant(digest)
-        assert soon(lambda: not model.infer(x).devices)
-        at_home = model.infer(x)
+        at_home = wait_for(lambda: None if (answer := model.infer(x)).devices else answer, "an answer of home alone")
+    assert OTHER in over.devices
     assert (over.subnet, at_home.subnet) == (digest, digest)
     assert 0 < np.abs(over.logits - at_home.logits).max() <= 0.1 * np.abs(at_home.logits).max(), "in int8, or in fp32"
 

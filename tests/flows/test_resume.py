@@ -41,13 +41,21 @@ def _start(output: Path) -> subprocess.Popen[str]:
 def _wait(process: subprocess.Popen[str], ready: Callable[[], bool]) -> bool:
     """Until something is so; False if the process has ended, and well, before that was seen."""
     until = time.monotonic() + LIMIT_SECONDS
-    while not ready():
+    while not _is_so(ready):
         if process.poll() is not None:
             assert process.returncode == 0, process.communicate()
             return False
         assert time.monotonic() < until, "not reached in time"
         time.sleep(0.05)
     return process.poll() is None
+
+
+def _is_so(ready: Callable[[], bool]) -> bool:
+    """Whether something is so; not yet where a folder is renamed, as a finished stage's is, while files in it are read."""
+    try:
+        return ready()
+    except FileNotFoundError:
+        return False
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -84,7 +84,7 @@ def test_a_session_that_is_lost_is_noticed_and_asks_for_nothing_again(
         assert postgres.ask("postgres", f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}")
         soon(lambda: lost.is_lost)
         with LockSession(database, "locks") as other:
-            assert other.take("b")
+            soon(lambda: other.take("b"))  # the server tells the end of a session before it frees what that had
             with pytest.raises(UserError, match=r"locks: the connection was lost \(.*\); .*; the same command goes on"):
                 lost.check()
             with pytest.raises(UserError, match="the connection was lost"):

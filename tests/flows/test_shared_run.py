@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ class SharedRun:
 
     def finished(self) -> dict[Path, int]:
         """Result files with their times of change."""
-        return {file: file.stat().st_mtime_ns for file in self.output.glob("stages/**/result.json")}
+        while True:
+            with suppress(FileNotFoundError):  # a worker has renamed a folder meanwhile: it is looked at again
+                return {file: file.stat().st_mtime_ns for file in self.output.glob("stages/**/result.json")}
 
     def holder(self) -> int | None:
         """The process that is at some stage now, while another worker is in the run."""
@@ -135,10 +138,11 @@ class SharedRun:
         with run_locks(self.locks, self.output, "looked at") as locks:
             if not folders or locks.others(folders[0].name) < 2:
                 return None
-            for folder in stages.rglob("*.partial"):
-                title = str(folder.parent.relative_to(stages))
-                if found := locks.holder(title, folder.name.removesuffix(".partial")):
-                    return int(found.rpartition(":")[2])
+            with suppress(FileNotFoundError):  # as above; whoever waits asks again
+                for folder in stages.rglob("*.partial"):
+                    title = str(folder.parent.relative_to(stages))
+                    if found := locks.holder(title, folder.name.removesuffix(".partial")):
+                        return int(found.rpartition(":")[2])
         return None
 
     def lines(self, stage: str, name: str) -> list[Any]:

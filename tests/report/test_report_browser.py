@@ -19,6 +19,7 @@ from tests.report.browser import BROWSER, DRIVER, opened, requests
 
 Report = dict[str, Any]
 OTHER = "far & <b>away</b>"
+WAIT_S = 120
 
 pytestmark = pytest.mark.skipif(
     BROWSER is None or DRIVER is None, reason="no browser on this machine: apt-get install chromium chromium-driver"
@@ -55,8 +56,8 @@ def page(browser: Chrome, both: Report, tmp_path: Path) -> Chrome:
 
 
 def wait(browser: Chrome, condition: Callable[[], Any]) -> Any:
-    """What the condition gives once it is true; fails after ten seconds."""
-    return WebDriverWait(browser, 10, 0.05).until(lambda _: condition())
+    """What the condition gives once it is true; fails after `WAIT_S`."""
+    return WebDriverWait(browser, WAIT_S, 0.05).until(lambda _: condition())
 
 
 def spot(browser: Chrome, figure: str, trace: str, point: int) -> tuple[int, int]:
@@ -187,7 +188,7 @@ def test_the_filter_shows_one_device(page: Chrome, both: Report) -> None:
         assert {card.get_attribute("data-of") for card in cards if card.is_displayed()} == {name}
     everything.click()
     assert shown() == names
-    assert visible_fronts() == set(names)
+    assert wait(page, lambda: visible_fronts() == set(names))
 
 
 def test_a_click_on_a_point_shows_its_layers(page: Chrome, both: Report) -> None:

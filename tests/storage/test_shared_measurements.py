@@ -67,7 +67,7 @@ def test_rows_and_lines_of_many_writers_are_all_there_and_none_is_rewritten(
         subprocess.Popen([sys.executable, "-c", WRITER, bucket, str(tmp_path / str(number)), f"w{number}"])
         for number in range(WRITERS)
     ]
-    assert [process.wait(120) for process in processes] == [0] * WRITERS
+    assert [process.wait(300) for process in processes] == [0] * WRITERS
     own = [
         name for name in s3.written() if name.startswith(bucket.rpartition("/")[2]) and not name.endswith("key.json")
     ]
