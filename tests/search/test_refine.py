@@ -34,6 +34,7 @@ from tasks.predict.sums import Sums, parameter_sums
 from tasks.progress import Silent
 from tasks.refine.candidates import Around
 from tasks.refine.known import Known, best, worth_evaluating
+from tasks.refine.stage import CONFIRMATIONS
 from tasks.schemas.stored import StageResult
 from tasks.search.problem import Problem
 
@@ -161,10 +162,11 @@ def test_winners_are_the_most_accurate_of_what_keeps_the_budget_by_measurement(
         assert new["config"] == candidates[new["digest"]]["config"]
         assert new["macs"] == case.net.macs(new["config"])
         assert set(old) - {"stopped", "generations"} < set(new)
-        assert ("stopped" in new) == (new["digest"] == old["digest"])
-    assert front["winners"][0]["replaces"]["digest"] == before[0]["digest"]
-    assert front["winners"][0]["replaces"]["measured_ms"] > before[0]["budget_ms"]
-    assert front["refinement"]["replaced"] >= 1
+        stays, accuracy = new["digest"] == old["digest"], candidates[old["digest"]]["accuracy"]
+        assert ("stopped" in new) == stays
+        replaced = {"digest": old["digest"], "measured_ms": ms[old["digest"]], "measured_accuracy": accuracy}
+        assert new.get("replaces") == (None if stays else replaced)
+    assert front["refinement"]["replaced"] == sum(row.get("replaces") is not None for row in front["winners"])
     missed_ms = [row["budget_ms"] for row in front["winners"] if not row["within_budget"]]
     assert front["refinement"]["missed_ms"] == missed_ms
 
@@ -173,7 +175,8 @@ def test_winners_are_measured_again_before_they_are_believed(result: tuple[Path,
     out, front = result
     lines = Counter(line["key"] for line in read_lines(out / "timed.jsonl"))
     winners = {row["digest"] for row in front["winners"]}
-    assert min(lines[digest] for digest in winners) >= 2 * PREDICT.rounds
+    again = {digest for digest, count in lines.items() if count >= 2 * PREDICT.rounds}
+    assert winners <= again or len(again) >= CONFIRMATIONS, "each time another one won, until it was too often"
 
 
 def test_the_predictors_errors_on_the_candidates_are_told(result: tuple[Path, StageResult]) -> None:
@@ -197,10 +200,14 @@ def test_what_is_measured_is_kept(
     out = shutil.copytree(first, tmp_path / "again")  # a noisy device is measured more, which changes medians
     files = {name: (out / name).read_bytes() for name in ("candidates.jsonl", "timed.jsonl", "evaluated.jsonl")}
     again = refined(case, searched, device, out)
-    assert again["refinement"]["measured"] == front["refinement"]["measured"]
     for name, before in files.items():
         assert (out / name).read_bytes().startswith(before)
-    assert (out / "candidates.jsonl").read_bytes() == files["candidates.jsonl"]
+    chosen = read_lines(out / "candidates.jsonl")
+    further = [line for line in chosen if line["round"] >= min(SETTINGS.rounds, SETTINGS.candidates)]
+    assert all(line in further for line in chosen[files["candidates.jsonl"].count(b"\n") :])
+    assert further or again["refinement"]["measured"] == front["refinement"]["measured"], (
+        "more for missed budgets alone"
+    )
     known = [line["digest"] for line in read_lines(out / "evaluated.jsonl")]
     assert len(known) == len(set(known))
 
