@@ -16,6 +16,7 @@ from tasks.finetune.checkpoint import finished_steps
 from tasks.progress import Silent
 from tests.damage import flip_late
 from tests.finetune.listener import Listener
+from tests.finetune.processes import ranks_of
 from tests.finetune.short_training import STEPS, as_many_cores, assert_same, losses, train
 from tests.finetune.small_training import MODEL
 
@@ -33,9 +34,7 @@ class Killer(Silent):
         self.steps.append(step)
         if self.left and step >= self.left[0]:
             self.left.pop(0)
-            for child in psutil.Process().children(recursive=True):
-                if "tasks.finetune.worker" in child.cmdline() and child.environ().get("RANK") == "1":
-                    child.kill()
+            ranks_of(psutil.Process())[1].kill()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,9 @@ from tasks.errors import UserError
 from tasks.finetune import launcher
 from tasks.finetune.checkpoint import finished_steps
 from tasks.progress import Silent
+from tests.agents.agent_processes import soon
 from tests.finetune.listener import Listener
+from tests.finetune.processes import trainings_below
 from tests.finetune.short_training import STEPS, alone, assert_same, losses, train
 from tests.ports import free_port
 
@@ -87,10 +89,13 @@ NODE = """
 import sys
 from pathlib import Path
 from tests.finetune.short_training import train
-from tests.finetune.test_train_nodes import two_nodes
+from tests.finetune.test_train_nodes import ready_and_met, two_nodes
 
-train(Path(sys.argv[1]), first_core=1, **two_nodes(int(sys.argv[2]), int(sys.argv[3])))
+folder, port, epochs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+ready_and_met(folder, port)
+train(folder, first_core=1, **two_nodes(port, epochs))
 """
+LIMIT_S = 300
 
 
 def two_nodes(port: int, epochs: int = 1) -> dict[str, Any]:
@@ -99,16 +104,26 @@ def two_nodes(port: int, epochs: int = 1) -> dict[str, Any]:
     return {**place, "precision": "float64", "epochs": epochs}
 
 
+def ready_file(folder: Path) -> Path:
+    """Beside the folder of a node: its process has imported everything."""
+    return folder.with_name(f"{folder.name}.ready")
+
+
+def ready_and_met(folder: Path, port: int) -> None:
+    """Tell that a node is ready, and wait until the first one, which has the meeting place, listens there."""
+    ready_file(folder).touch()
+    assert soon(lambda: port in listening_ports(), LIMIT_S), "nobody is at the meeting place"
+
+
+def listening_ports() -> set[int]:
+    """Of this machine; nobody is asked at them."""
+    return {one.laddr.port for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+
+
 def start_node(folder: Path, port: int, epochs: int = 1) -> "subprocess.Popen[bytes]":
     """The second node, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, "-c", NODE, str(folder), str(port), str(epochs)], env=environment)
-
-
-def of_ranks() -> list[psutil.Process]:
-    """torchrun and ranks that this process has started, or processes below it have."""
-    found = psutil.Process().children(recursive=True)
-    return [one for one in found if {"tasks.finetune.worker"} & set(one.cmdline())]
 
 
 class NodeKiller(Listener):
@@ -123,7 +138,7 @@ class NodeKiller(Listener):
         super().metrics(values, step)
         if step >= STEPS // 3 and self.node.poll() is None:
             self.left = psutil.Process(self.node.pid).children(recursive=True)
-            for process in of_ranks():
+            for process in trainings_below(psutil.Process()):
                 sockets = process.net_connections("tcp")
                 self.listening |= {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
             self.node.kill()
@@ -139,6 +154,8 @@ def test_a_node_that_is_killed_is_not_waited_for_and_nothing_listens_beyond_the_
     other = start_node(folders[1], port)
     killer = NodeKiller(other)
     try:
+        assert soon(lambda: ready_file(folders[1]).exists() or other.poll() is not None, LIMIT_S)
+        assert other.poll() is None, "the other node has ended"
         train(folders[0], killer, **two_nodes(port))
     finally:
         other.kill()

@@ -19,6 +19,7 @@ from tasks.errors import UserError
 from tasks.finetune.checkpoint import finished_steps
 from tasks.progress import Bar, Silent
 from tasks.schemas.stored import StageResult
+from tests.finetune.processes import ranks_of
 from tests.finetune.small_training import STEPS, train
 
 Baseline = tuple[list[dict[str, Any]], StageResult, Path]
@@ -34,23 +35,14 @@ def losses(history: list[dict[str, Any]]) -> list[float]:
     return [line["loss"] for line in history]
 
 
-def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    """The ranks among the descendants of `process`."""
-    return [
-        child
-        for child in process.children(recursive=True)
-        if "tasks.finetune.worker" in child.cmdline() and "torch.distributed.run" not in child.cmdline()
-    ]
-
-
 def listening_addresses(process: psutil.Process) -> set[str]:
-    """Addresses at which any descendant accepts connections."""
-    return {
-        connection.laddr.ip
-        for child in process.children(recursive=True)
-        for connection in child.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    """Addresses at which any descendant accepts connections; not of those that end meanwhile."""
+    found: set[str] = set()
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            sockets = child.net_connections("inet")
+            found |= {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
+    return found
 
 
 def wait_for(condition: Any, seconds: float = 480) -> Any:
@@ -85,16 +77,15 @@ def test_two_processes_give_the_loss_curve_of_one_and_a_killed_rank_is_one_clear
         def metrics(self, values: dict[str, float], step: int) -> None:
             seen.append(values["loss"])
             if step == COMPARED:
-                ranks = workers_of(psutil.Process())
                 listening.update(listening_addresses(psutil.Process()))
-                next(rank for rank in ranks if rank.environ()["RANK"] == "1").kill()
+                ranks_of(psutil.Process())[1].kill()
 
     with pytest.raises(UserError, match=r"rank 1 was killed by SIGKILL; see .*workers\.log; the same command go"):
         train(tmp_path / "run", processes=2, progress=Killer())
     assert listening == {"127.0.0.1"}
     assert len(seen) >= COMPARED
     assert seen == pytest.approx(losses(history)[: len(seen)], rel=RTOL)
-    assert wait_for(lambda: not workers_of(psutil.Process()))
+    assert wait_for(lambda: not ranks_of(psutil.Process()))
 
 
 def killed(folder: Path) -> int:
@@ -105,8 +96,8 @@ def killed(folder: Path) -> int:
     wait_for(lambda: pipeline.poll() is not None or (checkpoint.exists() and finished_steps(checkpoint) > 0))
     ranks: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-        ranks = workers_of(psutil.Process(pipeline.pid))
-        assert ranks == psutil.Process(pipeline.pid).children(), "a rank that is alone needs no torchrun"
+        ranks = list(ranks_of(psutil.Process(pipeline.pid)).values())
+        assert all(rank.ppid() == pipeline.pid for rank in ranks), "a rank that is alone needs no torchrun"
     os.kill(pipeline.pid, signal.SIGKILL)
     pipeline.wait()
     assert not psutil.wait_procs(ranks, timeout=300)[1]

@@ -16,6 +16,7 @@ from tasks.errors import UserError
 from tasks.finetune.watchdog import GAP_S, Phase, Sign, Silences
 from tasks.progress import Silent
 from tasks.schemas.stored import StageResult
+from tests.finetune.processes import ranks_of
 from tests.finetune.small_training import MODEL
 
 STEPS = 18
@@ -42,9 +43,7 @@ class Freezer(Silent):
 
 
 def stop_rank(rank: int) -> None:
-    for child in psutil.Process().children(recursive=True):
-        if "tasks.finetune.worker" in child.cmdline() and child.environ().get("RANK") == str(rank):
-            child.send_signal(signal.SIGSTOP)
+    ranks_of(psutil.Process())[rank].send_signal(signal.SIGSTOP)
 
 
 def train(folder: Path, progress: Silent, data: DataSettings, **changes: Any) -> StageResult:
@@ -98,8 +97,9 @@ def test_a_rank_whose_disk_hangs_is_one_line_and_the_same_command_goes_on(tmp_pa
     content = image.read_bytes()
 
     def hang() -> None:
-        image.unlink()
-        os.mkfifo(image)
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        pipe.replace(image)  # at no moment is there no image
 
     data = DataSettings(kind="imagefolder", path=tmp_path / "images", resolution=32)
     options = {"epochs": 12, "batch_size": 32, "processes": 1}
