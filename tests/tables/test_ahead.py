@@ -9,7 +9,7 @@ from profiling_agents.messages import Capabilities
 from profiling_agents.sensing.machine import running_system
 from tasks.measuring.ahead import ahead
 
-WAIT_S = 20
+WAIT_S = 120
 
 
 @pytest.fixture(scope="module")

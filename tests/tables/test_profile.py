@@ -124,7 +124,7 @@ class KillingBar:
         self.left -= count
         if self.left == 0:
             for child in psutil.Process().children():
-                if "profiling_agents" in child.cmdline() and child.pid not in self.others:
+                if child.pid not in self.others and "profiling_agents" in child.cmdline():
                     child.kill()
 
     def note(self, text: str) -> None:
