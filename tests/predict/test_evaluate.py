@@ -70,12 +70,14 @@ def killed(file: Path) -> int:
         [sys.executable, script, file], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
     until = time.monotonic() + LIMIT_SECONDS
-    while not file.exists():
-        assert process.poll() is None
-        assert time.monotonic() < until, "not reached in time"
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    try:
+        while not file.exists():
+            assert process.poll() is None or file.exists()
+            assert time.monotonic() < until, "not reached in time"
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
     return len(read_lines(file))
 
 

@@ -185,6 +185,7 @@ def test_a_scheduler_that_ends_is_one_line_and_what_is_evaluated_is_kept(
     port, configs, file = free_port(), candidates(net, RANDOM), tmp_path / "evaluated.jsonl"
     where = f"dask://127.0.0.1:{port}"
     monkeypatch.setattr(together, "MOST_TOGETHER", 2)
+    monkeypatch.setattr(cluster, "CONNECT_S", float(LIMIT_S))
     with (
         DaskWorkers(EvaluateSettings(workers=where)) as nobody,
         pytest.raises(
@@ -193,14 +194,14 @@ def test_a_scheduler_that_ends_is_one_line_and_what_is_evaluated_is_kept(
     ):
         nobody.connect()
     with process("scheduler", "--host", "127.0.0.1", "--port", str(port)) as scheduler:
-        monkeypatch.setattr(cluster, "CONNECT_S", 1.0)
         reach(port)
-        with (
-            DaskWorkers(EvaluateSettings(workers=where)) as lonely,
-            pytest.raises(UserError, match="the scheduler has no workers; start one with: dask worker"),
-        ):
-            lonely.connect()
-        monkeypatch.setattr(cluster, "CONNECT_S", float(LIMIT_S))
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "wait_for_workers", impatient)
+            with (
+                DaskWorkers(EvaluateSettings(workers=where)) as lonely,
+                pytest.raises(UserError, match="the scheduler has no workers; start one with: dask worker"),
+            ):
+                lonely.connect()
         with (
             process("worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1"),
             DaskWorkers(EvaluateSettings(workers=where)) as workers,
@@ -212,6 +213,14 @@ def test_a_scheduler_that_ends_is_one_line_and_what_is_evaluated_is_kept(
     assert 0 < len(kept) < len(configs)
     assert accuracies(net, configs, images(), file, Silent()) == here
     assert len(read_lines(file)) == len({net.space.digest(config) for config in configs})
+
+
+wait_for_workers = Client.wait_for_workers
+
+
+def impatient(client: Client, count: int, timeout: float) -> None:
+    """Waits a second for workers, however long the scheduler may take to answer."""
+    wait_for_workers(client, count, timeout=min(timeout, 1.0))
 
 
 def reach(port: int) -> None:
