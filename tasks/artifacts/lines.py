@@ -91,7 +91,11 @@ def _cut_torn_line(stream: BinaryIO) -> None:
 
 def _lines(path: Path) -> list[bytes]:
     """Lines with an end: a torn last one (killed while writing) is left out."""
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:  # also where another process publishes the stage meanwhile
+        return []
+    return content.split(b"\n")[:-1]
 
 
 def read_lines(path: Path) -> list[Any]:

@@ -190,7 +190,11 @@ def _rounds(settings: Settings, bench: _Bench, budgets: Sequence[Budget]) -> Tim
     for turn in range(len(shares) + MORE_ROUNDS):
         timed_ms = known_ms(timed)
         wanted = shares[turn] if turn < len(shares) else math.ceil(settings.candidates / 2)
-        asking = [n for n, budget in enumerate(budgets) if turn < len(shares) or budget.is_missed_by(timed_ms)]
+        asking = [
+            number
+            for number, budget in enumerate(budgets)
+            if turn < len(shares) or (turn, number) in chosen or budget.is_missed_by(timed_ms)
+        ]
         if turn and any((turn, number) not in chosen for number in asking):
             pool.learn(bench.evaluate(timed_ms, f"evaluate, round {turn}"))
         for number in asking:

@@ -63,4 +63,5 @@ def card(device: Row) -> list[dict[str, str]]:
         f"{milliseconds(tested['p99_ms'])}; {best['lost_points']:.2f} points lost on test images, at most "
         f"{100 * found['epsilon']:g} promised with {percent(found['confidence'])}"
     )
-    return [{"label": label, "value": f"−{percent(tested['saved'])}", "note": note, "device": name}]
+    sign = "−" if tested["saved"] >= 0 else "+"
+    return [{"label": label, "value": f"{sign}{percent(abs(tested['saved']))}", "note": note, "device": name}]
