@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import psutil
+
 TOKEN = "a-token-for-these-tests-only"
 VARIABLE = "AUTOTAILOR_AGENT_TOKEN"
 
@@ -58,6 +60,22 @@ def refused(*options: str, token: str | None = TOKEN) -> str:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     return done.stderr
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """The words of a process's command; none where it has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, or only its parent does not know yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def soon(condition: Callable[[], bool], within_s: float = 180.0) -> bool:

@@ -95,8 +95,10 @@ def test_the_end_of_a_lease_stops_what_runs_and_drops_what_waits(ncnn_agent: Age
     try:
         ncnn_agent._uploaded.clear()
         ncnn_agent.submit([models.endless("ncnn", "endless"), *jobs(3)])
+        assert processes.soon(lambda: ncnn_agent.progress(0).state == "running")
+        assert processes.soon(lambda: bool(process_of(ncnn_agent).children())), "what runs models may be started anew"
         (worker,) = process_of(ncnn_agent).children()
-        assert processes.soon(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+        assert processes.soon(lambda: processes.has_ended(worker))
         with pytest.raises(AgentError, match="no valid lease"):
             ncnn_agent.progress(0)
     finally:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from profiling_agents.client import AgentClient, MeasureSettings
 from profiling_agents.messages import Measurement
-from profiling_agents.sensing import sensors
+from profiling_agents.sensing import energy, sensors
 from profiling_agents.sensing.energy import Counter, EnergyMeter, find_meter
 from profiling_agents.sensing.machine import available_cores
 from tests.agents import agent_models as models
@@ -273,17 +273,28 @@ def test_energy_is_counted_for_as_long_as_asked_even_where_the_time_of_a_run_was
         assert energy_mj >= 2.0  # 2 W for at least 1 ms
 
 
+class RunClock:
+    """A clock that runs alone move, so that this machine's state does not matter."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
 @pytest.mark.parametrize("known", [True, False])
-def test_a_counter_that_is_updated_seldom_is_given_more_time(known: bool) -> None:
-    moves_s = time.perf_counter() + (0.05 if known else 60.0)
-    counter = Counter(lambda: 5_000_000 + 3_000 * (time.perf_counter() > moves_s))
-    done = 0
+def test_a_counter_that_is_updated_seldom_is_given_more_time(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, moves_s, done = RunClock(), 0.05 if known else 60.0, 0
+    monkeypatch.setattr(energy, "time", clock)
+    counter = Counter(lambda: 5_000_000 + 3_000 * (clock.now_s > moves_s))
 
     def repeat(runs: int) -> None:
         nonlocal done
-        time.sleep(runs * 1e-3)
+        clock.now_s += runs * 1e-3
         done += runs
 
     energy_mj = EnergyMeter("slow", counters=[counter]).of_one_run_mj(repeat, 1.0, energy_ms=30.0)
     assert (energy_mj is not None) == known
     assert energy_mj is None or 3.0 / done <= energy_mj <= 3.0
+    assert clock.now_s == pytest.approx((1 + energy.PATIENCE) * 0.03, abs=0.005)

@@ -163,7 +163,7 @@ def test_without_namespaces_the_filter_of_calls_keeps_models_from_the_network(pl
 def workers() -> set[psutil.Process]:
     """The children of all agents that this process has started."""
     own = psutil.Process().children(recursive=True)
-    return {one for one in own if "profiling_agents.execution.worker" in one.cmdline()}
+    return {one for one in own if "profiling_agents.execution.worker" in processes.command_of(one)}
 
 
 @pytest.fixture(params=["ncnn", "onnxruntime", "torch"])
