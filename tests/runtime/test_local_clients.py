@@ -25,7 +25,7 @@ from tests.runtime.c_client import (
     compiled,
     sanitizer_flags,
 )
-from tests.runtime.conftest import IMPATIENT, LOCAL_QUEUE, LocalServed
+from tests.runtime.conftest import LOCAL_QUEUE, PATIENT, LocalServed
 from tests.runtime.local_client import ANSWER, PREFIX, REFUSAL, REQUEST
 from tests.runtime.service_process import SAMPLE, images, served, soon
 from tests.runtime.test_local_socket import by_http
@@ -149,7 +149,7 @@ def test_a_service_that_was_killed_is_gone_and_the_next_one_answers(
     plain_bundle: Path, program: Path, values: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "socket"
-    command = (sys.executable, "-c", IMPATIENT)
+    command = (sys.executable, "-c", PATIENT)
     with CClient(program, values) as client:
         with served(plain_bundle, tmp_path / "log", "--socket", str(path), command=command) as service:
             client.connect(path)

@@ -14,7 +14,8 @@ from adaptive_runtime.sensing import DeadlineReader, MemorySensor, Sensing, Sens
 from profiling_agents.sensing.sensors import SYSTEM
 from tests.runtime.device_files import Clock, write
 
-DEADLINE_S = 0.1
+DEADLINE_S = 1.0
+"""More than the others on the machine keep a sensor from its answer."""
 
 
 class Answers:
@@ -48,7 +49,7 @@ def test_a_stalled_sensor_stops_no_other_and_is_told_in_one_line(
         values, faults = reader.read()
         waiting = threading.active_count()
         again, _ = reader.read()
-        assert threading.active_count() == waiting, "a sensor that is known to stall is not waited for"
+        assert threading.active_count() <= waiting, "a sensor that is known to stall is not waited for"
     assert values["memory_total_mib"] > 0
     assert again["memory_total_mib"] > 0
     assert "temperature_c" not in values

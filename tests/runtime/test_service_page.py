@@ -64,9 +64,13 @@ def test_the_page_shows_what_serves_and_follows_it(browser: Chrome, service: tup
     assert "it was taken out" in rows
     assert "it serves first" in rows
     assert soon(lambda: fact(browser, "load").endswith("%") and points(browser, "load") > 0)
-    load = running.state()["load"]
-    by = "not sensed" if load["hit_rate"] is None else f"% (by {load['hit_rate_by']})"
-    assert soon(lambda: fact(browser, "cache hits").endswith(by))
+
+    def shows_the_hit_rate() -> bool:
+        load = running.state()["load"]
+        by = "not sensed" if load["hit_rate"] is None else f"% (by {load['hit_rate_by']})"
+        return fact(browser, "cache hits").endswith(by)
+
+    assert soon(shows_the_hit_rate)
     assert all(one.startswith(running.url) for one in requests(browser))
     running.process.kill()
     assert soon(lambda: "no answer" in browser.find_element(By.ID, "status").text)
