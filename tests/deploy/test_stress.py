@@ -25,7 +25,7 @@ from tasks.stress import Settings, run
 from tasks.stress.asked import AskedBundle
 from tasks.stress.results import WHOLE, StressedAnswer, by_phase
 from tasks.stress.schedule import StressSchedule
-from tests.runtime.service_process import INFER, body, served
+from tests.runtime.service_process import INFER, body, served, soon
 from tests.runtime.service_process import images as some_images
 
 
@@ -113,7 +113,7 @@ def test_all_phases_are_answered_and_told_and_nothing_stays_behind(
         assert rows[phase, "adapts"]["answers"] == rows[phase, "largest alone"]["answers"] > 0
         assert list(rows[phase, "largest alone"]["subnets"]) == [largest]
         assert rows[phase, "largest alone"]["right"] == 1.0  # without labels its answers are the right ones
-    assert 3 <= rows[WHOLE, "adapts"]["answers"] <= 12
+    assert 2 <= rows[WHOLE, "adapts"]["answers"] <= 12, "the first and the last are never left out"
     assert found["budget_ms"] == 3900.0
     assert found["switches"][0]["step"] == "start"
     assert "budget 1.3e+03 ms" in found["switches"][0]["reason"], "of each image"
@@ -177,10 +177,16 @@ def test_requests_take_all_images_in_turn(bundle: Path) -> None:
 def test_a_load_that_a_service_has_recorded_is_played(output: Path, tmp_path: Path) -> None:
     bundle, file = output / "exports" / "onnxruntime" / "bundle", tmp_path / "load.json"
     with served(bundle, tmp_path / "log", "--load-trace", str(file)) as service:
-        start_s = time.monotonic()
-        while time.monotonic() < start_s + 3.5:
+        told = set[str]()
+
+        def is_recorded() -> bool:
+            """Whether several samples of the device have come, after one more request."""
             assert service.http.post(INFER, **body(some_images())).status_code == 200
-            time.sleep(0.3)
+            told.add(json.dumps(service.state()["load"]))
+            time.sleep(0.25)
+            return len(told) > 5
+
+        assert soon(is_recorded)
     trace = LoadTrace.read(file)
     assert len(trace.arrivals_s) >= 3
     assert trace.memory
