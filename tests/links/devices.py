@@ -12,12 +12,14 @@ import torch
 
 import tailor_ir
 from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.split import SplitSubNet
+from adaptive_runtime.split import SplitNetwork, SplitSubNet
 from tests.agents.agent_processes import TOKEN, started
 from tests.ir.networks import small_net
 from tests.runtime.bundled import write_own_chain
 
 BLOCKS = 4
+PATIENCE_S = 120.0
+"""Until devices are in: their processes may have to start, and homes rest between attempts."""
 Array = np.ndarray
 
 
@@ -38,6 +40,11 @@ def serving(backend: str = "onnxruntime", *options: str) -> Iterator[ServingDevi
     words = ("--backend", backend, "--serve-segments", "--port", "0", *options)
     with started(words) as (process, printed):
         yield ServingDevice(process, printed["agent ready"])
+
+
+def are_in(network: SplitNetwork, *names: str) -> bool:
+    """Whether devices take part, all of them without names; waits for those that do not yet."""
+    return network.wait_for(*names, timeout_s=PATIENCE_S)
 
 
 def write_chain(folder: Path, channels: int = 16) -> Path:

@@ -31,7 +31,7 @@ from profiling_agents.serving.segments.giving import GivingValues
 from profiling_agents.streams.proofs import proof_of
 from tests.agents.agent_processes import TOKEN, refused, soon
 from tests.agents.test_agents_cli import write_certificate
-from tests.links.devices import Reference, ServingDevice, inputs, same, serving
+from tests.links.devices import Reference, ServingDevice, are_in, inputs, same, serving
 from tests.links.hostile import HostileDevice, hostile
 from tests.links.relay import address_of, relayed
 from tests.links.test_segments_attacks import FP32, Caller, calling, frame, loaded
@@ -78,7 +78,7 @@ def test_a_value_goes_straight_from_one_device_to_the_next(
         way = DeviceAddress(url=address_of(relay), token=TOKEN, peer_url=taker.url)
         options = SplitOptions(check_share=1.0)
         with SplitNetwork(split, {"b": giver.address, "c": way}, [PLAN], options) as network:
-            assert network.wait_for(), network.states
+            assert are_in(network), network.states
             for number, x in enumerate(inputs(split, 6)):
                 before = relay.bytes["up"]
                 found = network.infer(x, DEADLINE_MS)
@@ -99,7 +99,7 @@ def test_values_that_go_straight_are_coded_once(
 ) -> None:
     options = SplitOptions(coding=coding)
     with SplitNetwork(split, {"b": giver.address, "c": taker.address}, [PLAN], options) as network:
-        assert network.wait_for(), network.states
+        assert are_in(network), network.states
         (x,) = inputs(split, 1)
         assert same(network.infer(x, DEADLINE_MS).answer, reference(x), 0.1 if coding == "int8" else 5e-3)
         assert soon(lambda: states(network) == ["in"])
@@ -110,7 +110,7 @@ def test_many_requests_go_straight_at_once(
 ) -> None:
     xs = inputs(split, 30)
     with SplitNetwork(split, {"b": giver.address, "c": taker.address}, [PLAN], PATIENT) as network:
-        assert network.wait_for(), network.states
+        assert are_in(network), network.states
         futures = [network.submit(x, DEADLINE_MS) for x in xs]
         for x, future in zip(xs, futures, strict=True):
             assert same(future.result(120).answer, reference(x))
@@ -139,7 +139,7 @@ def test_where_a_device_cannot_be_reached_home_carries_the_value(
 ) -> None:
     away = DeviceAddress(url=taker.url, token=TOKEN, peer_url=peer_url)
     with SplitNetwork(split, {"b": giver.address, "c": away}, [PLAN], PATIENT) as network:
-        assert network.wait_for(), network.states
+        assert are_in(network), network.states
         for x in inputs(split, 3):
             found = network.infer(x, DEADLINE_MS)
             assert same(found.answer, reference(x))
@@ -164,7 +164,7 @@ def test_the_way_between_two_devices_has_tls_of_its_own(
                 serving("onnxruntime", "--allow-peer", at(url), *words) as giver,
                 SplitNetwork(split, {"b": giver.address, "c": way}, [PLAN], PATIENT) as network,
             ):
-                assert network.wait_for(), network.states
+                assert are_in(network), network.states
                 (x,) = inputs(split, 1)
                 found = network.infer(x, DEADLINE_MS)
                 assert same(found.answer, reference(x))
@@ -177,7 +177,7 @@ def test_a_device_whose_operator_allows_nobody_is_not_asked_to_give(
     split: SplitSubNet, reference: Reference, taker: ServingDevice, device: ServingDevice
 ) -> None:
     with SplitNetwork(split, {"b": device.address, "c": taker.address}, [PLAN], PATIENT) as network:
-        assert network.wait_for(), network.states
+        assert are_in(network), network.states
         (x,) = inputs(split, 1)
         found = network.infer(x, DEADLINE_MS)
         assert same(found.answer, reference(x))
@@ -191,7 +191,7 @@ def test_a_frozen_link_between_two_devices_costs_no_deadline(
     with relayed(taker.url) as relay, serving("onnxruntime", "--allow-peer", f"127.0.0.1:{relay.port}") as giver:
         way = DeviceAddress(url=taker.url, token=TOKEN, peer_url=address_of(relay))
         with SplitNetwork(split, {"b": giver.address, "c": way}, [PLAN], PATIENT) as network:
-            assert network.wait_for(), network.states
+            assert are_in(network), network.states
             for x in inputs(split, 3):
                 assert same(network.infer(x, DEADLINE_MS).answer, reference(x))
             assert soon(lambda: states(network) == ["in"])
@@ -215,7 +215,7 @@ def test_a_device_that_gives_wrong_values_straight_is_found_once_it_works_throug
         hostile(liar) as address,
         SplitNetwork(split, {"b": address, "c": taker.address}, [PLAN], options) as network,
     ):
-        assert network.wait_for(), network.states
+        assert are_in(network), network.states
         (x,) = inputs(split, 1)
 
         def is_excluded() -> bool:

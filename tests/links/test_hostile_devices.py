@@ -10,7 +10,7 @@ import pytest
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from profiling_agents.messages import RanSegments
 from tests.agents.agent_processes import soon
-from tests.links.devices import Reference, inputs, same
+from tests.links.devices import Reference, are_in, inputs, same
 from tests.links.hostile import HostileDevice, fp32, hostile
 from tests.links.test_segments_attacks import frame
 
@@ -82,7 +82,7 @@ def test_a_device_that_breaks_the_rules_goes_out_and_home_answers(
     answer, line = BREAKING[case]
     device = HostileDevice(split, answer=answer)
     with hostile(device) as address, SplitNetwork(split, {"a": address}, [PLAN], PATIENT) as network:
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         xs = inputs(split, FLIGHTS)
         tracemalloc.start()
         futures = [network.submit(x, DEADLINE_MS) for x in xs]
@@ -102,7 +102,7 @@ def test_a_device_that_breaks_the_rules_goes_out_and_home_answers(
 def test_a_second_answer_to_a_request_counts_as_a_broken_rule(split: SplitSubNet, reference: Reference) -> None:
     device = HostileDevice(split, answer=twice)
     with hostile(device) as address, SplitNetwork(split, {"a": address}, [PLAN], PATIENT) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         (x,) = inputs(split, 1)
         assert same(network.infer(x, DEADLINE_MS).answer, reference(x))
         assert soon(lambda: any("does not wait" in event.reason for event in network.events))
@@ -115,7 +115,7 @@ def test_wrong_answers_are_found_by_checks_and_the_device_never_comes_back(
     device = HostileDevice(split, values=lambda arrays: [array * np.float32(1.01) for array in arrays])
     options = SplitOptions(check_share=0.25)
     with hostile(device) as address, SplitNetwork(split, {"a": address}, [PLAN], options) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         (x,) = inputs(split, 1)
 
         def is_excluded() -> bool:
@@ -136,7 +136,7 @@ def test_wrong_answers_are_found_by_checks_and_the_device_never_comes_back(
 def test_answers_with_nan_are_not_given_on(split: SplitSubNet, reference: Reference) -> None:
     device = HostileDevice(split, values=lambda arrays: [np.full_like(array, np.nan) for array in arrays])
     with hostile(device) as address, SplitNetwork(split, {"a": address}, [PLAN], PATIENT) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         (x,) = inputs(split, 1)
         assert same(network.infer(x, DEADLINE_MS).answer, reference(x))
         assert soon(lambda: network.states["a"][0] == "excluded")

@@ -12,7 +12,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress, Peer
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tests.agents.agent_processes import TOKEN, soon
-from tests.links.devices import Reference, ServingDevice, inputs, same, serving
+from tests.links.devices import Reference, ServingDevice, are_in, inputs, same, serving
 from tests.links.relay import LinkRelay, address_of, relayed
 
 PATIENT = SplitOptions(spare_ms=8_000.0)
@@ -42,7 +42,7 @@ def test_home_does_nothing_for_a_request_for_which_nobody_waits(
         address = DeviceAddress(url=address_of(relay), token=TOKEN)
         options = SplitOptions(spare_ms=DEADLINE_MS - 6_000.0)  # nobody waits for the first one by then
         with SplitNetwork(split, {"a": address}, [PLAN], options) as network:
-            assert network.wait_for("a"), network.states
+            assert are_in(network, "a"), network.states
             relay.hold()
             left, waited_for = (network.submit(x, DEADLINE_MS) for x in inputs(split, 2))
             network.leave(left)
@@ -72,7 +72,7 @@ def test_a_fault_of_the_link_loses_no_request(
     with relayed(device.url) as relay:
         address = DeviceAddress(url=address_of(relay), token=TOKEN)
         with SplitNetwork(split, {"a": address}, [PLAN], PATIENT) as network:
-            assert network.wait_for("a"), network.states
+            assert are_in(network, "a"), network.states
             assert answered(network, reference, inputs(split, FLIGHTS)) == 0
             LINK_FAULTS[fault](relay)
             came_home = answered(network, reference, inputs(split, FLIGHTS, 1), SHORT_MS)
@@ -80,7 +80,7 @@ def test_a_fault_of_the_link_loses_no_request(
             assert [event.state for event in network.events if event.device == "a"][:2] == ["in", "out"]
             relay.mend()
             relay.release()
-            assert network.wait_for("a"), network.states
+            assert are_in(network, "a"), network.states
             assert answered(network, reference, inputs(split, FLIGHTS, 2)) == 0
             assert network.counts.answered == 3 * FLIGHTS
 
@@ -118,7 +118,7 @@ def test_a_killed_device_loses_no_request(split: SplitSubNet, reference: Referen
         serving() as device,
         SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
     ):
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         futures = [network.submit(x, DEADLINE_MS) for x in inputs(split, FLIGHTS)]
         device.process.kill()
         for x, future in zip(inputs(split, FLIGHTS), futures, strict=True):
@@ -136,7 +136,7 @@ def test_a_frozen_device_is_late_and_comes_back(split: SplitSubNet, reference: R
         serving() as device,
         SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
     ):
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         assert answered(network, reference, inputs(split, FLIGHTS)) == 0
         os.kill(device.process.pid, signal.SIGSTOP)
         try:
@@ -144,7 +144,7 @@ def test_a_frozen_device_is_late_and_comes_back(split: SplitSubNet, reference: R
             assert network.states["a"] == ("out", "was late")
         finally:
             os.kill(device.process.pid, signal.SIGCONT)
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         assert answered(network, reference, inputs(split, FLIGHTS, 2)) == 0
 
 
@@ -155,13 +155,13 @@ def test_a_killed_model_process_is_started_again(split: SplitSubNet, reference: 
         serving() as device,
         SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
     ):
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         killed = psutil.Process(device.process.pid).children()
         assert killed
         for child in killed:
             child.kill()
         answered(network, reference, inputs(split, FLIGHTS))
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         assert answered(network, reference, inputs(split, FLIGHTS, 1)) == 0
         assert not set(psutil.Process(device.process.pid).children()) & set(killed)
 
@@ -171,8 +171,8 @@ def test_two_homes_share_a_device(split: SplitSubNet, reference: Reference, devi
         SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as first,
         SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as second,
     ):
-        assert first.wait_for("a")
-        assert second.wait_for("a")
+        assert are_in(first, "a")
+        assert are_in(second, "a")
         xs = inputs(split, 20)
         futures = [one.submit(x, DEADLINE_MS) for x in xs for one in (first, second)]
         for number, future in enumerate(futures):

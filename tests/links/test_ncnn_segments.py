@@ -16,7 +16,7 @@ from tasks.partition import Settings, open_tables, plan_partition, write_parts, 
 from tasks.partition.checked import ExportedParts
 from tasks.partition.ncnn_files import write_ncnn
 from tests.agents.agent_processes import soon
-from tests.links.devices import Reference, inputs, same, serving
+from tests.links.devices import Reference, are_in, inputs, same, serving
 from tests.partition.finished_run import finished_run
 
 DEADLINE_MS = 60_000.0
@@ -48,7 +48,7 @@ def test_home_and_device_in_different_backends_answer_as_the_files_do(home: str,
     assert segments >= 2
     plan = PlacedSegments(devices=(HOME, *["a"] * (segments - 1)))
     with serving(backend) as device, SplitNetwork(split, {"a": device.address}, [plan], CHECKED) as network:
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         for x in inputs(split, 5):
             found = network.infer(x, DEADLINE_MS)
             assert found.devices == (HOME, "a")

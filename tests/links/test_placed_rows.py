@@ -37,7 +37,7 @@ from adaptive_runtime.split import (
 )
 from tasks.partition.coded import CodedSubNet
 from tests.agents.agent_processes import TOKEN
-from tests.links.devices import serving
+from tests.links.devices import are_in, serving
 from tests.links.relay import address_of, relayed
 from tests.runtime.bundled import answers_of_files, write_plain_bundle
 from tests.runtime.placed import LARGE_MJ, SERVER, PlacedBundle, made_net, sample_images, write_placed_bundle
@@ -426,8 +426,8 @@ def test_what_a_run_shows_of_a_device_counts_for_all_subnets_over_it(tmp_path: P
         devices = {SERVER: DeviceAddress(url=address_of(relay), token=TOKEN)}
         with closing(PlacedSubNets.open(OpenBundle.open(bundle.folder), devices)) as placed:
             large, small = placed.subnets[bundle.large], placed.subnets[bundle.small]
-            assert large.network.wait_for(SERVER)
-            assert small.network.wait_for(SERVER)
+            assert are_in(large.network, SERVER)
+            assert are_in(small.network, SERVER)
             before, _ = small.expected(1.0, 0.0), large.expected(1.0, 0.0)
             assert before is not None
             assert before.mean_ms == before.planned_ms
@@ -447,7 +447,7 @@ def test_a_run_says_nothing_of_devices_that_it_did_not_run_on(
         placed = PlacedSubNets.open(OpenBundle.open(bundle.folder), {SERVER: device.address})
         with closing(placed):
             large = placed.subnets[bundle.large]
-            assert large.network.wait_for(SERVER)
+            assert are_in(large.network, SERVER)
             for devices, counts in (((HOME, "another"), False), ((HOME, SERVER), True)):
                 slow = back(split_answer(bundle.x, latency_ms=1e6, devices=devices))
                 monkeypatch.setattr(large.network, "submit", lambda *_, slow=slow: slow)

@@ -28,7 +28,7 @@ from adaptive_runtime.split import (
 from adaptive_runtime.split.replanning import LatestRuns
 from profiling_agents.messages import ActivationCoding
 from tests.agents.agent_processes import TOKEN
-from tests.links.devices import Reference, ServingDevice, inputs, same, write_chain
+from tests.links.devices import Reference, ServingDevice, are_in, inputs, same, write_chain
 from tests.links.plans import HOME_MS, SEGMENTS, plans_of
 from tests.links.relay import address_of, relayed
 
@@ -189,7 +189,7 @@ def test_each_request_is_sent_in_the_coding_that_was_chosen_for_it(device: Servi
     choice, reference = AlternatingCodings(PlacedSegments(devices=(HOME, "a", "a", "a"))), Reference(split)
     options = SplitOptions(check_share=1.0)
     with SplitNetwork(split, {"a": DeviceAddress(url=device.url, token=TOKEN)}, choice, options) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         for x in inputs(split, 20):
             found, coding = network.infer(x, DEADLINE_MS), choice.coding
             assert found.at_home is None
@@ -322,7 +322,7 @@ def test_the_plan_follows_a_real_link(device: ServingDevice, tmp_path: Path) -> 
                     time.sleep(0.02)
                 return False
 
-            assert network.wait_for("a")
+            assert are_in(network, "a")
             assert until({"a"}), network.links
             relay.mbps = {"up": 0.2, "down": 0.2}
             assert until(set()), network.links

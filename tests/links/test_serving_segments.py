@@ -13,7 +13,7 @@ from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOpti
 from profiling_agents.messages import LoadedSubNet, LoadSubNet
 from tests.agents.agent_processes import TOKEN, refused, soon
 from tests.agents.test_agents_cli import write_certificate
-from tests.links.devices import Reference, ServingDevice, inputs, same, serving, write_chain
+from tests.links.devices import Reference, ServingDevice, are_in, inputs, same, serving, write_chain
 from tests.links.relay import address_of, relayed
 from tests.links.test_segments_attacks import greeted
 
@@ -35,7 +35,7 @@ def test_other_backends_serve_the_same_segments(backend: str, split: SplitSubNet
     if backend == "openvino":
         pytest.importorskip("openvino")
     with serving(backend) as device, split_over(split, device.address, CHECKED) as network:
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         for x in inputs(split, 3):
             found = network.infer(x, DEADLINE_MS)
             assert found.devices == (HOME, "a")
@@ -52,7 +52,7 @@ def test_a_stream_by_tls_takes_the_device_s_certificate(
         assert device.url.startswith("tls://")
         url = device.url.replace("0.0.0.0", "127.0.0.1")
         with split_over(split, DeviceAddress(url=url, token=TOKEN, ca_file=certificate)) as network:
-            assert network.wait_for("a"), network.states
+            assert are_in(network, "a"), network.states
             (x,) = inputs(split, 1)
             found = network.infer(x, DEADLINE_MS)
             assert found.devices == (HOME, "a")
@@ -69,7 +69,7 @@ def test_options_that_cannot_be_are_one_line() -> None:
 
 def test_a_device_ends_cleanly_with_its_children(split: SplitSubNet) -> None:
     with serving() as device, split_over(split, device.address) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         children = psutil.Process(device.process.pid).children()
         assert children
         device.process.send_signal(signal.SIGTERM)
@@ -90,7 +90,7 @@ def test_files_are_sent_once_and_one_subnet_too_many_takes_the_place_of_one_with
             with greeted(device) as caller:
                 assert set(caller.ask(LoadSubNet(subnet=split.subnet)).missing) == set(split.files)
             with split_over(split, device.address) as network:
-                assert network.wait_for("a"), network.states
+                assert are_in(network, "a"), network.states
                 (x,) = inputs(split, 1)
                 assert same(network.infer(x, DEADLINE_MS).answer, Reference(split)(x))
             with greeted(device) as caller:
@@ -118,7 +118,7 @@ def test_a_recorded_link_is_replayed(split: SplitSubNet, device: ServingDevice) 
             relayed(device.url, trace=trace) as relay,
             split_over(split, DeviceAddress(url=address_of(relay), token=TOKEN)) as network,
         ):
-            assert network.wait_for("a"), network.states
+            assert are_in(network, "a"), network.states
             link = network.links["a"]
         assert (link.round_trip_ms or 0) >= 45
         measured = (link.round_trip_ms, link.up_mbps, link.down_mbps)

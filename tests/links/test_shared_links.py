@@ -13,7 +13,7 @@ from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.links import Peer, SharedLink
 from adaptive_runtime.placed import PlacedSubNets
 from adaptive_runtime.split import SplitSubNet
-from tests.links.devices import ServingDevice, serving
+from tests.links.devices import ServingDevice, are_in, serving
 from tests.runtime.placed import SERVER, write_placed_bundle
 from tests.runtime.service_process import soon
 
@@ -73,8 +73,8 @@ def test_a_device_that_one_subnet_finds_frozen_takes_no_part_for_the_others_unti
         opened = PlacedSubNets.open(OpenBundle.open(bundle.folder), {SERVER: device.address})
         with closing(opened) as placed:
             large, small = placed.subnets[bundle.large], placed.subnets[bundle.small]
-            assert large.network.wait_for(SERVER)
-            assert small.network.wait_for(SERVER)
+            assert are_in(large.network, SERVER)
+            assert are_in(small.network, SERVER)
             assert small.expected(1.0, 0.0) is not None
             os.kill(device.process.pid, signal.SIGSTOP)
             try:

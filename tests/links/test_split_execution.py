@@ -15,7 +15,7 @@ from benchmarks.day_played import SlowerHome
 from profiling_agents.messages import ActivationCoding
 from tasks.partition.coded import CodedSubNet
 from tests.agents.agent_processes import soon
-from tests.links.devices import Array, Reference, ServingDevice, inputs, same
+from tests.links.devices import Array, Reference, ServingDevice, are_in, inputs, same
 
 DEADLINE_MS = 60_000.0
 
@@ -38,7 +38,7 @@ def test_a_plan_answers_as_the_files_do(
 ) -> None:
     options = SplitOptions(check_share=1.0)
     with SplitNetwork(split, {"a": device.address}, [plan(*devices)], options) as network:
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         for x in inputs(split, 5):
             found = network.infer(x, DEADLINE_MS)
             assert same(found.answer, reference(x))
@@ -55,7 +55,7 @@ def test_coded_values_are_judged_as_another_device_gets_them(
 ) -> None:
     coded = CodedSubNet(split, [plan(*devices)], "int8")
     with SplitNetwork(split, {"a": device.address}, [plan(*devices)], SplitOptions(coding="int8")) as network:
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         for x in inputs(split, 3):
             found = network.infer(x, DEADLINE_MS)
             assert found.at_home is None
@@ -86,7 +86,7 @@ def test_home_may_be_another_one_and_slower_by_runs(
     home = SlowerCountedHome(split, 3)
     plans, options = [plan(HOME, HOME, "a", "a")], SplitOptions(check_share=0.0)
     with SplitNetwork(split, {"a": device.address}, plans, options, home) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         before = home.runs
         (x,) = inputs(split, 1)
         found = network.infer(x, DEADLINE_MS)
@@ -101,7 +101,7 @@ def test_tensors_cross_in_fewer_bits(
 ) -> None:
     options = SplitOptions(coding=coding, check_share=1.0)
     with SplitNetwork(split, {"a": device.address}, [plan(HOME, "a", "a", "a")], options) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         for x in inputs(split, 5):
             found = network.infer(x, DEADLINE_MS)
             assert found.at_home is None
@@ -114,7 +114,7 @@ def test_requests_in_flight_are_answered_each_by_its_own_input(
 ) -> None:
     xs = inputs(split, 40)
     with SplitNetwork(split, {"a": device.address}, [plan(HOME, "a", "a", HOME)]) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         futures = [network.submit(x, DEADLINE_MS) for x in xs]
         for x, future in zip(xs, futures, strict=True):
             assert same(future.result(120).answer, reference(x))
@@ -153,7 +153,7 @@ def test_inputs_and_deadlines_that_cannot_be_are_refused(split: SplitSubNet) -> 
 
 def test_the_link_is_measured_while_it_is_used(split: SplitSubNet, device: ServingDevice) -> None:
     with SplitNetwork(split, {"a": device.address}, [plan(HOME, "a", "a", "a")]) as network:
-        assert network.wait_for("a")
+        assert are_in(network, "a")
         link = network.links["a"]
         assert link.round_trip_ms is not None
         assert link.round_trip_ms > 0

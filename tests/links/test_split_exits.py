@@ -12,7 +12,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
-from tests.links.devices import ServingDevice, inputs, same
+from tests.links.devices import ServingDevice, are_in, inputs, same
 
 DEADLINE_MS = 60_000.0
 PLAN = PlacedSegments(devices=(HOME, HOME, "a", "a"))
@@ -41,7 +41,7 @@ def test_an_exit_at_home_answers_and_nothing_is_sent(chain: Path, split: SplitSu
         ExitChain.open(chain, thresholds) as whole,
         SplitNetwork(opened, {"a": device.address}, [PLAN], SplitOptions(check_share=1.0)) as network,
     ):
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         exits = []
         for x in xs:
             expected, found = whole.infer(x), network.infer(x, DEADLINE_MS)
@@ -77,7 +77,7 @@ def test_exits_behind_another_device_are_not_asked(chain: Path, split: SplitSubN
         ExitChain.open(chain) as whole,
         SplitNetwork(SplitSubNet.open(chain, thresholds=always), {"a": device.address}, [away]) as network,
     ):
-        assert network.wait_for("a"), network.states
+        assert are_in(network, "a"), network.states
         (x,) = inputs(split, 1)
         found = network.infer(x, DEADLINE_MS)
         assert found.exit is None
