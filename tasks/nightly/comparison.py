@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import geometric_mean, median
+from statistics import median
 
 import numpy as np
 
@@ -18,10 +18,9 @@ from tasks.nightly.noise import (
     ratio_at_equal_accuracy,
 )
 from tasks.nightly.records import DeviceNight, Finding, FindingKind, Night, OperatorRounds, SubNetRounds
-from tasks.nightly.scatter import Scatter
+from tasks.nightly.scatter import LEAST_ROUNDS, Scatter, Trimmed, typical_ms
 from tasks.nightly.settings import Settings
 
-LEAST_ROUNDS = 3
 REMEMBERED = 14
 """Nights from which it is told what a device differs by without a reason."""
 USUAL_SHARE = 0.9
@@ -134,9 +133,7 @@ class _Device:
     def told(self) -> ComparedDevice:
         """Both nights, with or without findings."""
         ratios = [
-            geometric_mean(now.rounds_ms) / geometric_mean(before.rounds_ms)
-            for before, now in self._pairs
-            if not now.reason
+            typical_ms(now.rounds_ms) / typical_ms(before.rounds_ms) for before, now in self._pairs if not now.reason
         ]
         most = 1 + self._tolerated
         areas, fronts = self._areas(), self._fronts
@@ -161,12 +158,12 @@ class _Device:
 
     def _slower(self, before: AnyRounds, now: AnyRounds) -> Finding:
         kind: FindingKind = "operator" if isinstance(now, OperatorRounds) else "SubNet"
-        first = geometric_mean(before.rounds_ms)
+        first = Trimmed.of(before.rounds_ms)
         if now.reason:
-            return self._finding(kind, f"{now.title} fails: {now.reason}", now.digest, (first, None), "ms", 0.0)
-        p_value = p_slower(before.rounds_ms, now.rounds_ms, self._tolerated, self._scatters[type(now)])
-        times = first, geometric_mean(now.rounds_ms)
-        return self._finding(kind, now.title, now.digest, times, "ms", p_value)
+            return self._finding(kind, f"{now.title} fails: {now.reason}", now.digest, (first.ms, None), "ms", 0.0)
+        second = Trimmed.of(now.rounds_ms)
+        p_value = p_slower(first, second, self._tolerated, self._scatters[type(now)])
+        return self._finding(kind, now.title, now.digest, (first.ms, second.ms), "ms", p_value)
 
     def _finding(
         self, kind: FindingKind, what: str, name: str, pair: tuple[float, float | None], unit: str, p_value: float
@@ -198,8 +195,9 @@ def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, 
 
 def _scatters(pairs: Sequence[tuple[AnyRounds, AnyRounds]], kind: type[AnyRounds]) -> tuple[Scatter, Scatter]:
     """Of the rounds of operators, or those of SubNets: on the night before and tonight."""
-    known = [(before.rounds_ms, now.rounds_ms) for before, now in pairs if isinstance(now, kind) and not now.reason]
-    return Scatter.fit(before for before, _ in known), Scatter.fit(now for _, now in known)
+    known = [(before, now) for before, now in pairs if isinstance(now, kind) and not now.reason]
+    first, second = (Scatter.fit(Trimmed.of(pair[night].rounds_ms) for pair in known) for night in range(2))
+    return first, second
 
 
 def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:
@@ -207,12 +205,12 @@ def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:
     points = [(rounds, accuracy) for rounds, accuracy in rows if accuracy is not None]
     if not points:
         return None
-    return DrawnFront.draw([rounds for rounds, _ in points], [accuracy for _, accuracy in points], images)
+    return DrawnFront.draw([Trimmed.of(rounds) for rounds, _ in points], [accuracy for _, accuracy in points], images)
 
 
 def _largest_ms(device: DeviceNight) -> float | None:
     found = next((one for one in device.times.subnets if one.digest == device.times.largest), None)
-    return geometric_mean(found.rounds_ms) if found and found.rounds_ms else None
+    return typical_ms(found.rounds_ms) if found and found.rounds_ms else None
 
 
 def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:
@@ -228,7 +226,7 @@ def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:
         if not alike or any(finding.device == name for finding in now.findings):
             continue
         logs = [
-            abs(math.log(geometric_mean(other.rounds_ms) / geometric_mean(one.rounds_ms)))
+            abs(Trimmed.of(other.rounds_ms).mean - Trimmed.of(one.rounds_ms).mean)
             for one, other in _shared(first, second)
             if not other.reason
         ]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.tables import Values
-from tasks.nightly.scatter import LEAST_DEVIATION, UNKNOWN, Scatter
+from tasks.nightly.scatter import LEAST_DEVIATION, UNKNOWN, Scatter, Trimmed
 
 DRAWS = 2000
 SEED = 0
@@ -22,20 +22,18 @@ SAME = 1e-9
 """Accuracies that are nearer are equal."""
 
 
-def p_slower(
-    before_ms: Sequence[float], now_ms: Sequence[float], tolerated: float, scatters: tuple[Scatter, Scatter] = UNKNOWN
-) -> float:
-    """P-value of "slower by the share `tolerated` at most": Welch's t-test of logarithms of the rounds' latencies.
+def p_slower(before: Trimmed, now: Trimmed, tolerated: float, scatters: tuple[Scatter, Scatter] = UNKNOWN) -> float:
+    """P-value of "slower by the share `tolerated` at most": a t-test of trimmed rounds whose variances may differ (Yuen 1974).
 
-    scatters: of rounds on both nights, by which the variances are moderated.
+    scatters: of rounds on both nights, by which the variances are moderated. The night with fewer degrees of freedom counts:
+    with what Welch makes of both, small p-values would be several times too small.
     """
     from scipy.stats import t  # takes a second
 
-    variances, freedoms = zip(*(one.of(ms) for one, ms in zip(scatters, (before_ms, now_ms), strict=True)), strict=True)
-    errors = np.array(variances) / (len(before_ms), len(now_ms))
-    freedom = errors.sum() ** 2 / (errors**2 / freedoms).sum()
-    shift = float(np.log(now_ms).mean() - np.log(before_ms).mean()) - math.log1p(tolerated)
-    return float(t.sf(shift / math.sqrt(errors.sum()), freedom))
+    told = [scatter.of(one) for scatter, one in zip(scatters, (before, now), strict=True)]
+    error = math.sqrt(sum(variance for variance, _ in told))
+    shift = now.mean - before.mean - math.log1p(tolerated)
+    return float(t.sf(shift / error, min(freedom for _, freedom in told)))
 
 
 def p_larger(before: Sequence[float], now: Sequence[float], tolerated: float) -> float:
@@ -76,17 +74,15 @@ class DrawnFront:
     levels_P: Values
 
     @classmethod
-    def draw(cls, rounds_ms: Sequence[Sequence[float]], accuracy: Sequence[float], images: int | None) -> "DrawnFront":
-        """From latencies of rounds, and accuracies on so many images; None: these are exact.
+    def draw(cls, points: Sequence[Trimmed], accuracy: Sequence[float], images: int | None) -> "DrawnFront":
+        """From latencies, and accuracies on so many images; None: these are exact.
 
         Latencies differ by chance from point to point. Accuracies do so together, as they are of the same images.
         """
         rng = np.random.default_rng(SEED)
-        logs = [np.log(rounds) for rounds in rounds_ms]
-        errors = [max(float(np.std(one, ddof=1)), LEAST_DEVIATION) / math.sqrt(len(one)) for one in logs]
+        means, errors = (np.array([getattr(one, name) for one in points]) for name in ("mean", "error"))
         levels = np.array(accuracy)
-        means = np.array([one.mean() for one in logs])
-        latency = np.exp(means + np.array(errors) * rng.standard_normal((DRAWS, len(logs))))
+        latency = np.exp(means + errors * rng.standard_normal((DRAWS, len(points))))
         error = np.sqrt(levels * (1 - levels) / images) if images else np.zeros(len(levels))
         shared = np.random.default_rng(rng.integers(2**32)).standard_normal((DRAWS, 1))
         return cls(latency, levels + error * shared, levels)

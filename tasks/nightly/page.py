@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from statistics import geometric_mean, median
+from statistics import median
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 from tasks.lut.summaries import TableDifference
 from tasks.nightly.comparison import NightComparison
 from tasks.nightly.records import DeviceNight, Finding, Night, StageChange
+from tasks.nightly.scatter import typical_ms
 from tasks.pages import environment, style
 from tasks.pages.text import milliseconds
 from tasks.report.charts import COLORS, blank
@@ -106,7 +107,7 @@ def device_rows(report: NightReport) -> list[dict[str, str]]:
 
 def _ms(device: DeviceNight, digest: str) -> float | None:
     rounds = next((one.rounds_ms for one in device.times.subnets if one.digest == digest), ())
-    return geometric_mean(rounds) if rounds else None
+    return typical_ms(rounds) if rounds else None
 
 
 def _largest(night: Night, name: str) -> float | None:
@@ -116,7 +117,7 @@ def _largest(night: Night, name: str) -> float | None:
 
 def _operators(night: Night, name: str) -> float | None:
     """Sum over the operators that are timed."""
-    times = [geometric_mean(one.rounds_ms) for one in night.devices[name].times.operators if one.rounds_ms]
+    times = [typical_ms(one.rounds_ms) for one in night.devices[name].times.operators if one.rounds_ms]
     return math.fsum(times) if times else None
 
 
@@ -127,7 +128,7 @@ def _best(night: Night, name: str) -> float | None:
 
 
 def _fastest(night: Night, name: str) -> float | None:
-    known = [geometric_mean(one.rounds_ms) for one in night.devices[name].times.subnets if one.rounds_ms]
+    known = [typical_ms(one.rounds_ms) for one in night.devices[name].times.subnets if one.rounds_ms]
     return min(known) if known else None
 
 
