@@ -11,6 +11,7 @@ from tasks.data.samples import AnyForm
 from tasks.errors import UserError
 from tasks.models.tracebacks import told
 from tasks.problems import CLASSIFICATION, LearningProblem
+from tasks.problems.record import AtMost
 
 SAMPLES = 2  # networks may drop an axis of 1
 
@@ -70,11 +71,17 @@ def check_shapes(
         return
     wanted = problem.output_shape(classes, resolution)
     same_axes = len(sizes) == len(wanted)
-    wrong = [pair for pair in zip(sizes, wanted, strict=False) if None not in pair and pair[0] != pair[1]]
+    wrong = [pair for pair in zip(sizes, wanted, strict=False) if not _fits(*pair)]
     if same_axes and wrong and wrong[0][1] == classes:
         raise UserError(where, f"gives {wrong[0][0]} outputs", allowed=f"{classes}, the classes of the data")
     if wrong or not same_axes:
         raise UserError(where, f"gives a tensor {sizes_told(sizes)}", allowed=problem.output_told(classes))
+
+
+def _fits(size: int | None, wanted: int | None) -> bool:
+    if size is None or wanted is None:
+        return True
+    return size <= wanted if isinstance(wanted, AtMost) else size == wanted
 
 
 def sizes_told(sizes: Sequence[int | None]) -> str:

@@ -37,6 +37,10 @@ ONE_HEAD: Mapping[str, int] = MappingProxyType({})
 """The heads of problems whose samples have one target."""
 
 
+class AtMost(int):
+    """A size of a raw output that may be smaller."""
+
+
 class Tallied(NamedTuple):
     """How good the answers for samples are.
 
@@ -113,7 +117,10 @@ class LearningProblem(Protocol):
         ...
 
     def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
-        """The sizes of the raw output for images of so many pixels a side; None: of any size. resolution: None: not known."""
+        """The sizes of the raw output for images of so many pixels a side; None: of any size. resolution: None: not known.
+
+        `AtMost`: a size that may be smaller.
+        """
         ...
 
     def blank(self, images: int, resolution: int) -> torch.Tensor:

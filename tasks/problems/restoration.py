@@ -1,6 +1,6 @@
 """Restoration: images from images, as without their noise, or larger. Legend: B batch, C channels, H height, W width, N images.
 
-Raw outputs (B, C, h, w) are images with values in [0, 1], of any height and width. They are enlarged to the targets, which
+Raw outputs (B, C, h, w) are images with values in [0, 1], no larger than the targets. They are enlarged to the targets, which
 stay at the base resolution, or with super-resolution at so many times of it. The score is the peak signal-to-noise ratio, in
 hundreds of decibels: 0.25 is 25 dB, and a point is 1 dB.
 """
@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from tasks.problems.maps import enlarged, resized
-from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
+from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, AtMost, Batch, Divergence, Tallied
 
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 """Their names by number, which stand for those of classes."""
@@ -63,11 +63,12 @@ class Restoration:
 
     def output_told(self, classes: int) -> str:
         """An image."""
-        return f"one tensor (B, {classes}, h, w): an image of as many channels as the data's, of any h and w"
+        return f"one tensor (B, {classes}, h, w): an image of as many channels as the data's, no larger than its target"
 
     def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
         """(B, C, h, w)."""
-        return None, classes, None, None
+        most = None if resolution is None else AtMost(self.upscale * resolution)
+        return None, classes, most, most
 
     def blank(self, images: int, resolution: int) -> torch.Tensor:
         """Grey images, of one channel for all."""

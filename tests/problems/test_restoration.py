@@ -14,10 +14,12 @@ from adaptive_runtime.service.inference import InferenceFormat
 from tasks import report
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load_splits
+from tasks.errors import UserError
 from tasks.evaluation.pictures import ANSWERS_FILE, GAP, MOST_IMAGES
 from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.finetune.losses import soft_cross_entropy
 from tasks.models import ModelSettings
+from tasks.models.answers import check_shapes
 from tasks.problems import RESTORATION, SUPER_RESOLUTION, problem_named
 from tests.data.paired_files import write_drawn
 from tests.problems.stages import SmallRun
@@ -92,6 +94,19 @@ def test_super_resolution_is_of_targets_so_many_times_as_large() -> None:
     assert float(problem.loss(wanted_BCHW, wanted_BCHW, 0.0)) == 0
     fresh_BCHW, _ = next(train.batches(8, seed=1))
     assert not torch.equal(fresh_BCHW, x_BCHW)
+
+
+def test_an_image_that_is_larger_than_its_target_is_one_clear_line() -> None:
+    allowed = (
+        r"allowed: one tensor \(B, 3, h, w\): an image of as many channels as the data's, no larger than its target"
+    )
+    for problem, upscale in ((RESTORATION, 1), (SUPER_RESOLUTION[2], 2)):
+        side = 24 * upscale
+        for sizes in ((None, 3, side, side), (2, 3, side // 2, side // 2), (None, 3, None, None)):
+            check_shapes("model 'own'", [sizes], 3, problem, 24)
+        with pytest.raises(UserError, match=rf"gives a tensor \(2, 3, {side}, {side + 1}\); {allowed}"):
+            check_shapes("model 'own'", [(2, 3, side, side + 1)], 3, problem, 24)
+        check_shapes("model 'own'", [(2, 3, side, side + 1)], 3, problem, None)
 
 
 @pytest.mark.parametrize(
