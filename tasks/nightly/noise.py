@@ -80,7 +80,7 @@ class DrawnFront:
         Latencies differ by chance from point to point. Accuracies do so together, as they are of the same images.
         """
         rng = np.random.default_rng(SEED)
-        means, errors = (np.array([getattr(one, name) for one in points]) for name in ("mean", "error"))
+        means, errors = np.array([(one.mean, one.error) for one in points]).T
         levels = np.array(accuracy)
         latency = np.exp(means + errors * rng.standard_normal((DRAWS, len(points))))
         error = np.sqrt(levels * (1 - levels) / images) if images else np.zeros(len(levels))
