@@ -18,7 +18,7 @@ from tasks.nightly.noise import (
     ratio_at_equal_accuracy,
 )
 from tasks.nightly.records import DeviceNight, Finding, FindingKind, Night, OperatorRounds, SubNetRounds
-from tasks.nightly.scatter import LEAST_ROUNDS, Scatter, Trimmed, typical_ms
+from tasks.nightly.scatter import LEAST_ROUNDS, Scatter, typical_ms
 from tasks.nightly.settings import Settings
 
 REMEMBERED = 14
@@ -158,12 +158,12 @@ class _Device:
 
     def _slower(self, before: AnyRounds, now: AnyRounds) -> Finding:
         kind: FindingKind = "operator" if isinstance(now, OperatorRounds) else "SubNet"
-        first = Trimmed.of(before.rounds_ms)
+        first = typical_ms(before.rounds_ms)
         if now.reason:
-            return self._finding(kind, f"{now.title} fails: {now.reason}", now.digest, (first.ms, None), "ms", 0.0)
-        second = Trimmed.of(now.rounds_ms)
-        p_value = p_slower(first, second, self._tolerated, self._scatters[type(now)])
-        return self._finding(kind, now.title, now.digest, (first.ms, second.ms), "ms", p_value)
+            return self._finding(kind, f"{now.title} fails: {now.reason}", now.digest, (first, None), "ms", 0.0)
+        p_value = p_slower(before.rounds_ms, now.rounds_ms, self._tolerated, self._scatters[type(now)])
+        times = first, typical_ms(now.rounds_ms)
+        return self._finding(kind, now.title, now.digest, times, "ms", p_value)
 
     def _finding(
         self, kind: FindingKind, what: str, name: str, pair: tuple[float, float | None], unit: str, p_value: float
@@ -196,8 +196,7 @@ def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, 
 def _scatters(pairs: Sequence[tuple[AnyRounds, AnyRounds]], kind: type[AnyRounds]) -> tuple[Scatter, Scatter]:
     """Of the rounds of operators, or those of SubNets: on the night before and tonight."""
     known = [(before, now) for before, now in pairs if isinstance(now, kind) and not now.reason]
-    first, second = (Scatter.fit(Trimmed.of(pair[night].rounds_ms) for pair in known) for night in range(2))
-    return first, second
+    return Scatter.fit(before.rounds_ms for before, _ in known), Scatter.fit(now.rounds_ms for _, now in known)
 
 
 def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:
@@ -205,7 +204,7 @@ def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:
     points = [(rounds, accuracy) for rounds, accuracy in rows if accuracy is not None]
     if not points:
         return None
-    return DrawnFront.draw([Trimmed.of(rounds) for rounds, _ in points], [accuracy for _, accuracy in points], images)
+    return DrawnFront.draw([rounds for rounds, _ in points], [accuracy for _, accuracy in points], images)
 
 
 def _largest_ms(device: DeviceNight) -> float | None:
@@ -226,7 +225,7 @@ def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:
         if not alike or any(finding.device == name for finding in now.findings):
             continue
         logs = [
-            abs(Trimmed.of(other.rounds_ms).mean - Trimmed.of(one.rounds_ms).mean)
+            abs(math.log(typical_ms(other.rounds_ms) / typical_ms(one.rounds_ms)))
             for one, other in _shared(first, second)
             if not other.reason
         ]

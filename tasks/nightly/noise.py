@@ -22,7 +22,9 @@ SAME = 1e-9
 """Accuracies that are nearer are equal."""
 
 
-def p_slower(before: Trimmed, now: Trimmed, tolerated: float, scatters: tuple[Scatter, Scatter] = UNKNOWN) -> float:
+def p_slower(
+    before_ms: Sequence[float], now_ms: Sequence[float], tolerated: float, scatters: tuple[Scatter, Scatter] = UNKNOWN
+) -> float:
     """P-value of "slower by the share `tolerated` at most": a t-test of trimmed rounds whose variances may differ (Yuen 1974).
 
     scatters: of rounds on both nights, by which the variances are moderated. The night with fewer degrees of freedom counts:
@@ -30,6 +32,7 @@ def p_slower(before: Trimmed, now: Trimmed, tolerated: float, scatters: tuple[Sc
     """
     from scipy.stats import t  # takes a second
 
+    before, now = Trimmed.of(before_ms), Trimmed.of(now_ms)
     told = [scatter.of(one) for scatter, one in zip(scatters, (before, now), strict=True)]
     error = math.sqrt(sum(variance for variance, _ in told))
     shift = now.mean - before.mean - math.log1p(tolerated)
@@ -74,15 +77,15 @@ class DrawnFront:
     levels_P: Values
 
     @classmethod
-    def draw(cls, points: Sequence[Trimmed], accuracy: Sequence[float], images: int | None) -> "DrawnFront":
-        """From latencies, and accuracies on so many images; None: these are exact.
+    def draw(cls, rounds_ms: Sequence[Sequence[float]], accuracy: Sequence[float], images: int | None) -> "DrawnFront":
+        """From latencies of rounds, and accuracies on so many images; None: these are exact.
 
         Latencies differ by chance from point to point. Accuracies do so together, as they are of the same images.
         """
         rng = np.random.default_rng(SEED)
-        means, errors = np.array([(one.mean, one.error) for one in points]).T
+        means, errors = np.array([(one.mean, one.error) for one in map(Trimmed.of, rounds_ms)]).T
         levels = np.array(accuracy)
-        latency = np.exp(means + errors * rng.standard_normal((DRAWS, len(points))))
+        latency = np.exp(means + errors * rng.standard_normal((DRAWS, len(means))))
         error = np.sqrt(levels * (1 - levels) / images) if images else np.zeros(len(levels))
         shared = np.random.default_rng(rng.integers(2**32)).standard_normal((DRAWS, 1))
         return cls(latency, levels + error * shared, levels)

@@ -46,11 +46,6 @@ class Trimmed:
         return cls(float(logs[:count].mean()), max(variance, LEAST_DEVIATION**2), count)
 
     @property
-    def ms(self) -> float:
-        """What the operator takes."""
-        return math.exp(self.mean)
-
-    @property
     def error(self) -> float:
         """Standard error of the mean."""
         return math.sqrt(self.variance / self.count)
@@ -64,12 +59,12 @@ class Scatter:
     freedom: float
 
     @classmethod
-    def fit(cls, operators: Iterable[Trimmed]) -> "Scatter":
-        """From all operators. Variances are taken to be of a scaled inverse χ² distribution."""
+    def fit(cls, rounds_ms: Iterable[Sequence[float]]) -> "Scatter":
+        """From the rounds of all operators [ms]. Variances are taken to be of a scaled inverse χ² distribution."""
         from scipy.optimize import brentq  # takes a second
         from scipy.special import digamma, polygamma
 
-        known = list(operators)
+        known = [Trimmed.of(one) for one in rounds_ms]
         if len(known) < LEAST_KNOWN:
             return cls(variance=0.0, freedom=0.0)
         halves = np.array([(one.count - 1) / 2 for one in known])

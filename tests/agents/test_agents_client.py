@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from profiling_agents.client import AgentBusyError, AgentClient, AgentError, loc
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
 from tests.agents.test_agents_queue import process_of
+from tests.ports import refusing_port
 
 
 @pytest.fixture
@@ -72,11 +72,12 @@ def test_wrong_token_is_one_line(ncnn_agent: AgentClient) -> None:
 
 
 def test_unreachable_agents_are_one_line_after_some_attempts() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with AgentClient(url, "token") as client, pytest.raises(AgentError, match=r"not reachable .*after 4 attempts"):
-            client.capabilities()
+    with (
+        refusing_port() as port,
+        AgentClient(f"http://127.0.0.1:{port}", "token") as client,
+        pytest.raises(AgentError, match=r"not reachable .*after 4 attempts"),
+    ):
+        client.capabilities()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8765", "ftp://127.0.0.1", "http://", "http://[::1"])

@@ -38,16 +38,8 @@ def target(server: SshServer) -> SshTarget:
 
 def far_agents(server: SshServer) -> list[psutil.Process]:
     """What runs at the far end: the bootstrap, the service, its worker."""
-    return [
-        one for one in psutil.Process(server.process.pid).children(recursive=True) if "profiling" in _command_of(one)
-    ]
-
-
-def _command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
+    below = psutil.Process(server.process.pid).children(recursive=True)
+    return [one for one in below if "profiling" in " ".join(processes.command_of(one))]
 
 
 def leftovers() -> set[Path]:
@@ -83,7 +75,7 @@ def test_a_bare_device_measures_and_runs_over_ssh_and_nothing_stays(server: SshS
 def test_the_token_is_on_no_command_line(server: SshServer, target: SshTarget) -> None:
     with ssh_agent(target, "ncnn") as client:
         token = client._transport._http.headers["Authorization"].removeprefix("Bearer ")
-        everything = [one for one in psutil.process_iter() if token in _command_of(one)]
+        everything = [one for one in psutil.process_iter() if token in " ".join(processes.command_of(one))]
         assert len(token) == 64
         assert everything == []
 

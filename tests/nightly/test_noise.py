@@ -1,20 +1,10 @@
 """The tests of a night: p-values that are as large as they say, and Holm's procedure over them."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
-from tasks.nightly.noise import DrawnFront, holm, ratio_at_equal_accuracy
-from tasks.nightly.noise import p_slower as p_of_trimmed
-from tasks.nightly.scatter import UNKNOWN, Scatter, Trimmed, typical_ms
-
-
-def p_slower(
-    before_ms: Sequence[float], now_ms: Sequence[float], tolerated: float, scatters: tuple[Scatter, Scatter] = UNKNOWN
-) -> float:
-    """From rounds."""
-    return p_of_trimmed(Trimmed.of(before_ms), Trimmed.of(now_ms), tolerated, scatters)
+from tasks.nightly.noise import DrawnFront, holm, p_slower, ratio_at_equal_accuracy
+from tasks.nightly.scatter import UNKNOWN, Scatter, typical_ms
 
 
 def test_p_values_of_a_tolerated_change_are_uniform_at_most() -> None:
@@ -24,6 +14,8 @@ def test_p_values_of_a_tolerated_change_are_uniform_at_most() -> None:
     for level in (0.01, 0.05, 0.2):
         assert (p_values <= level).mean() <= level + 4 * np.sqrt(level * (1 - level) / len(p_values))
     assert np.median([p_slower(before, 1.3 * now, 0.05) for before, now in drawn[:200]]) < 1e-3
+    scatters = Scatter.fit(drawn[:, 0]), Scatter.fit(drawn[:, 1])
+    assert np.median([p_slower(before, 1.3 * now, 0.05, scatters) for before, now in drawn[:200]]) < 1e-4
 
 
 def operators(
@@ -32,8 +24,7 @@ def operators(
     """Rounds (operator, night, round) whose variances differ by chance from operator to operator, and the nights' scatters."""
     variances = deviation**2 * freedom / rng.chisquare(freedom, size=(count, 2, 1))
     rounds = np.exp(np.sqrt(variances) * rng.standard_normal((count, 2, 5)))
-    before, now = (Scatter.fit(map(Trimmed.of, rounds[:, night])) for night in range(2))
-    return rounds, (before, now)
+    return rounds, (Scatter.fit(rounds[:, 0]), Scatter.fit(rounds[:, 1]))
 
 
 def test_scatter_is_that_of_the_operators() -> None:
@@ -44,9 +35,9 @@ def test_scatter_is_that_of_the_operators() -> None:
             assert 0.6 * freedom < one.freedom < 1.3 * freedom, (
                 "rather too few: variances without the slowest differ more"
             )
-    equal = Scatter.fit(map(Trimmed.of, np.exp(0.05 * np.random.default_rng(0).standard_normal((4000, 5)))))
+    equal = Scatter.fit(np.exp(0.05 * np.random.default_rng(0).standard_normal((4000, 5))))
     assert equal.freedom > 30
-    assert Scatter.fit([Trimmed.of([1.0, 1.1, 1.2])] * 4) == UNKNOWN[0], "too few operators tell nothing of each other"
+    assert Scatter.fit([[1.0, 1.1, 1.2]] * 4) == UNKNOWN[0], "too few operators tell nothing of each other"
 
 
 @pytest.mark.parametrize("freedom", [3.0, 8.0, 1000.0])
@@ -84,6 +75,9 @@ def test_one_round_beside_others_on_the_machine_hides_no_change_and_makes_none()
 def test_rounds_that_are_equal_to_the_last_digit_are_not_taken_for_certain() -> None:
     assert p_slower([1.0] * 5, [1.0501] * 5, 0.05) > 0.01
     assert p_slower([1.0] * 5, [1.2] * 5, 0.05) < 1e-5
+    calm = Scatter.fit([[1.0] * 5] * 40)
+    assert p_slower([1.0] * 5, [1.0501] * 5, 0.05, (calm, calm)) > 0.01
+    assert p_slower([1.0] * 5, [1.2] * 5, 0.05, (calm, calm)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -101,21 +95,17 @@ def test_holm_takes_the_smallest_first_and_stops_at_the_first_that_is_too_large(
     assert holm(p_values, 0.05) == rejected
 
 
-def drawn(rounds_ms: Sequence[Sequence[float]], accuracy: Sequence[float]) -> DrawnFront:
-    return DrawnFront.draw([Trimmed.of(one) for one in rounds_ms], accuracy, None)
-
-
 def test_the_area_under_a_front_is_the_mean_accuracy_over_budgets() -> None:
-    front = drawn([[1.0] * 4, [2.0] * 4, [3.0] * 4], [0.5, 0.4, 0.8])
+    front = DrawnFront.draw([[1.0] * 4, [2.0] * 4, [3.0] * 4], [0.5, 0.4, 0.8], None)
     areas = front.areas(4.0)  # 0 below 1 ms, 0.5 up to 3 ms, 0.8 from there on
     assert areas.mean() == pytest.approx((2 * 0.5 + 1 * 0.8) / 4, rel=1e-2)
     assert front.areas(2.5).mean() == pytest.approx(1.5 * 0.5 / 2.5, rel=1e-2)
 
 
 def test_latency_at_equal_accuracy_is_of_the_accuracies_that_both_nights_reach() -> None:
-    before = drawn([[1.0, 1.01, 0.99], [2.0, 2.02, 1.98]], [0.7, 0.9])
-    now = drawn([[1.5, 1.51, 1.49]], [0.8])
+    before = DrawnFront.draw([[1.0, 1.01, 0.99], [2.0, 2.02, 1.98]], [0.7, 0.9], None)
+    now = DrawnFront.draw([[1.5, 1.51, 1.49]], [0.8], None)
     ratio = ratio_at_equal_accuracy(before, now)
     assert ratio is not None
     assert ratio[0] == pytest.approx(1.5, rel=0.01)
-    assert ratio_at_equal_accuracy(now, drawn([[1.0, 1.0, 1.0]], [0.1])) is None
+    assert ratio_at_equal_accuracy(now, DrawnFront.draw([[1.0, 1.0, 1.0]], [0.1], None)) is None
