@@ -2,21 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# runs of tests/flows that share nothing with the others
-LONE_RUNS := $(patsubst %,tests/flows/test_%.py,check detection_run interrupts locks own_packages)
-FLOW_TESTS := tests/flows
-STAGE_TESTS := tests/finetune tests/tables tests/predict tests/search tests/golden
-DEVICE_TESTS := tests/agents tests/runtime tests/links tests/deploy tests/engine tests/baselines
-PARTS := $(FLOW_TESTS) $(STAGE_TESTS) $(DEVICE_TESTS)
-UNIT := unit-flows unit-stages unit-rest unit-devices
+PYTEST := $(BIN)/python -m pytest -q --durations=20 --dist loadgroup --no-loadscope-reorder
+# More workers than cores: tests wait for processes of their own.
+WORKERS ?= 4
 
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo test lint types imports unit $(UNIT) device-wheel lock clean
+.PHONY: help setup demo test test-all lint types imports unit integration nightly properties tests device-wheel lock clean
 
 help:
 	@echo "make demo   install what is missing, then run the whole pipeline on bundled data, and serve what comes of it under stress"
-	@echo "make test   install what is missing, then lint, types, import rules and tests"
+	@echo "make test   install what is missing, then lint, types, import rules, unit and integration tests (15 minutes on 2 cores)"
+	@echo "make test-all  make test, then whole runs, long searches for counterexamples, notebooks (an hour and more)"
 	@echo "make setup  install only"
 	@echo "make device-wheel  the run time alone, as a wheel for devices, in dist/"
 	@echo "make lock   resolve the dependencies anew into requirements.lock"
@@ -35,9 +32,12 @@ demo: setup
 	$(BIN)/autotailor run +preset=demo
 	$(BIN)/autotailor stress onnxruntime
 
-# Types are checked while tests run, the longest part from the start on; the last part begins when one of the others ends.
+# Types are checked while tests run.
 test: lint imports
-	@$(MAKE) --no-print-directory -k -j4 types $(UNIT)
+	@$(MAKE) --no-print-directory -k -j2 types tests
+
+test-all: test
+	@$(MAKE) --no-print-directory -k nightly properties
 
 lint: setup
 	$(BIN)/ruff check .
@@ -49,22 +49,18 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# Four parts, of one thread each: most tests wait for processes of their own.
-test unit: export OMP_NUM_THREADS = 1
-unit: setup
-	@$(MAKE) --no-print-directory -k -j4 $(UNIT)
+tests unit integration nightly properties: export OMP_NUM_THREADS = 1
+tests: setup
+	$(PYTEST) -n $(WORKERS) tests/unit tests/integration
 
-unit-flows: setup
-	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS) $(LONE_RUNS:%=--ignore=%)
+unit integration: setup
+	$(PYTEST) -n $(WORKERS) tests/$@
 
-unit-stages: setup
-	$(BIN)/python -m pytest -q --durations=20 $(STAGE_TESTS)
+nightly: setup
+	$(PYTEST) -n $(WORKERS) tests/nightly
 
-unit-rest: setup
-	$(BIN)/python -m pytest -q --durations=20 $(PARTS:%=--ignore=%)
-
-unit-devices: setup
-	$(BIN)/python -m pytest -q --durations=20 $(DEVICE_TESTS) $(LONE_RUNS)
+properties: setup
+	$(PYTEST) -n $(WORKERS) --many-examples -m hypothesis tests/unit tests/integration
 
 device-wheel: setup
 	cd device && ../$(BIN)/python -m hatchling build -t wheel -d ../dist

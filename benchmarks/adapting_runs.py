@@ -30,7 +30,7 @@ from adaptive_runtime.choice import (
 from adaptive_runtime.sensing import SensedState, Sensing, load_index
 from adaptive_runtime.traces import LoadTrace, Pattern, Stress, trace_of
 from benchmarks.policies_simulated import LOAD_BANDS, OURS, RATIO, load_bands
-from tests.threads import beside
+from tests.support.threads import beside
 
 LARGEST = "largest"
 QUIET_REQUESTS = 100

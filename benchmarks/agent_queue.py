@@ -10,7 +10,7 @@ import argparse
 import time
 
 from profiling_agents.messages import MIB
-from tests.agents.long_queue import measure_queue
+from tests.support.agents.long_queue import measure_queue
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tailor_ir
-from tests.ir.networks import perturb
+from tests.support.ir.networks import perturb
 
 NETWORKS = {"resnet50": 128, "mobilenetv3_large_100": 128, "vit_tiny_patch16_224": 224}
 RUNS = 30

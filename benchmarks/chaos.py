@@ -48,15 +48,15 @@ from adaptive_runtime.split import PLANS_FILE, SplitSubNet
 from benchmarks.faults import Act, Fault, failing
 from benchmarks.split_faults import FaultyDevice, faults_of
 from benchmarks.tables import show
-from tests.agents.agent_processes import TOKEN
-from tests.damage import DAMAGES, flip
-from tests.ir.networks import perturb, small_net
-from tests.links.devices import Reference, inputs, same, write_chain
-from tests.links.plans import plans_of
-from tests.runtime.bundled import answers_of_files, write_plain_bundle
-from tests.runtime.device_files import write
-from tests.runtime.service_process import AUTHORIZATION, INFER, SAMPLE, Served, body, served
-from tests.threads import beside
+from tests.support.agents.agent_processes import TOKEN
+from tests.support.damage import DAMAGES, flip
+from tests.support.ir.networks import perturb, small_net
+from tests.support.links.devices import Reference, inputs, same, write_chain
+from tests.support.links.plans import plans_of
+from tests.support.runtime.bundled import answers_of_files, write_plain_bundle
+from tests.support.runtime.device_files import write
+from tests.support.runtime.service_process import AUTHORIZATION, INFER, SAMPLE, Served, body, served
+from tests.support.threads import beside
 
 PATIENCE_S, LONGEST_S, AGAIN_S = 60.0, 10.0, 0.02
 ASK_S = 5.0

@@ -55,7 +55,7 @@ def exported(name: str, file: Path) -> None:
 
     from tailor_ir.reading.symbolics import more_operators
     from tailor_ir.reading.trace import OPSET, plain_attention
-    from tests.ir.networks import perturb
+    from tests.support.ir.networks import perturb
 
     torch.manual_seed(0)
     model = _varied(perturb(timm.create_model(name)))

@@ -38,11 +38,11 @@ from adaptive_runtime.split import SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments, Loaded
 from adaptive_runtime.traces import LoadTrace, PhaseLink, Scenario, Stress
 from benchmarks.day_rows import opened_plans
-from tests.agents.agent_processes import TOKEN
-from tests.links.devices import serving
-from tests.links.relay import RelayProcess
-from tests.runtime.device_files import write
-from tests.threads import beside
+from tests.support.agents.agent_processes import TOKEN
+from tests.support.links.devices import serving
+from tests.support.links.relay import RelayProcess
+from tests.support.runtime.device_files import write
+from tests.support.threads import beside
 
 SHAPED_EVERY_S = 0.25
 HEARD_APART_S = 0.05

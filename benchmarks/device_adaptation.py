@@ -42,8 +42,8 @@ from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
 from tasks.data import Dataset, DataSettings, Split, load_splits
 from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, stream
 from tasks.evaluation.subnets import EvaluationData, recalibrate_module
-from tests.ir.networks import perturb
-from tests.runtime.bundled import OBSERVED_IMAGES, SourceData, write_plain_bundle
+from tests.support.ir.networks import perturb
+from tests.support.runtime.bundled import OBSERVED_IMAGES, SourceData, write_plain_bundle
 
 MOST_MS, MOST_IMAGES, MOST_DIFFERENCE = 50.0, 200, 1e-4
 SOURCE_IMAGES, CLASSES, STEPS = 128, 10, 10

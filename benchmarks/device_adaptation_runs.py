@@ -20,7 +20,7 @@ import adaptive_runtime
 from adaptive_runtime import DeployedModel, WeightOptions
 from adaptive_runtime.adapting_weights import AdaptedSubnet, NormStatistics
 from adaptive_runtime.adapting_weights.side_file import AdaptedFiles, KeptWeights
-from tests.threads import beside
+from tests.support.threads import beside
 
 WRONG = ("narrow", "wide", "shuffled", "of other images")
 EVERYTHING = 1_000_000

@@ -50,7 +50,7 @@ from benchmarks.tables import show
 from tasks.data.dataset import Dataset
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.export.bundles import single_replacements
-from tests.runtime.bundled import write_plain_bundle
+from tests.support.runtime.bundled import write_plain_bundle
 
 PathOf = tuple[int, ...]
 BATCH, SEARCH_IMAGES, BUDGET_SHARE = 50, 500, 0.6

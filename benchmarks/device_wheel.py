@@ -153,8 +153,8 @@ def write_bundle(folder: Path) -> Path:
     import torch
 
     import tailor_ir
-    from tests.ir.networks import small_net
-    from tests.runtime.bundled import write_plain_bundle
+    from tests.support.ir.networks import small_net
+    from tests.support.runtime.bundled import write_plain_bundle
 
     net = tailor_ir.compile(small_net(), torch.randn(1, 3, 16, 16), {"*.width_mult": [0.5, 1]})
     write_plain_bundle(net, [net.max_config, net.min_config], folder, samples=4)

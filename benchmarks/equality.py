@@ -19,8 +19,8 @@ from rich.progress import track
 from rich.table import Table
 
 import tailor_ir
-from tests.ir.invariants import difference
-from tests.ir.networks import FAMILIES, from_timm
+from tests.support.ir.invariants import difference
+from tests.support.ir.networks import FAMILIES, from_timm
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tests.threads import beside
+from tests.support.threads import beside
 
 LEAST_S, MOST_S = 0.05, 1.0
 """How long a fault is held."""

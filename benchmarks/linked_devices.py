@@ -23,7 +23,7 @@ from benchmarks.shaped_links import (
     limit,
     unlimit,
 )
-from tests.agents.agent_processes import environment
+from tests.support.agents.agent_processes import environment
 
 NETWORKS = "10.77"
 AGENT_PORT, RELAY_PORT = 9100, 9200
@@ -95,7 +95,7 @@ def served(words: Mapping[str, Sequence[str]], cpus: float | None = None) -> Ite
 @contextmanager
 def shaped(links: Mapping[str, ShapedLink]) -> Iterator[dict[str, str]]:
     """Each device's link with its bandwidth and delay, until the block ends; the addresses that home dials."""
-    devices, relay = linked(links), ("-m", "tests.links.relay", str(RELAY_PORT), f"127.0.0.1:{AGENT_PORT}")
+    devices, relay = linked(links), ("-m", "tests.support.links.relay", str(RELAY_PORT), f"127.0.0.1:{AGENT_PORT}")
     with ExitStack() as stack:
         for name, device in devices.items():
             limit(device.ends, links[name].mbps)

@@ -31,8 +31,8 @@ from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from benchmarks.linked_devices import RELAY_PORT, LinkedDevice, namespaces, served, shaped
 from benchmarks.shaped_links import HOME_SPACE, PREFIX, ShapedLink, inside, join, limit
-from tests.agents.agent_processes import TOKEN, environment
-from tests.links.devices import inputs, write_chain
+from tests.support.agents.agent_processes import TOKEN, environment
+from tests.support.links.devices import inputs, write_chain
 
 BETWEEN = "10.77.99"
 """The network of the link between the two devices."""

@@ -23,8 +23,8 @@ from adaptive_runtime.split import HOME, LinkUse, PlacedSegments, SplitAnswer, S
 from adaptive_runtime.split.home import HomeSegments
 from adaptive_runtime.split.replanning import HomeCosts
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, ServedSubNet
-from tests.agents.agent_processes import TOKEN
-from tests.links.devices import inputs
+from tests.support.agents.agent_processes import TOKEN
+from tests.support.links.devices import inputs
 
 WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 24, 3, 3, 10
 CONNECT_S, DEADLINE_MS = 120.0, 600_000.0

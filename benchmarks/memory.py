@@ -31,7 +31,7 @@ from benchmarks.elastic import PRESETS
 from benchmarks.enumeration import supernet_of
 from profiling_agents.messages import MIB
 from tasks.predict.memory import MemoryPredictor
-from tests.ir.runtime_memory import HERE, subnet_peaks
+from tests.support.ir.runtime_memory import HERE, subnet_peaks
 
 POPULATION = 4096
 CLASSES = 10

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.tables import show
 from tasks.artifacts import read_json, write_json
-from tests.webhook import webhook
+from tests.support.webhook import webhook
 
 SLOWED, FACTOR = 5, 1.5
 """Operators that take longer on the last night, and how many times as long."""

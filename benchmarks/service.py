@@ -35,9 +35,9 @@ from rich.table import Table
 
 import adaptive_runtime
 from adaptive_runtime.service.protocol import LENGTH_HEADER
-from tests.runtime.local_client import LocalClient
-from tests.runtime.service_process import AUTHORIZATION, INFER, Served, body, burst, served
-from tests.threads import all_at_once
+from tests.support.runtime.local_client import LocalClient
+from tests.support.runtime.service_process import AUTHORIZATION, INFER, Served, body, burst, served
+from tests.support.threads import all_at_once
 
 SIZE = 64
 SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1.0]}
@@ -52,8 +52,8 @@ def write(name: str, folder: Path) -> None:
     import torch
 
     import tailor_ir
-    from tests.ir.networks import perturb
-    from tests.runtime.bundled import write_plain_bundle
+    from tests.support.ir.networks import perturb
+    from tests.support.runtime.bundled import write_plain_bundle
 
     torch.manual_seed(0)
     network = perturb(timm.create_model(name, num_classes=100).eval())

@@ -40,11 +40,11 @@ from prefect import flow, task
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
 
 from benchmarks.tables import show
-from tests.docs.documents import ROOT, blocks
-from tests.flows.prefect_server import wait_for
-from tests.ports import free_port
-from tests.postgres import postgres, programs
-from tests.redis_server import PROGRAM, redis_server
+from tests.support.docs.documents import ROOT, blocks
+from tests.support.flows.prefect_server import wait_for
+from tests.support.ports import free_port
+from tests.support.postgres import postgres, programs
+from tests.support.redis_server import PROGRAM, redis_server
 
 DEVICE, EVENT = "device:board", "several-servers.told"
 PAGE = "workers.md"

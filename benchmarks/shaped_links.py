@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks.control_group import group, short_period_us
 from flows.machine.locks import in_turn
-from tests.agents.agent_processes import environment
+from tests.support.agents.agent_processes import environment
 
 PREFIX = "atl"
 HOME_SPACE = f"{PREFIX}-home"

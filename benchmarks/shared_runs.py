@@ -24,8 +24,8 @@ import psutil
 
 from flows.sharing import RunLocks, run_locks
 from tasks.artifacts import digest_of, read_lines
-from tests.flows.tiny import TINY
-from tests.postgres import Postgres, postgres, programs
+from tests.support.flows.tiny import TINY
+from tests.support.postgres import Postgres, postgres, programs
 
 LOOK_S = 0.02
 LIMIT_S = 600.0

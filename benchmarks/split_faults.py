@@ -40,11 +40,11 @@ from rich.table import Table
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from benchmarks.faults import Fault, failing
-from tests.agents.agent_processes import TOKEN
-from tests.links.devices import Reference, ServingDevice, inputs, same, serving, write_chain
-from tests.links.hostile import HostileDevice, hostile
-from tests.links.relay import LinkRelay, address_of, relayed
-from tests.threads import all_at_once
+from tests.support.agents.agent_processes import TOKEN
+from tests.support.links.devices import Reference, ServingDevice, inputs, same, serving, write_chain
+from tests.support.links.hostile import HostileDevice, hostile
+from tests.support.links.relay import LinkRelay, address_of, relayed
+from tests.support.threads import all_at_once
 
 SLOW_MBPS = 0.1
 IMAGES = 64

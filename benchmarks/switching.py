@@ -52,9 +52,9 @@ def write(name: str, size: int, folder: Path, *, ncnn: bool = False) -> None:
     import torch
 
     import tailor_ir
-    from tests.ir.networks import perturb
-    from tests.runtime.bundled import answers_of_files, write_plain_bundle
-    from tests.runtime.formats import with_ncnn
+    from tests.support.ir.networks import perturb
+    from tests.support.runtime.bundled import answers_of_files, write_plain_bundle
+    from tests.support.runtime.formats import with_ncnn
 
     torch.manual_seed(0)
     network = perturb(timm.create_model(name, num_classes=100).eval())

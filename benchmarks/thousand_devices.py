@@ -41,8 +41,8 @@ from tasks.fleet.registry import BundleStore, Registry, begin, list_devices, lis
 from tasks.fleet.rollout import RolloutSettings
 from tasks.lut import LutStore
 from tasks.schemas.operators import OPERATORS_FILE
-from tests.ir.networks import perturb, small_net
-from tests.runtime.bundled import write_plain_bundle
+from tests.support.ir.networks import perturb, small_net
+from tests.support.runtime.bundled import write_plain_bundle
 
 MIB = 1 << 20
 LOOK_S = 1.0

@@ -43,7 +43,7 @@ from tasks.training_memory import (
     step,
     tensors_of,
 )
-from tests.training_memory import small_networks
+from tests.support.training_memory import small_networks
 
 Step = Callable[[nn.Module, OptimiserOnDisk | None], None]
 NETWORKS = ("resnet50", "mobilenetv2_100", "vit_tiny_patch16_224")

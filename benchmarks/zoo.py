@@ -50,8 +50,8 @@ def measure(name: str, subnets: int, space: str) -> dict[str, Any]:
     import torch
 
     import tailor_ir
-    from tests.ir.invariants import difference
-    from tests.ir.networks import perturb
+    from tests.support.ir.invariants import difference
+    from tests.support.ir.networks import perturb
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def _chains(net: Any) -> dict[str, float]:
     import numpy as np
     import torch
 
-    from tests.ir.invariants import difference
+    from tests.support.ir.invariants import difference
 
     rng, last, exits = np.random.default_rng(1), 0.0, 0.0
     drawn = [net.max_config, *({**net.space.sample(rng), "exit": "last"} for _ in range(CHAINS - 1))]
@@ -171,7 +171,7 @@ def _compare(net: Any, subnets: int, folder: Path) -> dict[str, float]:
     import onnxruntime
     import torch
 
-    from tests.ir.invariants import difference
+    from tests.support.ir.invariants import difference
 
     rng = np.random.default_rng(0)
     built, exported = 0.0, 0.0

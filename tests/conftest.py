@@ -1,21 +1,32 @@
-"""What tests of all rooms share."""
+"""Settings and fixtures of all tests: how many examples are tried, which tests share a worker, how long a test may take."""
 
 import gc
 import os
+import resource
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-if TYPE_CHECKING:
-    from tests.storage.server import S3
+from tests.support import FEW_EXAMPLES
 
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy machine")
-"""How long an example takes to draw and to run says what else the machine does, and fails no test."""
+if TYPE_CHECKING:
+    from tests.support.storage.server import S3
+
+TESTS = Path(__file__).parent
+NIGHTLY = TESTS / "nightly"
+MOST_CPU_S = 20.0
+"""Processor time [s] that one test may take in `make test`, its own and that of processes that it waited for."""
+SHARED_RUNS = {"finished", "command", "adapting", "adapted", "trained_stages"}
+"""Fixtures that run the whole pipeline: tests that use them go to one worker, so that each runs once."""
+
+# A busy machine slows the drawing and the running of examples: no deadline.
+settings.register_profile("nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", parent=settings.get_profile("nightly"), max_examples=FEW_EXAMPLES)
 
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
 """Where tests import Prefect before a command has started a server, Prefect starts one itself, and waits 20 s otherwise."""
@@ -25,7 +36,40 @@ COMPILING_ROOMS = {"flows", "tasks", "tailor_ir"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Golden files are changed by this option alone."""
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden/files anew instead of comparing")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/support/golden/files anew instead of comparing"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties are tried on few examples, and on many where tests of the nightly tier are asked for (`--many-examples`)."""
+    settings.load_profile("nightly" if config.getoption("--many-examples") else "fast")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file share a worker, and so do all that need the same finished run; those come first."""
+    shared = {item.path for item in items if SHARED_RUNS & set(getattr(item, "fixturenames", ()))}
+    for item in items:
+        group = f"run of {item.path.parent}" if item.path in shared else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path not in shared)
+
+
+def _cpu_s() -> float:
+    own, waited = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + waited.ru_utime + waited.ru_stime
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test of `make test` that takes too long fails."""
+    before = _cpu_s()
+    yield
+    took = _cpu_s() - before
+    if took > MOST_CPU_S and not item.path.is_relative_to(NIGHTLY):
+        pytest.fail(
+            f"took {took:.0f} s of processor time; allowed: {MOST_CPU_S:.0f}; move it to tests/nightly or make it cheaper"
+        )
 
 
 def pytest_collection_finish() -> None:
@@ -40,7 +84,7 @@ def checked_passes() -> Iterator[None]:
     if COMPILING_ROOMS.isdisjoint(sys.modules):
         yield
         return
-    from tests.ir import spec
+    from tests.support.ir import spec
 
     with spec.installed():
         yield
@@ -57,7 +101,7 @@ def own_tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["S3"]:
     """A server of the S3 protocol in a process of its own, with an empty bucket."""
-    from tests.storage.server import served
+    from tests.support.storage.server import served
 
     with served(tmp_path_factory.mktemp("s3")) as server:
         yield server

@@ -5,7 +5,7 @@ and served from the smallest free chunk that holds them; the chunk is split only
 request, or 128 MiB would be left over; a freed chunk is joined with free neighbours. Where no chunk fits, the arena is
 extended: by 1 MiB at first, by twice as much each time up to 1 GiB, and by twice as much again until the request fits. The
 bytes in use are those of whole chunks, unsplit rests included. Weights are not in the arena. Source: onnxruntime, BFCArena,
-and its own statistics (`tests/ir/test_arena.py`).
+and its own statistics (`tests/unit/ir/test_arena.py`).
 """
 
 from collections.abc import Hashable, Iterable

@@ -1,0 +1,15 @@
+"""Helpers and fixtures that tests of several tiers share, by room."""
+
+from pathlib import Path
+
+from hypothesis import settings
+
+SUPPORT = Path(__file__).parent
+"""The folder of this package: scripts that tests start lie in it."""
+FEW_EXAMPLES = 15
+"""Examples of each property in `make test`; `make test-all` tries as many as the property names."""
+
+
+def examples(most: int) -> int:
+    """The number of examples to try: `most` in the nightly profile, a few otherwise."""
+    return most if settings.get_current_profile_name() == "nightly" else min(most, FEW_EXAMPLES)

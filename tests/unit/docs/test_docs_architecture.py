@@ -1,0 +1,66 @@
+"""Every path, module and name that `docs/architecture.md` mentions exists."""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from flows.stages.table import PIPELINE
+from tests.support.docs.documents import FENCE, ROOT
+
+DOCUMENT = ROOT / "docs" / "architecture.md"
+ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "solvers", "tailor_ir", "tasks", "tests")
+FOLDERS = (*ROOMS, "benchmarks", "docs", "notebooks")
+PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*")
+DOTTED = re.compile(rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+")
+
+
+def code() -> Iterator[str]:
+    """What the page shows as code: inline, and the lines of fenced blocks."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    yield from re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    for block in FENCE.finditer(text):
+        yield from block.group(2).splitlines()
+
+
+PATHS = sorted({path for shown in code() for path in PATH.findall(shown) if path in shown.split()})
+NAMES = sorted({name for shown in code() for name in DOTTED.findall(shown) if "/" not in shown})
+STAGES = re.findall(r"^\| `([\w/]+)` \| `tasks/", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+"""First cells of the table of stages."""
+
+
+def test_the_page_mentions_paths_and_names() -> None:
+    assert len(PATHS) > 40
+    assert len(NAMES) > 15
+
+
+def test_the_table_has_every_stage_of_a_run_in_order() -> None:
+    names = dict.fromkeys(spec.title or spec.name for spec in PIPELINE)
+    assert [stage.partition("/")[0] for stage in STAGES] == [*names, "report"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_mentioned_path_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mentioned_name_exists(name: str) -> None:
+    assert has(name), f"no module, class, function or constant '{name}'"
+
+
+def has(name: str) -> bool:
+    """Whether a dotted name is that of a module, or of something inside the longest module at its front."""
+    found: object = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        module = ".".join(parts[:count])
+        if found is None or (hasattr(found, "__path__") and importlib.util.find_spec(module) is not None):
+            found = importlib.import_module(module)
+        elif hasattr(found, parts[count - 1]):
+            found = getattr(found, parts[count - 1])
+        else:
+            return parts[count - 1] in getattr(found, "__annotations__", {}) and count == len(parts)
+    return True

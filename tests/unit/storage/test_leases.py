@@ -1,0 +1,37 @@
+"""Locks at a URL: one holder at a time. How a killed holder is followed: `test_shared_stages.py`."""
+
+import time
+from functools import partial
+
+import pytest
+
+from flows.storage.leases import Locks
+from flows.storage.objects import open_objects
+from tests.support.threads import all_at_once
+
+TURNS = 4
+WORKERS = 4
+
+
+def test_what_is_done_under_a_lock_is_done_by_one_at_a_time(url: str) -> None:
+    storage = open_objects(url)
+    storage.write("count", b"0")
+
+    def count(locks: Locks) -> None:
+        for _ in range(TURNS):
+            with locks.held("count", say=lambda line: None):
+                before = int(locks.objects.read("count") or b"")
+                time.sleep(0.01)
+                locks.objects.write("count", str(before + 1).encode())
+
+    all_at_once(*(partial(count, Locks(open_objects(url), poll_s=0.05)) for _ in range(WORKERS)))
+    assert storage.read("count") == str(WORKERS * TURNS).encode()
+    assert storage.names("locks") == [f"locks/count/{WORKERS * TURNS:06d}.json"], "earlier holders are forgotten"
+
+
+def test_a_lock_whose_holder_failed_is_free_at_once(bucket: str) -> None:
+    locks = Locks(open_objects(bucket), lease_s=600.0)
+    with pytest.raises(ZeroDivisionError), locks.held("x"):
+        _ = 1 / 0
+    with locks.held("x") as number:
+        assert number == 2
