@@ -12,74 +12,12 @@ import torch
 from torch import nn
 
 from flows.stages.inputs import model_key
-from tasks import base
-from tasks.data import DataSettings
 from tasks.data.samples import image_form
 from tasks.errors import UserError
 from tasks.models import ModelSettings, create
-from tasks.progress import Silent
+from tests.support.finetune import own_code
 
-LAYERS = """
-from torch import nn
-
-def conv(inputs, outputs):
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
-"""
-NETS = """
-import tasks.layers
-import tasks.layers as renamed
-from tasks import layers
-from tasks.layers import *
-from .layers import conv as relative
-from helpers import head
-from solvers import tables
-
-assert tasks.layers is renamed is layers and conv is relative
-
-def make(num_classes, in_chans, width=8):
-    from flows.late import KEPT  # imported when it is called
-    return nn.Sequential(conv(in_chans, width), conv(width, width), head(width, num_classes))
-
-nn = layers.nn
-
-class Own(nn.Sequential):
-    pass
-
-def own(num_classes, in_chans):
-    return Own(*make(num_classes, in_chans))
-
-def by_name(num_classes, in_chans):
-    import importlib
-    return importlib.import_module("tasks.own")
-
-def wrong(num_classes, in_chans):
-    from tasks.layers import x
-"""
-HELPERS = """
-from torch import nn
-from tasks.layers import conv
-
-def head(width, classes):
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
-"""
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with packages `tasks` and `flows` of the user's, and a module beside them."""
-    files = {
-        "tasks/layers.py": LAYERS,
-        "tasks/nets.py": NETS,
-        "tasks/models.py": "from .nets import make as network\n",  # the house has tasks.models, too
-        "flows/late.py": "KEPT = 1\n",
-        "helpers.py": HELPERS,
-        "conf/config.yaml": "",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+project = own_code.project
 
 
 def made(name: str) -> nn.Module:
@@ -173,14 +111,3 @@ def test_import_hooks_of_libraries_do_not_come_between(project: Path, monkeypatc
 
     monkeypatch.setattr(sys, "path_hooks", [FileFinder.path_hook((Loader, [".py"])), *sys.path_hooks])
     assert isinstance(made("tasks.nets:make"), nn.Module)
-
-
-@pytest.mark.slow
-def test_ranks_import_them_too(project: Path) -> None:
-    model, settings = (
-        ModelSettings(kind="callable", name="tasks.nets:make"),
-        base.Settings(epochs=1, batch_size=1024, micro_batch=512, processes=1, device="cpu", recalibration_images=64),
-    )
-    folder = project / "out"
-    folder.mkdir()
-    assert base.run(settings, model, DataSettings(kind="digits", resolution=8), folder, Silent())["trained"]

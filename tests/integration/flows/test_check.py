@@ -7,7 +7,6 @@ import pytest
 from flows.cli import main
 from tests.support.flows.tiny import TINY
 
-pytestmark = pytest.mark.slow
 NETWORKS = """
 import torch
 from torch import nn

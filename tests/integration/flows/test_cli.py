@@ -450,14 +450,12 @@ def test_a_remote_agent_of_another_precision_is_one_line(capsys: pytest.CaptureF
     assert line.startswith("device.remote.precision: profile says bf16, agent has fp32")
 
 
-@pytest.mark.slow
 def test_an_unknown_network_is_one_line_and_leaves_no_stage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = _line(capsys, "compile", "model.name=resnet26x", f"output_dir={tmp_path / 'out'}")
     assert "resnet26" in line
     assert [path for path in (tmp_path / "out" / "stages").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.slow
 def test_a_missing_onnx_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = _line(capsys, "compile", "model=onnx", "model.path=/nowhere/net.onnx", f"output_dir={tmp_path / 'out'}")
     assert line.startswith("model file '/nowhere/net.onnx': does not exist")

@@ -1,6 +1,5 @@
 """Device profiles against real agents: each is the device that its profile says, or refused in one line."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -79,23 +78,6 @@ def test_a_batch_is_another_device_to_what_was_measured() -> None:
 def test_ncnn_takes_no_batch(backend: str) -> None:
     with pytest.raises(ValidationError, match=rf"batch=4 with backend={backend}, which has no batch axis; allowed: 1"):
         DeviceProfile.model_validate({"backend": backend, "batch": 4})
-
-
-@pytest.mark.slow
-def test_devices_of_other_runtimes_precisions_and_batches_go_through_every_stage(
-    adapted: tuple[dict[str, Any], Path],
-) -> None:
-    result, output = adapted
-    assert [device["name"] for device in result["devices"]] == ["torch", "ncnn_bf16"]
-    for device in result["devices"]:
-        assert all(winner["measured_ms"] > 0 for winner in device["winners"])
-    cards = {name: output.glob(f"stages/export/{name}/*/exports.json") for name in ("torch", "ncnn_bf16")}
-    torch_card, ncnn_card = (json.loads(next(paths).read_text())["subnets"][0] for paths in cards.values())
-    assert torch_card["input_shape"][0] == 4
-    assert torch_card["files"]["onnx"]["runtime"] == "torch"
-    assert torch_card["files"]["onnx"]["state"] == "ok"
-    assert ncnn_card["files"]["ncnn"]["precision"] == "bf16"
-    assert 1e-4 < ncnn_card["files"]["ncnn"]["relative_difference"] <= 0.3
 
 
 def test_a_device_whose_answers_are_garbled_is_one_line(

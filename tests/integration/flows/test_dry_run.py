@@ -14,8 +14,6 @@ from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows
 from tests.support.flows.tiny import TINY
 
-pytestmark = pytest.mark.slow
-
 DEVICES = "device=[ncnn,onnxruntime]"
 
 

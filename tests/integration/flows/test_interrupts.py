@@ -19,8 +19,6 @@ from flows.machine.signals import Terminated, interruptible, interruptible_again
 from flows.progress import Stopped
 from tests.support.flows.tiny import TINY
 
-pytestmark = pytest.mark.slow
-
 LIMIT_SECONDS = 240
 MOST_SECONDS = 150
 """Until a command has ended: it waits for its agents, and this machine computes something else, too."""

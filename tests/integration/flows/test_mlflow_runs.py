@@ -13,7 +13,6 @@ from tasks.schemas.exports import ExportedWinner, Exports, Latency, MeasuredLarg
 from tasks.schemas.results import BaseResult
 from tests.support.flows.fixtures import Command
 
-pytestmark = pytest.mark.slow
 WITH_ARTIFACTS = {"finetune": "supernet", "profile/onnxruntime": "lut", "search/onnxruntime": "front.json"}
 
 

@@ -21,8 +21,6 @@ from tasks.schemas.front import Front
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command
 
-pytestmark = pytest.mark.slow
-
 STAGES = [
     "check",
     "base",

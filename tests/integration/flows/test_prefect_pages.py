@@ -45,7 +45,6 @@ def artifacts_of(flow_run: Row, kind: str) -> list[Row]:
     return sorted((row for row in rows if (row["key"] or "").startswith(f"{kind}-")), key=lambda row: row["created"])
 
 
-@pytest.mark.slow
 def test_logs_have_a_line_for_each_stage_with_what_it_made(finished: Row, flow_run: Row) -> None:
     lines = lines_of(flow_run, "onnxruntime: latency predictor")
     told = {line.partition(": ")[0]: line for line in lines if "worked in " in line}  # now, or before
@@ -61,7 +60,6 @@ def test_logs_have_a_line_for_each_stage_with_what_it_made(finished: Row, flow_r
     assert f"{card['label']}: {card['value']}, {card['note']}" in lines
 
 
-@pytest.mark.slow
 def test_logs_say_which_stages_were_found_complete(finished: Row, command: Command) -> None:
     command("finetune")
     latest = own_rows("flow_runs", sort="START_TIME_DESC")[0]
@@ -70,7 +68,6 @@ def test_logs_say_which_stages_were_found_complete(finished: Row, command: Comma
     assert f"largest SubNet, test accuracy {percent(finished['accuracies']['largest SubNet, test'])}" in line
 
 
-@pytest.mark.slow
 def test_every_stage_has_a_summary_of_flat_rows(finished: Row, flow_run: Row) -> None:
     texts = [artifact["data"] for artifact in artifacts_of(flow_run, "stage")]
     assert [text.splitlines()[0] for text in texts] == [f"### {row['stage']}" for row in finished["stages"]]
@@ -81,7 +78,6 @@ def test_every_stage_has_a_summary_of_flat_rows(finished: Row, flow_run: Row) ->
         assert "[" not in text
 
 
-@pytest.mark.slow
 def test_the_table_of_winners_has_what_was_measured_once_it_was(finished: Row, flow_run: Row) -> None:
     (device,) = finished["devices"]
     predicted, measured = (json.loads(artifact["data"]) for artifact in artifacts_of(flow_run, "winners"))
@@ -93,7 +89,6 @@ def test_the_table_of_winners_has_what_was_measured_once_it_was(finished: Row, f
     ]
 
 
-@pytest.mark.slow
 def test_the_report_is_shown_in_short_and_no_browser_refuses_it(finished: Row, flow_run: Row) -> None:
     (artifact,) = artifacts_of(flow_run, "report")
     text = artifact["data"]

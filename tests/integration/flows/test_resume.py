@@ -16,8 +16,6 @@ from tasks.artifacts import read_lines
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 
-pytestmark = pytest.mark.slow
-
 LIMIT_SECONDS = 400
 ATTEMPTS = 3
 SETTINGS = (

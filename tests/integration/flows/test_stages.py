@@ -100,7 +100,6 @@ def substitutes_of(folder: Path, *words: str) -> Callable[[], tasks.export.Subst
     return winners._substitutes(Context(no_run, config, winners.EXPORT, "onnxruntime", outputs))
 
 
-@pytest.mark.slow
 def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     finished: dict[str, Any], command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,7 +144,6 @@ def test_a_report_has_the_accuracy_of_what_it_starts_from(tmp_path: Path) -> Non
     assert result.keys() == {"version", "validation_accuracy", "test_accuracy"}
 
 
-@pytest.mark.slow
 def test_tasks_in_prefect_are_called_by_stage_and_device(finished: dict[str, Any], command: Command) -> None:
     command("search")
     names = {run["name"] for run in own_rows("task_runs")}

@@ -42,7 +42,6 @@ def test_files_that_no_export_takes_are_one_line_before_any_stage(
     assert not (output / "stages").exists()
 
 
-@pytest.mark.slow
 def test_a_side_file_of_a_stream_is_exported(finished: dict[str, Any], command: Command, tmp_path: Path) -> None:
     (streamed,) = command("stream", *STREAM)["stages"]
     file = Path(streamed["folder"]) / "adapted" / "batchnorm.safetensors"
@@ -67,7 +66,6 @@ def exported(command: Command, file: Path) -> list[dict[str, Any]]:
     return [stage for stage in stages if stage["stage"].startswith("export/")]
 
 
-@pytest.mark.slow
 def test_a_side_file_of_the_network_before_it_was_fine_tuned_is_one_line(
     finished: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,12 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from flows.cli import main
 from tests.support.flows.fixtures import Command
-
-pytestmark = pytest.mark.slow
 
 
 def runs_of(folder: Path) -> set[str]:

@@ -11,8 +11,6 @@ from tasks.schemas.exports import EXPORTS_FILE, Exports
 from tests.support.flows.fixtures import Command
 from tests.support.flows.text_run import UNTUNED
 
-pytestmark = pytest.mark.slow
-
 BASIC = {"graph": "basic"}
 Run = tuple[dict[str, Any], Command]
 

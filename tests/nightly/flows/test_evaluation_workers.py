@@ -15,7 +15,6 @@ from tests.support.flows.tiny import TINY
 from tests.support.ports import refusing_port
 
 
-@pytest.mark.slow
 def test_predictors_candidates_and_exports_are_evaluated_by_workers(
     finished: dict[str, Any], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,6 @@ from tasks.exits.policies import Policies
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 
-pytestmark = pytest.mark.slow
-
 POLICY = ("policy.epsilon=0.05", "policy.subnets=2", "policy.pictures=2", "policy.by_expected=true")
 """A promise for which the few held-out images are enough."""
 TIMED = (

@@ -52,7 +52,6 @@ def kinds_that_run(file: Path, folder: Path) -> set[str]:
     return {node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node}
 
 
-@pytest.mark.slow
 def test_a_device_in_int8_goes_through_every_stage(in_int8: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     result, output = in_int8
     exact, *quantised = result["devices"]
@@ -84,7 +83,6 @@ def test_a_device_in_int8_goes_through_every_stage(in_int8: tuple[dict[str, Any]
             assert "precision int8" in text
 
 
-@pytest.mark.slow
 def test_accuracies_of_a_device_in_int8_are_those_in_int8(in_int8: tuple[dict[str, Any], Path]) -> None:
     result, output = in_int8
     (stated,) = stages(output, "int8", "accuracy_validation.json")

@@ -27,8 +27,6 @@ from tests.support.flows.tiny import TINY
 from tests.support.nights.made_nights import nights as made_nights
 from tests.support.webhook import webhook
 
-pytestmark = pytest.mark.slow
-
 NETWORK = "test_resnet-digits"
 WORDS = (
     "nightly.operators=4",

@@ -29,7 +29,6 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_the_command_line_takes_networks_of_such_packages(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     words = ["model=callable", "model.name=tasks.nets:make", "space={}", "output_dir=out"]

@@ -24,7 +24,6 @@ from tests.support.flows.prefect_server import WAIT_SECONDS, Found, Server, stop
 from tests.support.ir.networks import small_net
 from tests.support.report.browser import BROWSER, DRIVER, opened
 
-pytestmark = pytest.mark.slow
 HIGHEST_FORM_PX = 2200
 CLICKS = 5
 

@@ -16,7 +16,6 @@ from tests.support.flows.tiny import TINY
 from tests.support.report.browser import BROWSER, DRIVER, opened
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         BROWSER is None or DRIVER is None, reason="no browser on this machine: apt-get install chromium chromium-driver"
     ),

@@ -12,7 +12,6 @@ import pytest
 from flows.machine.locks import in_turn
 from flows.machine.server import DATABASE, start_server, wait_until_ready
 
-pytestmark = pytest.mark.slow
 HELD_S = 8.0
 ANSWER_S = 120
 END_S = 300

@@ -18,8 +18,6 @@ from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 from tests.support.storage.server import S3, SECRET
 
-pytestmark = pytest.mark.slow
-
 LEFT_OUT = ("search", "export")
 
 

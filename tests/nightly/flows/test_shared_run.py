@@ -26,7 +26,6 @@ from tests.support.flows.tiny import TINY
 from tests.support.ports import free_port
 from tests.support.postgres import Postgres
 
-pytestmark = pytest.mark.slow
 LIMIT_S = 500
 PATIENCE_S = "300"
 """Of the server with its database: on a busy machine Prefect's own 5 and 10 seconds are answers with an error."""

@@ -86,7 +86,6 @@ def test_typos_are_one_line(word: str, line: str, capsys: pytest.CaptureFixture[
     assert parse(["stream", word]).command == "stream"
 
 
-@pytest.mark.slow
 def test_subnets_of_a_run_play_a_stream(
     finished: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +104,6 @@ def test_subnets_of_a_run_play_a_stream(
     assert all(stage["cached"] for stage in again["stages"])
 
 
-@pytest.mark.slow
 def test_mlflow_has_errors_by_step(finished: dict[str, Any], command: Command) -> None:
     result = command("stream", *WORDS)
     uri = f"sqlite:///{command.output.parent.resolve()}/mlflow.db"
@@ -124,7 +122,6 @@ def test_mlflow_has_errors_by_step(finished: dict[str, Any], command: Command) -
     assert {"stream.json", "windows.parquet", "adapted"} <= files
 
 
-@pytest.mark.slow
 def test_the_report_shows_a_chart_and_a_table(finished: dict[str, Any], command: Command) -> None:
     report = command("run", *WORDS, "stream.in_report=true", "stream.subnets=[largest]")
     (row,) = report["streams"]
@@ -135,7 +132,6 @@ def test_the_report_shows_a_chart_and_a_table(finished: dict[str, Any], command:
     assert 'id="stream-0"' in page
 
 
-@pytest.mark.slow
 def test_too_few_images_are_one_line_before_anything_is_trained(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

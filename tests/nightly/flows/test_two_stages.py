@@ -14,8 +14,6 @@ from tests.support.boxes import small_detectors
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 
-pytestmark = pytest.mark.slow
-
 TWO_STAGES = (
     "model=callable",
     f"model.name={Path(small_detectors.__file__)}:ssdlite",

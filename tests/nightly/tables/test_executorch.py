@@ -87,7 +87,6 @@ def test_what_the_compiler_refuses_has_its_own_reason() -> None:
     assert isinstance(large, ConversionError)
 
 
-@pytest.mark.slow
 def test_layers_of_a_subnet_add_up_and_operators_run_alone() -> None:
     executorch()
     net = network(192)
@@ -118,7 +117,6 @@ def test_layers_of_a_subnet_add_up_and_operators_run_alone() -> None:
     assert list(operator_jobs(features[:1], LIMITS)) == [features[0].digest]
 
 
-@pytest.mark.slow
 def test_an_exported_program_is_checked_and_reproduces_torch(tmp_path: Path) -> None:
     executorch()
     net = network()

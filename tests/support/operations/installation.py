@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from tests import redis_server
+from tests.support import redis_server
 from tests.integration.agents.test_agents_cli import write_certificate
 from tests.integration.operations.test_compose import SERVICES
 from tests.support.docs.documents import ROOT

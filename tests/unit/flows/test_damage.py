@@ -11,8 +11,6 @@ import pytest
 from tests.support.damage import DAMAGES
 from tests.support.flows.fixtures import Command
 
-pytestmark = pytest.mark.slow
-
 FILES = {
     "base": "weights.safetensors",
     "compile": "supernet/tensors.safetensors",

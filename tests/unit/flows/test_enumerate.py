@@ -11,8 +11,6 @@ import tailor_ir
 from tailor_ir import OperatorFeature
 from tests.support.flows.fixtures import Command
 
-pytestmark = pytest.mark.slow
-
 RESOLUTIONS = tuple(range(16, 33, 4))
 
 

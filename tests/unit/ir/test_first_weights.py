@@ -1,9 +1,6 @@
 """First weights of alternatives from data: nearer in the results than weights alone are, exact where the kind can be exact."""
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,32 +8,25 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn import functional
 
 import tailor_ir
 from tailor_ir.alternatives.fire import at_centre, fired
-from tailor_ir.alternatives.ghost import ghosts, paired
-from tailor_ir.alternatives.grouped import diagonal
-from tailor_ir.alternatives.least_squares.last_layer import find_last_layer
 from tailor_ir.alternatives.least_squares.moments import PatchMoments, PatchSums, chosen, results, shrunk, windows
 from tailor_ir.alternatives.least_squares.regression import LeftVectors, basis, of_rank, pivots
 from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.low_rank import svd, tucker
-from tailor_ir.alternatives.separable import separated
 from tailor_ir.graph import Node
 from tailor_ir.subnets.branches import Branches
 from tests.support import examples
-from tests.support.ir.networks import from_timm, perturb
+from tests.support.ir import first_weights
+from tests.support.ir.first_weights import CONV, errors_of, ghost, grouped, images, layer, separable
+from tests.support.ir.networks import perturb
 
-CONV = Node(name="conv", op="Conv", inputs=("x", "w"), outputs=("y",))
+_seeded = first_weights._seeded
+
 Kind = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A weight (O, I, 3, 3) and a metric -> the kernel that the kind's layers together compute."""
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
 
 
 def correlated(numbers: int, seed: int) -> torch.Tensor:
@@ -44,10 +34,6 @@ def correlated(numbers: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     mixed = torch.randn(numbers, numbers, generator=generator, dtype=torch.float64)
     return mixed @ torch.diag(torch.logspace(0, -3, numbers, dtype=torch.float64)) @ mixed.T
-
-
-def layer(weight: torch.Tensor, metric: torch.Tensor | None = None) -> ReplacedLayer:
-    return ReplacedLayer(node=CONV, weight=weight, metric=metric)
 
 
 def low_rank_1x1(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
@@ -58,27 +44,6 @@ def low_rank_1x1(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Ten
 def low_rank_kxk(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
     down, core, up = tucker(layer(weight, metric), 5, 6)
     return torch.einsum("pi,qpkl,oq->oikl", down, core, up)
-
-
-def separable(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
-    depthwise, pointwise = separated(layer(weight, metric))
-    return pointwise * depthwise.transpose(0, 1)
-
-
-def grouped(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
-    found = torch.zeros_like(weight)
-    parts = diagonal(layer(weight, metric), 2)
-    out, into = weight.shape[0] // 2, weight.shape[1] // 2
-    found[:out, :into], found[out:, into:] = parts[:out], parts[out:]
-    return found
-
-
-def ghost(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
-    order = torch.from_numpy(paired(layer(weight, metric)))
-    primary, cheap = ghosts(layer(weight[order], metric))
-    found = torch.empty_like(weight)
-    found[order] = torch.cat([primary, cheap[:, 0, 1, 1].reshape(-1, 1, 1, 1) * primary])
-    return found
 
 
 KINDS: dict[str, Kind] = {
@@ -264,119 +229,6 @@ def test_a_negative_number_is_noticed() -> None:
     found: PatchMoments = moments[0].moments()
     assert not found.nonnegative
     assert found.mean.tolist() == [0, 0, 2]
-
-
-# -- whole networks ----------------------------------------------------------------------------------------------------
-
-
-def images(size: int, count: int, seed: int) -> list[torch.Tensor]:
-    """Smooth random images, in batches: neighbours are alike, as in photos."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.randn(count, 3, size // 4, size // 4, generator=generator)
-    fine = torch.randn(count, 3, size, size, generator=generator)
-    smooth = functional.interpolate(coarse, size=(size, size), mode="bilinear")
-    return list((smooth + 0.2 * fine).split(16))
-
-
-def slim(network: str) -> tuple[nn.Module, torch.Tensor]:
-    """A perturbed network of FAMILIES: ResNet-26 with a quarter of its channels, a third of the transformer, half as wide."""
-    smaller: dict[str, dict[str, Any]] = {
-        "resnet26": {"channels": [16, 32, 64, 128]},
-        "vit_tiny_patch16_224": {"depth": 4, "img_size": 64, "embed_dim": 96},
-    }
-    if network not in smaller:
-        return from_timm(network)
-    torch.manual_seed(0)
-    return perturb(timm.create_model(network, num_classes=10, **smaller[network])), torch.randn(1, 3, 64, 64)
-
-
-@cache
-def fitted(network: str, kinds: tuple[str, ...]) -> tuple[tailor_ir.SuperNet, dict[str, float], dict[str, float]]:
-    """A network with statistics of its images, and the mean error of each choice: from weights alone, and from data."""
-    model, sample = slim(network)
-    size = sample.shape[-1]
-    net = tailor_ir.compile(model, sample, {"alternatives": list(kinds)})
-    seen, held_out = images(size, 64, 0), images(size, 32, 1)
-    net.set_statistics(net.recalibrate(net.max_config, seen))
-    net.elastic.eval()
-    branches = Branches(net.elastic)
-    with torch.no_grad():
-        for name, tensor in branches.observe(seen).items():
-            net.elastic.tensor(name).copy_(tensor)
-    before = errors_of(branches, held_out)
-    told = net.fit_alternatives(seen, held_out, np.random.default_rng(0))
-    after = {f"{each.variable}={each.choice}": each.error for each in told}
-    assert after == pytest.approx(errors_of(branches, held_out), rel=1e-3)
-    return net, before, after
-
-
-@torch.no_grad()
-def errors_of(branches: Branches, batches: list[torch.Tensor]) -> dict[str, float]:
-    """By the definition: mean square of the difference over the variance of the blocks' result by channel."""
-    found = {}
-    features = [branches.features(x) for x in batches]
-    for branch in branches.branches:
-        over = (0, 2, 3) if features[0][branch.exit].ndim == 4 else (0, 1)
-        wanted = torch.cat([each[branch.exit] for each in features])
-        given = torch.cat([branches.run(branch, each) for each in features])
-        spread = (wanted - wanted.mean(over, keepdim=True)).square().sum()
-        found[f"{branch.variable}={branch.choice}"] = float((given - wanted).square().sum() / spread)
-    return found
-
-
-NETWORKS = {
-    "resnet26": ("merged", "pruned", "low_rank", "separable", "grouped", "fire", "ghost"),
-    "mobilenetv2_050": ("merged", "pruned", "low_rank"),
-    "vit_tiny_patch16_224": ("merged", "pruned", "low_rank"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network", list(NETWORKS))
-def test_data_bring_every_kind_nearer_to_the_blocks(network: str) -> None:
-    _, before, after = fitted(network, NETWORKS[network])
-    choices = {each.rpartition("=")[2] for each in after}
-    for choice in choices:
-        own = [each for each in after if each.endswith(f"={choice}")]
-        assert np.mean([after[each] for each in own]) < np.mean([before[each] for each in own]), choice
-    assert np.mean(list(after.values())) < 0.8 * np.mean(list(before.values()))
-
-
-@pytest.mark.slow
-def test_the_network_itself_is_not_touched() -> None:
-    net, _, _ = fitted("resnet26", NETWORKS["resnet26"])
-    model, sample = slim("resnet26")
-    again = tailor_ir.compile(model, sample, {"alternatives": list(NETWORKS["resnet26"])})
-    own = set(net.structure.graph.original().initializers) - set(net.structure.graph.statistics)
-    assert all(torch.equal(net.elastic.tensor(name), again.elastic.tensor(name)) for name in own)
-    moved = {n for n in net.structure.graph.parameters if n not in own}
-    assert any(not torch.equal(net.elastic.tensor(name), again.elastic.tensor(name)) for name in moved)
-
-
-@pytest.mark.slow
-def test_a_fitted_network_is_saved_and_fits_the_same_again(tmp_path: Path) -> None:
-    net, _, after = fitted("vit_tiny_patch16_224", NETWORKS["vit_tiny_patch16_224"])
-    net.save(tmp_path)
-    again = tailor_ir.load(tmp_path)
-    size = again.input_shape(again.max_config)[-1]
-    told = again.fit_alternatives(images(size, 64, 0), images(size, 32, 1), np.random.default_rng(0))
-    assert {f"{each.variable}={each.choice}": each.error for each in told} == pytest.approx(after, rel=0.05)
-
-
-@pytest.mark.slow
-def test_last_layers_are_found_behind_sums_activations_and_norms() -> None:
-    net, _, _ = fitted("resnet26", NETWORKS["resnet26"])
-    graph = net.structure.graph
-    producers = graph.producers()
-    found = {b.producer: find_last_layer(b, producers, graph.shapes) for b in Branches(net.elastic).branches}
-    assert all(found.values())
-    for branch in Branches(net.elastic).branches:
-        last = found[branch.producer]
-        assert last is not None
-        assert last.norm is not None or branch.choice.startswith(("low_rank", "separable"))
-        assert last.addend is not None
-        assert graph.shapes[last.target] == graph.shapes[branch.exit]
-        assert (last.inner is not None) == branch.choice.startswith("low_rank"), branch.choice
 
 
 @pytest.mark.parametrize("training", [True, False])
