@@ -1,45 +1,18 @@
 """Every `autotailor` command line that the documents show is one that the command line accepts."""
 
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import flows.cli.convert
-import flows.cli.deploy
-import flows.cli.fleet
-import flows.cli.lut
-import flows.cli.operations
-import flows.cli.partition
-import flows.cli.stress
-import profiling_agents.serving.relay
-import profiling_agents.serving.server
-import tailor_ir
 from adaptive_runtime.cli import command_line
-from adaptive_runtime.texts import Vocabulary
-from adaptive_runtime.texts.vocabulary import FIRST_WORD
-from flows.cli import main
-from flows.cli.arguments import OPERATIONS, parse
-from flows.compose import compose_config, split_sweep
-from flows.config import AdaptConfig, RunConfig
-from flows.validate import validate
-from profiling_agents.network.endpoint import Endpoint, check_bind
-from profiling_agents.serving.puller import check_relay
-from tasks.data import DataSettings, load
-from tasks.data.samples import AnyForm, form_of
-from tasks.data.source import Scaling
-from tasks.models import create
-from tasks.problems import problem_named
-from tests.support.docs.documents import DOCUMENTS, ROOT, Command, commands, device_commands, write_files
+from flows.config import RunConfig
+from tests.support.docs.commands import ON_DEVICES, SHOWN, assert_accepted, configs_of
+from tests.support.docs.documents import ROOT, Command
 
-SHOWN = [command for document in DOCUMENTS for command in commands(document)]
-ON_DEVICES = [command for document in DOCUMENTS for command in device_commands(document)]
-WORDS = 100
-"""Numbers of words are below it."""
-TOKEN = "0123456789abcdef" * 4
+FIRST_PAGES = ("README.md", "getting-started.md", "running.md", "agents.md", "runtime.md")
+"""Pages whose commands are tried in `make test`; those of all pages, with the networks that they name, in the nightly tier."""
+SOON = [command for command in SHOWN if command.document.name in FIRST_PAGES]
 
 
 @pytest.mark.parametrize("command", ON_DEVICES, ids=lambda command: f"{command.where} {command.words[0]}")
@@ -51,107 +24,16 @@ def test_the_documents_show_commands_of_the_run_time() -> None:
     assert {"search", "serve", "split"} <= {command.words[0] for command in ON_DEVICES}
 
 
-def configs_of(words: Sequence[str]) -> list[RunConfig | AdaptConfig]:
-    """What the command would run: one validated config, or one for each combination of a sweep."""
-    arguments = parse(words)
-    root = "adapt" if arguments.adapts else "config"
-    model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
-    sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
-    return [validate(model, compose_config(root, overrides, arguments.config_folder)) for overrides in sweep]
-
-
-@pytest.fixture(scope="module")
-def compiled() -> set[str]:
-    """Networks with spaces that a command before has named."""
-    return set()
-
-
 def test_the_documents_show_commands() -> None:
     assert len(SHOWN) > 20
     assert {"run", "search", "adapt", "agent"} <= {command.words[0] for command in SHOWN}
 
 
-@pytest.mark.parametrize("command", SHOWN, ids=lambda command: f"{command.where} {command.words[0]}")
-def test_a_shown_command_is_accepted(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: set[str]
+@pytest.mark.parametrize("command", SOON, ids=lambda command: f"{command.where} {command.words[0]}")
+def test_a_command_of_the_first_pages_is_accepted(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_files(command.document, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    if not {"--help", "--version"}.isdisjoint(command.words):
-        assert main(command.words) == 0
-    elif command.words[0] in ("agent", "relay"):
-        assert_service_would_start(command.words, monkeypatch)
-    elif command.words[0] == "convert":
-        arguments = parse(command.words)
-        assert flows.cli.convert.check(arguments)
-        assert flows.cli.convert.config_of(arguments)
-    elif command.words[0] == "deploy":
-        assert flows.cli.deploy.config_of(parse(command.words))
-    elif command.words[0] == "fleet":
-        flows.cli.fleet.check(parse(command.words))
-        assert flows.cli.fleet.config_of(parse(command.words))
-    elif command.words[0] in OPERATIONS:
-        assert flows.cli.operations.config_of(parse(command.words))
-    elif command.words[0] == "partition":
-        assert flows.cli.partition.config_of(parse(command.words))
-    elif command.words[0] == "stress":
-        assert flows.cli.stress.config_of(parse(command.words))
-    elif command.words[0] == "lut":
-        arguments = parse(command.words)
-        flows.cli.lut.check(arguments)
-        assert validate(flows.cli.lut.LutConfig, compose_config("lut", arguments.overrides))
-    else:
-        for config in configs_of(command.words):
-            if isinstance(config, RunConfig):
-                assert_network_takes_the_space(config, compiled)
-
-
-def assert_network_takes_the_space(config: RunConfig, once: set[str]) -> None:
-    """Where a command names variables, the network has them; a callable exists and can be called. once: what was compiled."""
-    if config.model.kind == "callable" or config.space:
-        form = _form(config.data)
-        settings = config.model.model_copy(update={"pretrained": False, "checkpoint": None})
-        same = f"{settings} {form} {config.data.problem} {config.space}"
-        if same in once:
-            return
-        network = create(settings, 10, form, problem=problem_named(config.data.problem))
-        net = tailor_ir.compile(network, form.blank(1), config.space or None)
-        assert net.space.distinct > 1
-        once.add(same)
-
-
-def _form(data: DataSettings) -> AnyForm:
-    """What samples are, without their files; those with several inputs are made."""
-    if data.sample == "sample":
-        return load(data, "train").form
-    vocabulary = Vocabulary(words=tuple(map(str, range(WORDS - FIRST_WORD)))) if data.sample == "text" else None
-    return form_of(data, Scaling("none", "none", vocabulary=vocabulary))
-
-
-def assert_service_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service's own command line takes it, up to the point where it would bind and serve."""
-    if "--token-file" in words:
-        file = Path(words[words.index("--token-file") + 1])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(TOKEN)
-        file.chmod(0o600)
-    started: list[Any] = []
-
-    def remember_agent(options: profiling_agents.serving.options.ServerOptions) -> None:
-        check_bind(options.network)
-        if options.pull:
-            check_relay(options.pull, options.network)
-        started.append(options)
-
-    def remember_relay(network: Endpoint, max_model_mib: int) -> None:
-        check_bind(network)
-        started.append(network)
-
-    monkeypatch.setattr(profiling_agents.serving.server, "serve", remember_agent)
-    monkeypatch.setattr(profiling_agents.serving.relay, "serve_relay", remember_relay)
-    monkeypatch.delitem(os.environ, "AUTOTAILOR_AGENT_TOKEN", raising=False)
-    assert main(words) == 0
-    assert len(started) == 1
+    assert_accepted(command, tmp_path, monkeypatch, None)
 
 
 def test_the_readme_names_the_network_of_the_demo() -> None:

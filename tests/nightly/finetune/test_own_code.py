@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tasks import base
 from tasks.data import DataSettings
 from tasks.models import ModelSettings

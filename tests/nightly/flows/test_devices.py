@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 
 def test_devices_of_other_runtimes_precisions_and_batches_go_through_every_stage(
     adapted: tuple[dict[str, Any], Path],

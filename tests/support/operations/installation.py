@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from tests.support import redis_server
 from tests.integration.agents.test_agents_cli import write_certificate
 from tests.integration.operations.test_compose import SERVICES
+from tests.support import redis_server
 from tests.support.docs.documents import ROOT
 from tests.support.ports import free_port
 from tests.support.postgres import USER, Postgres

@@ -1,0 +1,130 @@
+"""Every `autotailor` command line that the documents show is one that the command line accepts."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.cli.convert
+import flows.cli.deploy
+import flows.cli.fleet
+import flows.cli.lut
+import flows.cli.operations
+import flows.cli.partition
+import flows.cli.stress
+import profiling_agents.serving.relay
+import profiling_agents.serving.server
+import tailor_ir
+from adaptive_runtime.texts import Vocabulary
+from adaptive_runtime.texts.vocabulary import FIRST_WORD
+from flows.cli import main
+from flows.cli.arguments import OPERATIONS, parse
+from flows.compose import compose_config, split_sweep
+from flows.config import AdaptConfig, RunConfig
+from flows.validate import validate
+from profiling_agents.network.endpoint import Endpoint, check_bind
+from profiling_agents.serving.puller import check_relay
+from tasks.data import DataSettings, load
+from tasks.data.samples import AnyForm, form_of
+from tasks.data.source import Scaling
+from tasks.models import create
+from tasks.problems import problem_named
+from tests.support.docs.documents import DOCUMENTS, Command, commands, device_commands, write_files
+
+SHOWN = [command for document in DOCUMENTS for command in commands(document)]
+ON_DEVICES = [command for document in DOCUMENTS for command in device_commands(document)]
+WORDS = 100
+"""Numbers of words are below it."""
+TOKEN = "0123456789abcdef" * 4
+
+
+def configs_of(words: Sequence[str]) -> list[RunConfig | AdaptConfig]:
+    """What the command would run: one validated config, or one for each combination of a sweep."""
+    arguments = parse(words)
+    root = "adapt" if arguments.adapts else "config"
+    model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
+    sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
+    return [validate(model, compose_config(root, overrides, arguments.config_folder)) for overrides in sweep]
+
+
+def assert_accepted(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, compiled: set[str] | None) -> None:
+    """The command line takes the command. `compiled`: networks with spaces that were compiled before; None: compile none."""
+    write_files(command.document, folder)
+    monkeypatch.chdir(folder)
+    if not {"--help", "--version"}.isdisjoint(command.words):
+        assert main(command.words) == 0
+    elif command.words[0] in ("agent", "relay"):
+        assert_service_would_start(command.words, monkeypatch)
+    elif command.words[0] == "convert":
+        arguments = parse(command.words)
+        assert flows.cli.convert.check(arguments)
+        assert flows.cli.convert.config_of(arguments)
+    elif command.words[0] == "deploy":
+        assert flows.cli.deploy.config_of(parse(command.words))
+    elif command.words[0] == "fleet":
+        flows.cli.fleet.check(parse(command.words))
+        assert flows.cli.fleet.config_of(parse(command.words))
+    elif command.words[0] in OPERATIONS:
+        assert flows.cli.operations.config_of(parse(command.words))
+    elif command.words[0] == "partition":
+        assert flows.cli.partition.config_of(parse(command.words))
+    elif command.words[0] == "stress":
+        assert flows.cli.stress.config_of(parse(command.words))
+    elif command.words[0] == "lut":
+        arguments = parse(command.words)
+        flows.cli.lut.check(arguments)
+        assert validate(flows.cli.lut.LutConfig, compose_config("lut", arguments.overrides))
+    else:
+        for config in configs_of(command.words):
+            if isinstance(config, RunConfig) and compiled is not None:
+                assert_network_takes_the_space(config, compiled)
+
+
+def assert_network_takes_the_space(config: RunConfig, once: set[str]) -> None:
+    """Where a command names variables, the network has them; a callable exists and can be called. once: what was compiled."""
+    if config.model.kind == "callable" or config.space:
+        form = _form(config.data)
+        settings = config.model.model_copy(update={"pretrained": False, "checkpoint": None})
+        same = f"{settings} {form} {config.data.problem} {config.space}"
+        if same in once:
+            return
+        network = create(settings, 10, form, problem=problem_named(config.data.problem))
+        net = tailor_ir.compile(network, form.blank(1), config.space or None)
+        assert net.space.distinct > 1
+        once.add(same)
+
+
+def _form(data: DataSettings) -> AnyForm:
+    """What samples are, without their files; those with several inputs are made."""
+    if data.sample == "sample":
+        return load(data, "train").form
+    vocabulary = Vocabulary(words=tuple(map(str, range(WORDS - FIRST_WORD)))) if data.sample == "text" else None
+    return form_of(data, Scaling("none", "none", vocabulary=vocabulary))
+
+
+def assert_service_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service's own command line takes it, up to the point where it would bind and serve."""
+    if "--token-file" in words:
+        file = Path(words[words.index("--token-file") + 1])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(TOKEN)
+        file.chmod(0o600)
+    started: list[Any] = []
+
+    def remember_agent(options: profiling_agents.serving.options.ServerOptions) -> None:
+        check_bind(options.network)
+        if options.pull:
+            check_relay(options.pull, options.network)
+        started.append(options)
+
+    def remember_relay(network: Endpoint, max_model_mib: int) -> None:
+        check_bind(network)
+        started.append(network)
+
+    monkeypatch.setattr(profiling_agents.serving.server, "serve", remember_agent)
+    monkeypatch.setattr(profiling_agents.serving.relay, "serve_relay", remember_relay)
+    monkeypatch.delitem(os.environ, "AUTOTAILOR_AGENT_TOKEN", raising=False)
+    assert main(words) == 0
+    assert len(started) == 1
