@@ -221,6 +221,11 @@ class DimPool:
             return False
         return form.kind in (*POSITIONS, "batch") or any(self.depends_on_input(p) for p in form.parts)
 
+    def has_samples(self, dim: Dim) -> bool:
+        """Whether the dimension depends on the number of samples."""
+        form = dim.root.form
+        return form is not None and (form.kind == "batch" or any(map(self.has_samples, form.parts)))
+
     def has_positions(self, dim: Dim) -> bool:
         """Whether the dimension depends on the resolution, or on the length of sequences."""
         form = dim.root.form

@@ -7,13 +7,17 @@ import torch
 from torch import nn
 
 from tailor_ir.dims import POSITIONS, Dim, factors_of
+from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 
 def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
-    """Dimensions after a row-major reshape to `sizes`: factors are matched from the left, merged or split as sizes demand."""
-    factors = list(factors_of(dims))
+    """Dimensions after a row-major reshape to `sizes`: factors are matched from the left, merged or split as sizes demand.
+
+    A part of them in which the sizes do not nest, as (6, 4) to (4, 6), stays whole; the factors around it are matched.
+    """
+    factors = _nesting(node, p, list(factors_of(dims)), sizes)
     result: list[Dim] = []
     for size, following in zip(sizes, (*sizes[1:], 0), strict=True):
         taken: list[Dim] = []
@@ -22,15 +26,11 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
             factor = factors.pop(0)
             need = size // product
             if factor.size > need:
-                pieces = _split(node, p, factor, need)
-                if pieces is None:
-                    return _frozen(node, p, dims, sizes)
-                factor, rest = pieces
+                factor, rest = _split(node, p, factor, need)
                 factors.insert(0, rest)
             taken.append(factor)
             product *= factor.size
-        if product != size:
-            return _frozen(node, p, dims, sizes)
+        assert product == size, (node, sizes)
         if size == 1 and factors and factors[0].size == 1:
             taken = [factors.pop(0)]
         while following != 1 and _goes_on(p, taken, factors):
@@ -42,6 +42,68 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
     return tuple(result)
 
 
+def _nesting(node: Node, p: Propagation, factors: Sequence[Dim], sizes: Sequence[int]) -> list[Dim]:
+    """The factors, with fixed ones of the new sizes in the place of those that these sizes cut across.
+
+    ImportFailed: the axis of samples is among them.
+    """
+    left, wanted = list(factors), list(sizes)
+    found: list[Dim] = []
+    while left and wanted:
+        count, parts = _segment(left, wanted)
+        segment = left[:count]
+        samples = next((i for i, dim in enumerate(segment) if p.pool.has_samples(dim)), None)
+        if samples == 0 and parts[0] % segment[0].size == 0:  # what belongs to one sample is a part by itself
+            found.append(left.pop(0))
+            wanted[0] //= found[-1].size
+            wanted = wanted[1:] if wanted[0] == 1 else wanted
+        elif _nests([dim.size for dim in segment], parts):
+            found += segment
+            del left[:count], wanted[: len(parts)]
+        else:
+            why = f"reshapes across axes to {tuple(sizes)}"
+            if samples is not None:
+                raise ImportFailed(
+                    f"operator '{node.op}' at '{node.name}': {why}, which mixes samples; allowed: reshapes of each sample by "
+                    "itself; keep the first axis"
+                )
+            p.freeze(segment, node, why)
+            found += [p.pool.fixed(size) for size in parts]
+            del left[:count], wanted[: len(parts)]
+    return [*found, *left]
+
+
+def _segment(factors: Sequence[Dim], sizes: Sequence[int]) -> tuple[int, list[int]]:
+    """The shortest beginnings of factors and sizes with one product: how many factors, and the sizes."""
+    count, taken = 1, 1
+    before, after = factors[0].size, sizes[0]
+    while before != after:
+        if before < after:
+            before *= factors[count].size
+            count += 1
+        else:
+            after *= sizes[taken]
+            taken += 1
+    return count, list(sizes[:taken])
+
+
+def _nests(factors: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether each factor is a part of one size, or the product of some."""
+    left = list(factors)
+    for size in sizes:
+        product = 1
+        while product < size:
+            need, rest = divmod(size, product)
+            if rest or (left[0] > need and left[0] % need):
+                return False
+            taken = min(left[0], need)
+            left[0] //= taken
+            product *= taken
+            if left[0] == 1:
+                del left[0]
+    return True
+
+
 def _goes_on(p: Propagation, taken: Sequence[Dim], factors: Sequence[Dim]) -> bool:
     """Whether positions go on with positions of which there is one at the traced resolution only."""
     if not taken or not factors or factors[0].size != 1:
@@ -49,15 +111,8 @@ def _goes_on(p: Propagation, taken: Sequence[Dim], factors: Sequence[Dim]) -> bo
     return p.pool.has_positions(taken[-1]) and p.pool.has_positions(factors[0])
 
 
-def _frozen(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
-    p.freeze(dims, node, f"reshapes across axes to {tuple(sizes)}")
-    return tuple(p.pool.fixed(size) for size in sizes)
-
-
-def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim] | None:
-    """A dimension as `outer` times the rest, or None where the sizes do not divide it."""
-    if dim.size % outer:
-        return None
+def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim]:
+    """A dimension as `outer`, which divides it, times the rest."""
     if p.pool.depends_on_input(dim):
         return p.pool.split(dim, outer)
     if dim.root.form is None:
