@@ -245,15 +245,15 @@ class _ModelBuilder:
 
     def _parameter(self, name: str, shape: Shape) -> np.ndarray:
         """Random values; integers are positions where they look something up, else zeros."""
-        kind = self._type(name)
+        kind = self._type(name)  # numbers that are drawn without dimensions are no arrays
         if kind.kind == "b":
-            return self.rng.random(shape) < 0.5
+            return np.asarray(self.rng.random(shape) < 0.5)
         if kind.kind != "f":
             looked_up = [s for s in self.feature.steps if s.op == "Gather" and s.inputs[1] == name]
             sizes = [self.shapes[s.inputs[0]][int(dict(s.attributes).get("axis", 0))] for s in looked_up]  # type: ignore[arg-type]
-            return self.rng.integers(0, min(sizes, default=1), shape).astype(kind)
+            return np.asarray(self.rng.integers(0, min(sizes, default=1), shape), kind)
         fan_in = max(prod(shape[1:]), 1)
-        return (self.rng.standard_normal(shape) / fan_in**0.5).astype(kind)
+        return np.asarray(self.rng.standard_normal(shape) / fan_in**0.5, kind)
 
 
 def operator_model(feature: OperatorFeature, seed: int = 0) -> bytes:
