@@ -13,6 +13,8 @@ from tailor_ir.graph import Node
 from tailor_ir.structure.regions import Block
 
 WINDOW = ("kernel_shape", "strides", "pads", "dilations")
+PLACED = ("Conv", "ConvTranspose", "BatchNormalization", "GroupNorm", "InstanceNormalization", "AveragePool", "MaxPool")
+"""Operators whose channels are the axis behind the samples, wherever positions are."""
 
 
 def _write(sketch: Sketch, number: float) -> str:
@@ -62,27 +64,55 @@ def _read_by(sketch: Sketch, template: Block, x: str) -> tuple[str, dict[str, Re
     """What the template reads, and the layers that take the entry's channels instead of their own."""
     network = sketch.network
     have, wanted = sketch.shape(x), network.shape(template.entry)
-    if have[2:] != wanted[2:]:
-        raise NotHere(f"positions {have[2:]} before the last block, which reads {wanted[2:]}")
-    if have[1] == wanted[1] and network.axes(sketch.site.entry)[1] == network.axes(template.entry)[1]:
+    at = _channels(sketch, template, x)
+    if at is None:
         return x, {}
     readers = [node for node in template.nodes if template.entry in node.inputs]
-    dense = all(node.op == "Conv" and node.int("group", 1) == 1 for node in readers)
-    if dense:
-        return x, {node.name: _with_channels(have[1]) for node in readers}
-    weight = _fitted(torch.eye(wanted[1])[:, :, None, None], have[1])
-    return sketch.convolution("adapter", x, weight), {}
+    last = at == len(wanted) - 1 and not any(node.op in PLACED for node in readers)
+    if all(_mixes(sketch, node, last) for node in readers):
+        return x, {node.name: _with_channels(have[at]) for node in readers}
+    weight = _fitted(torch.eye(wanted[at]), have[at])
+    if last:
+        return sketch.linear("adapter", x, weight), {}
+    if at != 1:
+        raise NotHere(f"axis {at} changes before the last block, which is neither its channels nor the last one")
+    return sketch.convolution("adapter", x, weight.reshape(*weight.shape, *(1,) * (len(wanted) - 2))), {}
+
+
+def _channels(sketch: Sketch, template: Block, x: str) -> int | None:
+    """The axis in which what there is differs from what the template reads; None where it is the same."""
+    have, wanted = sketch.shape(x), sketch.network.shape(template.entry)
+    own, read = (sketch.network.axes(name) for name in (sketch.site.entry, template.entry))
+    if len(have) != len(wanted):
+        raise NotHere(f"{len(have)} axes before the last block, which reads {len(wanted)}")
+    differ = [
+        at
+        for at, (axis, other) in enumerate(zip(own, read, strict=True))
+        if have[at] != wanted[at] or (axis != other and not axis.spatial and not other.spatial)
+    ]
+    if len(differ) > 1 or any(own[at].spatial or read[at].spatial for at in differ):
+        raise NotHere(f"{have} before the last block, which reads {wanted}")
+    return differ[0] if differ else None
+
+
+def _mixes(sketch: Sketch, node: Node, last: bool) -> bool:
+    """Whether a node is a layer over all channels of what it reads, with a weight of its own."""
+    stored = len(node.inputs) > 1 and node.inputs[1] in sketch.network.tensors
+    return stored and (node.op == "Linear" if last else node.op == "Conv" and node.int("group", 1) == 1)
 
 
 def _with_channels(channels: int) -> Rewrite:
-    """The same convolution on other input channels."""
+    """The same layer on other input channels."""
 
     def write(sketch: Sketch, node: Node, x: str) -> str:
         tensors = sketch.network.tensors
         bias = None
         if len(node.inputs) > 2 and node.inputs[2]:
             bias = sketch.parameter(node.inputs[2], tensors[node.inputs[2]])
-        return sketch.convolution(node.name, x, _fitted(tensors[node.inputs[1]], channels), node, bias=bias)
+        weight = _fitted(tensors[node.inputs[1]], channels)
+        if node.op == "Linear":
+            return sketch.linear(node.name, x, weight, bias)
+        return sketch.convolution(node.name, x, weight, node, bias=bias)
 
     return write
 

@@ -185,9 +185,13 @@ class Sketch:
         return f"{self.prefix}{original}"
 
     def _free(self, name: str) -> str:
-        name = self.name_of(name)
-        assert name not in self.shapes, name
-        return name
+        """A name that nothing has yet: layers that are replaced may share a tensor."""
+        own = free = self.name_of(name)
+        number = 1
+        while free in self.shapes:
+            number += 1
+            free = f"{own}/{number}"
+        return free
 
 
 def _window(attributes: Mapping[str, Attribute], rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
