@@ -11,6 +11,10 @@ Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str,
 Tensors = dict[str, torch.Tensor]
 GivenInputs = torch.Tensor | Sequence[torch.Tensor]
 """A batch of a network's only input, or of each of its inputs in order."""
+CHANNELS_FIRST, CHANNELS_LAST = (2, 3), (1, 2)
+"""Axes of height and width of images (B, C, H, W) and (B, H, W, C)."""
+OF_PIXELS = frozenset(("Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Sub"))
+"""Operators on single pixels, by which networks scale their images before anything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,34 @@ class Graph:
         """Height and width of the first image, or the length of token sequences; else what follows the input's features."""
         if self.sequences:
             return self.shapes[self.sequences[0]][1:]
-        return self.shapes[self.image or self.inputs[0]][2:]
+        if self.image is None:
+            return self.shapes[self.inputs[0]][2:]
+        return tuple(self.shapes[self.image][axis] for axis in self.sides_of(self.image))
+
+    def sides_of(self, name: str) -> tuple[int, int]:
+        """The axes of an image's height and width.
+
+        Channels are last where all that reads the image, but for arithmetic on pixels, brings them to the front.
+        """
+        shape, consumers = self.shapes[name], self.consumers()
+        first = (shape[0], shape[3], *shape[1:3])
+        pending, seen = [name], {name}
+        brought = False
+        while pending:
+            value = pending.pop()
+            readers = consumers.get(value, [])
+            if value in self.outputs or not readers:
+                return CHANNELS_FIRST
+            for node in readers:
+                given = node.outputs[0]
+                if node.op in OF_PIXELS and self.shapes[given] == shape:
+                    pending += {given} - seen
+                    seen.add(given)
+                elif self.shapes[given] == first and (_to_front(node) or (node.op == "Reshape" and shape[3] == 1)):
+                    brought = True
+                else:
+                    return CHANNELS_FIRST
+        return CHANNELS_LAST if brought else CHANNELS_FIRST
 
     def input_type(self, name: str) -> str:
         """Element type of an input; float32 in graphs that were saved without types."""
@@ -182,3 +213,8 @@ class Graph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
+
+
+def _to_front(node: Node) -> bool:
+    """Whether a node brings the channels of images (B, H, W, C) to the front."""
+    return node.op == "Transpose" and node.ints("perm") == (0, 3, 1, 2)

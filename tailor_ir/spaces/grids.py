@@ -10,6 +10,7 @@ from solvers.tables import spread
 from tailor_ir.axes import Axis, Sizes, groups_of, spatial_in
 from tailor_ir.spaces.presence import Variables
 from tailor_ir.spaces.space import Space
+from tailor_ir.structure.resolutions import sides_of
 
 
 class Grids:
@@ -56,8 +57,8 @@ class Grids:
         spatial: Sequence[int | np.ndarray] = self.space.base_spatial
         if self.space.resolution in variables:
             choices = self.space.variables[self.space.resolution].choices
-            side = spread((self.space.resolution,), np.asarray(choices, np.int64), variables)
-            spatial = (side,) * len(spatial)
+            sides = zip(*(sides_of(int(choice), self.space.base_spatial) for choice in choices), strict=True)
+            spatial = [spread((self.space.resolution,), np.asarray(side, np.int64), variables) for side in sides]
         # arithmetic on arrays is that on numbers
         return Sizes(
             groups=cast("Mapping[int, int]", groups), spatial=cast("tuple[int, ...]", spatial), batch=self._batch

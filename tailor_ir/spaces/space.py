@@ -18,6 +18,7 @@ from tailor_ir.spaces.needs import DerivedColumns
 from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Selection, Variables
 from tailor_ir.spaces.sizing import Sizing
 from tailor_ir.spaces.variables import Choice, Config, Variable, VariableInfo
+from tailor_ir.structure.resolutions import sides_of
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,11 @@ class Space:
         return {each.group: int(each.sizes[tuple([row[column] for column in each.variables])]) for each in self.sizings}
 
     def spatial(self, codes: np.ndarray) -> tuple[int, ...]:
-        """Input height and width."""
+        """Input height and width; the resolution is the height, and the width keeps its ratio to it."""
         if self.resolution is None:
             return self.base_spatial
         size = int(self.variables[self.resolution].choices[int(codes[self.resolution])])
-        return (size,) * len(self.base_spatial)
+        return sides_of(size, self.base_spatial)
 
     def sizes(self, codes: np.ndarray, batch: int = 1) -> Sizes:
         """The size of every axis under one row of choice indices."""

@@ -1,5 +1,7 @@
 """Axes and regions of a network that are found together: which windows positions have, and which layers can be skipped."""
 
+from collections.abc import Sequence
+
 from tailor_ir.dims import Windows
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.structure.propagation import AxisMap, propagate
@@ -17,10 +19,10 @@ def find_axes_and_regions(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regi
     same = tuple((each.value, each.producer) for each in graph.alternatives)
     original = graph.original()
     axis_map = propagate(graph, tensors, joins=same)
-    sides = () if graph.image is None else graph.shapes[graph.image][2:]
-    if len(set(sides)) == 1 and _choices(axis_map, sides[0]) == 1:
+    sides = () if graph.image is None else graph.positions
+    if sides and _choices(axis_map, sides) == 1:
         other = propagate(graph, tensors, "size", same)
-        if _choices(other, sides[0]) > 1:
+        if _choices(other, sides) > 1:
             axis_map, windows = other, "size"
     regions = find_regions(original, axis_map)
     joins = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
@@ -30,5 +32,5 @@ def find_axes_and_regions(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regi
     return axis_map, regions
 
 
-def _choices(axis_map: AxisMap, base: int) -> int:
-    return 1 if axis_map.resolution_frozen else len(Resolutions(axis_map, base).proposed())
+def _choices(axis_map: AxisMap, sides: Sequence[int]) -> int:
+    return 1 if axis_map.resolution_frozen else len(Resolutions(axis_map, sides).proposed())

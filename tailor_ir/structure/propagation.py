@@ -87,7 +87,8 @@ def _read_inputs(p: Propagation) -> None:
         if name in graph.sequences:
             dims = steps
         elif len(dims) == 3:
-            dims[1:] = [p.pool.scaled(side, size, side.size) for side, size in zip(sides, sizes[1:], strict=True)]
+            for side, axis in zip(sides, graph.sides_of(name), strict=True):
+                dims[axis - 1] = p.pool.scaled(side, sizes[axis - 1], side.size)
         p.dims[name] = (batch, *dims)
 
 

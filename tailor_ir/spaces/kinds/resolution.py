@@ -26,15 +26,13 @@ def _propose(draft: Draft, kind: Kind) -> None:
     if asked is None:
         return
     reason = draft.axis_map.resolution_frozen
-    if not reason and len(set(draft.input_spatial)) != 1:
-        reason = f"the input is not square: {draft.input_spatial}"
     if reason:
         if asked:
             raise SpaceError(f"space: {name}={list(asked)}: the {name.replace('_', ' ')} cannot change ({reason})")
         draft.dropped.append(f"{name}: cannot change ({reason})")
         return
     base = draft.input_spatial[0]
-    resolutions = Resolutions(draft.axis_map, base)
+    resolutions = Resolutions(draft.axis_map, draft.input_spatial)
     proposed = resolutions.proposed() if kind is RESOLUTION else resolutions.proposed(BUCKETS)
     candidates = asked or proposed
     legal: list[NumberChoice] = []

@@ -32,23 +32,25 @@ def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def refusal(model: nn.Module, sample: torch.Tensor, space: SpaceSpec | None = None) -> str:
     """The one line with which a network is refused; "" where it compiles."""
+    made = _compiled(model, sample, space)
+    return made if isinstance(made, str) else ""
+
+
+def _compiled(model: nn.Module, sample: torch.Tensor, space: SpaceSpec | None) -> tailor_ir.SuperNet | str:
     try:
-        tailor_ir.compile(model, sample, space)
+        return tailor_ir.compile(model, sample, space)
     except TailorError as error:
-        assert "\n" not in str(error), error
-        return str(error)
-    return ""
+        line = str(error)
+    assert "\n" not in line, line
+    return line
 
 
 def check_forms(
     model: nn.Module, sample: torch.Tensor, space: SpaceSpec | None = None, subnets: int = 2
 ) -> tailor_ir.SuperNet | None:
     """Compile a network and check its largest SubNet against it, and some SubNets against themselves; None: it is refused."""
-    shaken(model)
-    try:
-        net = tailor_ir.compile(model, sample, space)
-    except TailorError as error:
-        assert "\n" not in str(error), error
+    net = _compiled(shaken(model), sample, space)
+    if isinstance(net, str):
         return None
     net.elastic.eval().activate(net.max_config)
     with torch.no_grad():
