@@ -200,6 +200,15 @@ class DimPool:
         left, right = a.form.parts, b.form.parts
         return len(left) == len(right) and all(self.fits(x, y) for x, y in zip(left, right, strict=True))
 
+    def fixes(self, a: Dim, b: Dim) -> bool:
+        """Whether `unify` of two that fit would fix channels of one of them."""
+        a, b = a.root, b.root
+        if a is b:
+            return False
+        if a.form is None or b.form is None:
+            return any(form is not None and form.kind == "fixed" for form in (a.form, b.form))
+        return any(self.fixes(x, y) for x, y in zip(a.form.parts, b.form.parts, strict=False))
+
     def _unify_parts(self, a: Form, b: Form, reason: str) -> bool:
         """Unify two forms of one kind part by part; False when their parts differ in size."""
         left, right = a.parts, b.parts

@@ -13,7 +13,8 @@ def find_axes_and_regions(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regi
     """Axes and regions of a network. Producers of one value have the same axes; regions are those of the original network.
 
     Windows of positions are many or large, whichever leaves resolutions to choose from. Where nothing can be skipped,
-    layers that keep the shape are given the same axes on both sides, so that they can.
+    layers that keep the shape are given the same axes on both sides, so that they can; but not where the network's input or
+    output would fix their channels.
     """
     windows: Windows = "number"
     same = tuple((each.value, each.producer) for each in graph.alternatives)
@@ -25,10 +26,10 @@ def find_axes_and_regions(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regi
         if _choices(other, sides) > 1:
             axis_map, windows = other, "size"
     regions = find_regions(original, axis_map)
-    joins = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
-    if joins:
-        axis_map = propagate(graph, tensors, windows, (*joins, *same))
-        regions = find_regions(original, axis_map, joins)
+    skips = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
+    if skips:
+        axis_map = propagate(graph, tensors, windows, same, skips)
+        regions = find_regions(original, axis_map, skips)
     return axis_map, regions
 
 

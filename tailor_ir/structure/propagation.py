@@ -42,12 +42,17 @@ class AxisMap:
 
 
 def propagate(
-    graph: Graph, tensors: Tensors, windows: Windows = "number", joins: Sequence[tuple[str, str]] = ()
+    graph: Graph,
+    tensors: Tensors,
+    windows: Windows = "number",
+    joins: Sequence[tuple[str, str]] = (),
+    skips: Sequence[tuple[str, str]] = (),
 ) -> AxisMap:
     """Axes of every value and initializer.
 
-    windows: whether the number or the size of windows grows with the resolution. joins: pairs of values that get equal axes,
-    so that the nodes between them can be skipped; a pair whose axes cannot be equal is ignored.
+    windows: whether the number or the size of windows grows with the resolution. joins: pairs of values that get equal axes.
+    skips: likewise, so that the nodes between them can be skipped; a pair that would fix channels which are free without it,
+    as those before the network's output, is ignored. So is every pair whose axes cannot be equal.
     """
     p = Propagation(graph, tensors, DimPool(windows), data=graph.data_values())
     _read_inputs(p)
@@ -55,21 +60,27 @@ def propagate(
         for name, dims in zip(node.outputs, find(OPERATORS, node).axes(node, p), strict=False):
             p.dims[name] = dims
             assert tuple(d.size for d in dims) == graph.shapes[name], (node, dims, graph.shapes[name])
-    for first, second in joins:
-        pairs = list(zip(p.dims[first], p.dims[second], strict=True))
-        if all(p.pool.fits(a, b) for a, b in pairs):
-            for a, b in pairs:
-                p.pool.unify(a, b, "the same before and after a layer that can be left out")
+    _join(p, joins)
     for name in graph.initializers - p.dims.keys():
         p.dims[name] = tuple(p.pool.fixed(size, "constant") for size in graph.shapes[name])
     for name in graph.outputs:
         _freeze_output(p, name)
+    _join(p, skips, fixing=False)
     _freeze_unmovable(p)
     table = AxisTable()
     axes = {name: tuple(table.axis(dim) for dim in dims) for name, dims in p.dims.items()}
     equal = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
     frozen = p.pool.resolution_frozen or ("" if graph.image or graph.sequences else NO_POSITIONS)
     return AxisMap(axes, dict(table.groups), equal, frozen, _reasons(p))
+
+
+def _join(p: Propagation, pairs: Sequence[tuple[str, str]], fixing: bool = True) -> None:
+    """Give pairs of values equal axes where these fit. fixing: also where that fixes channels that are free."""
+    for first, second in pairs:
+        dims = list(zip(p.dims[first], p.dims[second], strict=True))
+        if all(p.pool.fits(a, b) and (fixing or not p.pool.fixes(a, b)) for a, b in dims):
+            for a, b in dims:
+                p.pool.unify(a, b, "the same before and after a layer that can be left out")
 
 
 def _read_inputs(p: Propagation) -> None:
