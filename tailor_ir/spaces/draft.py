@@ -26,20 +26,35 @@ def make_divisible(value: float, divisor: int) -> int:
     return result if result >= 0.9 * value else result + divisor
 
 
-def channel_multiple(size: int) -> int:
-    """The largest power of two up to 8 that divides a group's full size."""
-    return next(d for d in (HARDWARE_MULTIPLE, 4, 2, 1) if size % d == 0)
+def channel_multiple(size: int, most: int = HARDWARE_MULTIPLE) -> int:
+    """The largest power of two up to `most` that divides a group's full size."""
+    return next(d for d in (HARDWARE_MULTIPLE, 4, 2, 1) if d <= most and size % d == 0)
 
 
-def kept_elements(value: float, full: int, unit: int = 1) -> int:
-    """Elements of a group of `full` elements of `unit` channels each, for about `value` elements."""
-    channels = min(full * unit, make_divisible(value * unit, channel_multiple(full * unit)))
+def kept_elements(value: float, full: int, unit: int = 1, most: int = HARDWARE_MULTIPLE) -> int:
+    """Elements of a group of `full` elements of `unit` channels each, for about `value` elements.
+
+    most: the largest multiple that channels are kept in.
+    """
+    channels = min(full * unit, make_divisible(value * unit, channel_multiple(full * unit, most)))
     return -(-channels // unit)
 
 
 def plain_number(value: float) -> NumberChoice:
     """A whole number as an int."""
     return int(value) if value == int(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """How finely the channels of a network are divided.
+
+    multiple: channels are kept in multiples of it, or of less where a group's own size demands it. fine: more shares of
+    channels are proposed than usual.
+    """
+
+    multiple: int = HARDWARE_MULTIPLE
+    fine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,7 @@ class Draft:
     regions: Regions
     selectors: Selectors
     alternatives: tuple[Alternative, ...] = ()
+    grain: Grain = Grain()
     variables: list[Variable] = field(default_factory=list)
     widths: dict[int, StreamWidth] = field(default_factory=dict)
     sizings: list[Sizing] = field(default_factory=list)
@@ -83,6 +99,10 @@ class Draft:
     def input_spatial(self) -> tuple[int, ...]:
         """Height and width of the network's first image, or the length of its token sequences."""
         return self.graph.positions
+
+    def kept(self, value: float, full: int, unit: int = 1) -> int:
+        """Elements of a group of `full` elements of `unit` channels each, for about `value` elements, by the grain."""
+        return kept_elements(value, full, unit, self.grain.multiple)
 
     def named_blocks(self) -> list[NamedBlock]:
         """All blocks of all stages, in order."""

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph
-from tailor_ir.spaces.draft import Draft
+from tailor_ir.spaces.draft import HARDWARE_MULTIPLE, Draft, Grain
 from tailor_ir.spaces.kinds import KINDS
 from tailor_ir.spaces.needs import DerivedColumns, find_needs
 from tailor_ir.spaces.presence import NEVER, Presence, Selection
@@ -16,14 +17,19 @@ from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.regions import Regions
 
+SMALLER_MULTIPLES = tuple(HARDWARE_MULTIPLE >> halvings for halvings in (1, 2, 3))
+HARDLY_ANY = 6  # combinations of choices
+
 
 def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec | None) -> Structure:
     """A network with its space: the user's, or (None) a proposed one.
 
     SpaceError: a selector matches nothing, or a choice cannot be taken.
     """
-    draft = Draft(graph.original(), axis_map, regions, Selectors(spec), graph.alternatives)
-    _propose_variables(draft)
+    draft = _by_itself(graph, axis_map, regions)
+    if spec is not None or graph.alternatives:
+        draft = Draft(graph.original(), axis_map, regions, Selectors(spec), graph.alternatives, draft.grain)
+        _propose_variables(draft)
     if draft.selectors.ask_for_alternatives and not regions.stages:
         draft.dropped.append("alternatives: the network has no blocks that could be replaced")
     draft.selectors.refuse_unmatched(draft.dropped)
@@ -39,6 +45,40 @@ def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec |
         dropped=tuple(draft.dropped),
     )
     return Structure(graph=graph, axis_map=axis_map, regions=regions, space=space, presence=presence)
+
+
+def _by_itself(graph: Graph, axis_map: AxisMap, regions: Regions) -> Draft:
+    """The space that is proposed for a network without a wish, by the coarsest grain that leaves it choices.
+
+    Channels are kept in smaller multiples where no other choice of channels is left, and in more shares of them where there
+    are hardly any choices. The grain follows from the network alone, so that a choice means the same under every wish.
+    """
+
+    def proposed(grain: Grain) -> Draft:
+        draft = Draft(graph.original(), axis_map, regions, Selectors(None), (), grain)
+        _propose_variables(draft)
+        return draft
+
+    coarse = proposed(Grain())
+    finer = (proposed(Grain(multiple)) for multiple in SMALLER_MULTIPLES)
+    draft = next((each for each in (coarse, *(() if _divides(coarse) else finer)) if _divides(each)), None)
+    if draft is None:
+        return coarse
+    multiples = [multiple for multiple in (HARDWARE_MULTIPLE, *SMALLER_MULTIPLES) if multiple <= draft.grain.multiple]
+    for multiple in multiples:
+        if _combinations(draft) > HARDLY_ANY:
+            break
+        draft = max(draft, proposed(Grain(multiple, fine=True)), key=_combinations)
+    return draft
+
+
+def _divides(draft: Draft) -> bool:
+    """Whether a variable of a draft divides channels, or heads."""
+    return any(KINDS[variable.kind].divides for variable in draft.variables)
+
+
+def _combinations(draft: Draft) -> int:
+    return prod(len(variable.choices) for variable in draft.variables)
 
 
 def _propose_variables(draft: Draft) -> None:

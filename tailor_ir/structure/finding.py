@@ -28,8 +28,10 @@ def find_axes_and_regions(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regi
     regions = find_regions(original, axis_map)
     skips = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
     if skips:
-        axis_map = propagate(graph, tensors, windows, same, skips)
-        regions = find_regions(original, axis_map, skips)
+        skippable = propagate(graph, tensors, windows, same, skips)
+        found = find_regions(original, skippable, skips)
+        if any(stage.trailing for stage in found.stages):
+            return skippable, found
     return axis_map, regions
 
 

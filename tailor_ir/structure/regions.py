@@ -1,7 +1,6 @@
 """Blocks and stages of a network, found by dependency.
 
-A *cut value* is one that every path from input to output passes; between two of them lies a *segment*. Segments are
-joined into blocks where a boundary would fall inside an expansion; blocks over the same axes form a stage.
+Segments are joined into blocks where a boundary would fall inside an expansion; blocks over the same axes form a stage.
 Kinds only give blocks the names that people know.
 """
 
@@ -10,37 +9,15 @@ from dataclasses import dataclass, replace
 
 from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph, Node
-from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.structure.block_groups import BlockGroups, find_groups
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.residuals import find_residuals
+from tailor_ir.structure.segments import Block, depthwise, find_segments, reads_entry_alone
 
 MAIN_KINDS = frozenset(
     ("Attention", "FFN", "Layer", "MBConv", "DepthwiseSeparable", "Bottleneck", "BasicBlock", "Residual", "Transformer")
 )
 LAYOUT = frozenset(("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"))
-NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormalization"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A part of the network with one entry and one exit. `residual`: an Add joins the entry with the computed value.
-
-    `nested`: it lies in a branch of a larger region.
-    """
-
-    nodes: tuple[Node, ...]
-    entry: str
-    exit: str
-    residual: bool = False
-    skippable: bool = False
-    nested: bool = False
-    kind: str = "Plain"
-
-    @property
-    def gives_exit(self) -> bool:
-        """Whether a node of its own gives the exit; else a nested block at its end does."""
-        return any(self.exit in node.outputs for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +59,14 @@ def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
         for block in regions.blocks
         if not block.nested
         and any(node.op in ("Conv", "Linear") for node in block.nodes)
-        and _reads_entry_alone(block.nodes, block.entry, graph)
+        and reads_entry_alone(block.nodes, block.entry, graph)
         and graph.shapes[block.entry] == graph.shapes[block.exit]
     )
 
 
 def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str]] = ()) -> Regions:
     """Blocks and stages of a network. `joins`: (entry, exit) of plain blocks that can be left out where the axes agree."""
-    segments = _absorb_norms(_absorb_activations(_segments(graph, axis_map)))
+    segments = find_segments(graph, axis_map)
     carriers = carriers_of(graph, axis_map)
     joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
     whole = _wrap_layouts(joined, axis_map)
@@ -150,87 +127,6 @@ def _unnest(
         chains.append(named)
     taken = {node.name for chain in chains for inner in chain for node in inner.nodes}
     return replace(block, nodes=tuple(node for node in block.nodes if node.name not in taken)), chains
-
-
-def _segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
-    """Cut the data path wherever a single value is alive."""
-    data = graph.data_values()
-    pending = {
-        name: sum(1 for user in users if any(o in data for o in user.outputs))
-        for name, users in graph.consumers().items()
-    }
-    alive: set[str] = set(graph.inputs)
-    segments: list[Block] = []
-    nodes: list[Node] = []
-    entry = graph.inputs[0]
-    for node in graph.nodes:
-        if not any(output in data for output in node.outputs):
-            continue
-        nodes.append(node)
-        for name in dict.fromkeys(node.inputs):
-            if name in data:
-                pending[name] -= 1
-                if not pending[name]:
-                    alive.discard(name)
-        alive.update(output for output in node.outputs if pending.get(output) or output in graph.outputs)
-        if len(alive) == 1 and next(iter(alive)) in node.outputs:
-            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), graph, axis_map))
-            entry, nodes = segments[-1].exit, []
-    if nodes:
-        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], graph, axis_map))
-    return segments
-
-
-def _reads_entry_alone(nodes: Sequence[Node], entry: str, graph: Graph) -> bool:
-    """Whether nodes read no other input of the network than their entry."""
-    others = set(graph.inputs) - {entry}
-    return not any(name in others for node in nodes for name in node.inputs)
-
-
-def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, graph: Graph, axis_map: AxisMap) -> Block:
-    readers = sum(entry in node.inputs for node in nodes)
-    residual = nodes[-1].op == "Add" and readers > 1 and nodes[-1].outputs[0] == exit_value
-    residual = residual and _reads_entry_alone(nodes, entry, graph)
-    same = axis_map.axes[entry] == axis_map.axes[exit_value]
-    return Block(nodes=nodes, entry=entry, exit=exit_value, residual=residual, skippable=residual and same)
-
-
-def _absorb_activations(segments: list[Block]) -> list[Block]:
-    result: list[Block] = []
-    for segment in segments:
-        if result and len(segment.nodes) == 1 and segment.nodes[0].op in ACTIVATIONS:
-            last = result[-1]
-            result[-1] = replace(last, nodes=last.nodes + segment.nodes, exit=segment.exit)
-        else:
-            result.append(segment)
-    return result
-
-
-def _absorb_norms(segments: list[Block]) -> list[Block]:
-    """Join normalisations to the blocks before them, where every block is normalised after its sum (post-norm)."""
-
-    def follows(index: int) -> bool:
-        nodes = segments[index].nodes
-        return index > 0 and segments[index - 1].residual and len(nodes) == 1 and nodes[0].op in NORMS
-
-    after = [i for i in range(len(segments)) if follows(i)]
-    if 2 * len(after) <= sum(segment.residual for segment in segments):
-        return segments
-    result: list[Block] = []
-    for index, segment in enumerate(segments):
-        if index in after:
-            result[-1] = replace(result[-1], nodes=result[-1].nodes + segment.nodes, exit=segment.exit)
-        else:
-            result.append(segment)
-    return result
-
-
-def depthwise(node: Node, axis_map: AxisMap) -> bool:
-    """Whether a node is a convolution of each channel by itself."""
-    if node.op != "Conv" or node.int("group", 1) == 1:
-        return False
-    weight, x = axis_map.axes[node.inputs[1]], axis_map.axes[node.inputs[0]]
-    return weight[0] == x[1] and weight[1].size == 1
 
 
 def _pointwise(node: Node, axis_map: AxisMap) -> bool:

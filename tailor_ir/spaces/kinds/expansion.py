@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from tailor_ir.errors import SpaceError
-from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, kept_elements, plain_number
+from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, plain_number
 from tailor_ir.spaces.kinds.block import add_to_block, asked_of_block
 from tailor_ir.spaces.kinds.record import Kind
 from tailor_ir.spaces.variables import NumberChoice
 
 RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed, as shares of the network's own
+FINE_RATIOS = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)  # in networks with hardly another choice
 
 
 def _propose(draft: Draft, named: NamedBlock) -> None:
@@ -27,17 +28,17 @@ def _propose(draft: Draft, named: NamedBlock) -> None:
     if asked is None:
         return
     choices = _choices(draft, name, asked, own, full)
-    tables = [_sizes(choices, own, draft.axis_map.groups[g], element_channels[g], reference) for g in groups]
+    tables = [_sizes(draft, choices, own, draft.axis_map.groups[g], element_channels[g], reference) for g in groups]
     add_to_block(draft, EXPANSION, name, choices, dict(zip(groups, tables, strict=True)), reference)
 
 
 def _choices(draft: Draft, name: str, asked: Sequence[NumberChoice], own: float, full: int) -> tuple[NumberChoice, ...]:
     if not asked:
         proposed: dict[int, NumberChoice] = {}
-        for share in RELATIVE_RATIOS:
+        for share in FINE_RATIOS if draft.grain.fine else RELATIVE_RATIOS:
             ratio = plain_number(own) if share == 1 else round(own * share, 4)
-            size = full if share == 1 else kept_elements(own * share * (full / own), full)
-            if size in proposed:
+            size = full if share == 1 else draft.kept(own * share * (full / own), full)
+            if size in proposed and not draft.grain.fine:
                 draft.dropped.append(f"{name}={proposed[size]}: the same {size} channels as a larger choice")
             proposed[size] = ratio
         return tuple(sorted(proposed.values()))
@@ -49,7 +50,7 @@ def _choices(draft: Draft, name: str, asked: Sequence[NumberChoice], own: float,
 
 
 def _sizes(
-    choices: Sequence[NumberChoice], own: float, full: int, unit: int, reference: StreamWidth
+    draft: Draft, choices: Sequence[NumberChoice], own: float, full: int, unit: int, reference: StreamWidth
 ) -> tuple[tuple[int, ...], ...]:
     """Elements by reference width choice and ratio choice. Hidden groups narrower than the widest keep their share."""
     largest = choices[-1]
@@ -57,11 +58,13 @@ def _sizes(
     for width in reference.sizes:
         share = width / reference.sizes[-1]
         row = tuple(
-            full if ratio == largest and share == 1 else kept_elements(full * share * ratio / own, full, unit)
+            full if ratio == largest and share == 1 else draft.kept(full * share * ratio / own, full, unit)
             for ratio in choices
         )
         table.append(row)
     return tuple(table)
 
 
-EXPANSION = Kind(name="expand_ratio", scope="block", phase=3, uniform="width", part="FFN", of_block=_propose)
+EXPANSION = Kind(
+    name="expand_ratio", scope="block", phase=3, uniform="width", divides=True, part="FFN", of_block=_propose
+)

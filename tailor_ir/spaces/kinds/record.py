@@ -21,6 +21,7 @@ class Kind:
 
     phase: when progressive training opens the kind's choices, ascending; None: from the start.
     uniform: which multiplier of a whole network the kind belongs to in the baselines that shrink all alike.
+    divides: its choices are numbers of channels, or of heads.
     seen: the shapes of a stage tell the choice, so that tables of layers do not repeat it.
     part: the part of a Transformer block that selectors know the kind's blocks by, beside the block's own name.
     """
@@ -29,6 +30,7 @@ class Kind:
     scope: VariableScope
     phase: int | None
     uniform: Uniform = "other"
+    divides: bool = False
     seen: bool = False
     part: str = ""
     of_network: Callable[[Draft], None] | None = None

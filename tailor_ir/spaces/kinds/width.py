@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from tailor_ir.axes import Concat, groups_of
+from tailor_ir.axes import Concat, groups_of, spatial_in
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Node
 from tailor_ir.ops.recurrent import GATES as RECURRENT
-from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, kept_elements, plain_number
+from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, plain_number
 from tailor_ir.spaces.kinds.record import Kind
 from tailor_ir.spaces.variables import NumberChoice
 from tailor_ir.structure.block_groups import find_groups
@@ -15,6 +15,7 @@ from tailor_ir.structure.regions import Stage
 WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
 RECURRENT_MULTS = tuple(sixteenths / 16 for sixteenths in range(4, 17))
 """Proposed widths of what recurrent layers read and give: such networks have few layers, and each few operators."""
+FINE_MULTS = tuple(sorted({*WIDTH_MULTS, *RECURRENT_MULTS}))  # in networks with hardly another choice
 WidthSizes = tuple[int, ...]
 
 
@@ -75,22 +76,26 @@ def _choices(
     asked = draft.selectors.choices(name)
     choices: list[NumberChoice] = []
     sizes: list[WidthSizes] = []
-    proposed = RECURRENT_MULTS if any(_is_recurrent(draft, group) for group in groups) else WIDTH_MULTS
+    dropped: list[str] = []
+    usual = FINE_MULTS if draft.grain.fine else WIDTH_MULTS
+    proposed = RECURRENT_MULTS if any(_is_recurrent(draft, group) for group in groups) else usual
     for mult in reversed((1.0,) if asked is None else asked or proposed):
         if not 0 < mult <= 1:
             raise SpaceError(f"space: {name}={mult}; allowed: above 0, up to 1")
         kept = tuple(
-            size if mult == 1 else kept_elements(mult * size, size, element_channels.get(group, 1))
+            size if mult == 1 else draft.kept(mult * size, size, element_channels.get(group, 1))
             for group, size in zip(groups, full, strict=True)
         )
         if kept in sizes:
             same = "sizes" if len(kept) > 1 else f"{kept[0]} channels"
             if asked and draft.selectors.is_named(name):
                 raise SpaceError(f"space: {name}={mult}: the same {same} as another choice; leave it out")
-            draft.dropped.append(f"{name}={mult}: the same {same} as a larger choice")
+            dropped.append(f"{name}={mult}: the same {same} as a larger choice")
             continue
         choices.insert(0, plain_number(mult))
         sizes.insert(0, kept)
+    if not draft.grain.fine or len(choices) == 1:  # of many shares some are alike anyway
+        draft.dropped += dropped
     if choices[-1] != 1:
         raise SpaceError(f"space: {name}={list(choices)}: must include 1, the network as it is")
     return choices, sizes
@@ -121,17 +126,37 @@ def _labels(draft: Draft) -> dict[str, tuple[int, str]]:
 def _parts_without_blocks(draft: Draft) -> list[int]:
     """Positions of the first nodes of the parts of a network without blocks.
 
-    A part begins where images have a size for the first time, where they grow again, and at each recurrent layer.
+    A part begins where images, or the signals of convolutions, have a size for the first time, where they grow again, and at
+    each recurrent layer. In a network of a single such part it begins at each layer that makes channels of its own.
     """
     seen: list[object] = []
     starts: list[int] = []
     for index, node in enumerate(draft.graph.nodes):
         axes = draft.axis_map.axes[node.outputs[0]]
-        new = len(axes) > 2 and axes[-1] not in seen and axes[-1].spatial
+        places = axes[-1:] if len(axes) > 2 and axes[-1].spatial else axes[2:] if _reads_signals(draft, node) else ()
+        new = bool(places) and places not in seen
         if new:
-            seen.append(axes[-1])
+            seen.append(places)
         if new or node.op in RECURRENT or _enlarges(draft, node):
             starts.append(index)
+    return starts if len(starts) > 1 else _layers(draft) or starts
+
+
+def _reads_signals(draft: Draft, node: Node) -> bool:
+    """Whether a node is a convolution over positions that follow from no image's size."""
+    return node.op in ("Conv", "ConvTranspose") and not spatial_in(draft.axis_map.axes[node.outputs[0]])
+
+
+def _layers(draft: Draft) -> list[int]:
+    """Positions of the layers whose channels no earlier one has."""
+    seen: set[int] = set()
+    starts = []
+    for index, node in enumerate(draft.graph.nodes):
+        stored = [name for name in node.inputs if name in draft.graph.parameters]
+        made = groups_of(axis for name in node.outputs if name for axis in draft.axis_map.axes[name]) - seen
+        if stored and made:
+            starts.append(index)
+        seen |= made
     return starts
 
 
@@ -153,9 +178,12 @@ WIDTH = Kind(
     scope="stage",
     phase=3,
     uniform="width",
+    divides=True,
     seen=True,
     of_network=_of_stem,
     of_stage=_of_stage,
     of_rest=_of_branches,
 )
-GROWTH = Kind(name="growth_mult", scope="stage", phase=3)  # proposed beside the other widths between blocks
+GROWTH = Kind(
+    name="growth_mult", scope="stage", phase=3, divides=True
+)  # proposed beside the other widths between blocks

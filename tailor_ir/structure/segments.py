@@ -1,0 +1,154 @@
+"""Segments of a network, found by dependency.
+
+A *cut value* is one that every path from input to output passes; between two of them lies a *segment*.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tailor_ir.graph import Graph, Node
+from tailor_ir.ops.elementwise import ACTIVATIONS
+from tailor_ir.structure.propagation import AxisMap
+
+NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormalization"))
+SUMS = frozenset(("Add", "Sub"))
+LAYERS = frozenset(("Conv", "ConvTranspose", "Linear"))
+MANY_IN_A_ROW, MANY_LAYERS = 4, 6
+"""Layers that are more than those of one block, with nothing beside them and with something, as with squeeze and excitation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of the network with one entry and one exit. `residual`: an Add joins the entry with the computed value.
+
+    `nested`: it lies in a branch of a larger region.
+    """
+
+    nodes: tuple[Node, ...]
+    entry: str
+    exit: str
+    residual: bool = False
+    skippable: bool = False
+    nested: bool = False
+    kind: str = "Plain"
+
+    @property
+    def gives_exit(self) -> bool:
+        """Whether a node of its own gives the exit; else a nested block at its end does."""
+        return any(self.exit in node.outputs for node in self.nodes)
+
+
+def find_segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
+    """The segments of a network, activations and (post-norm) normalisations with what is before them.
+
+    A sum around nearly everything, as of networks that compute what is to be added to their input, makes one segment of it
+    all. Where it is the only one, what it goes around is divided as if it were not there.
+    """
+    segments = _segments(graph, axis_map)
+    closing = [segment for segment in segments if _closes(segment)]
+    if len(closing) == 1 and not any(segment.residual for segment in segments if segment is not closing[0]):
+        divided = _segments(graph, axis_map, closing[0])
+        if _holds_network([segment for segment in divided if segment not in segments], axis_map):
+            segments = divided
+    return _absorb_norms(_absorb_activations(segments))
+
+
+def _closes(segment: Block) -> bool:
+    """Whether a segment ends with its entry and what was made of it."""
+    last = segment.nodes[-1]
+    return len(segment.nodes) > 1 and last.op in SUMS and segment.entry in last.inputs
+
+
+def _holds_network(inside: Sequence[Block], axis_map: AxisMap) -> bool:
+    """Whether what a sum goes around has blocks of its own, or more layers than a block has."""
+    layers = [
+        [node for node in segment.nodes if node.op in LAYERS and not depthwise(node, axis_map)] for segment in inside
+    ]
+    in_a_row = max(map(len, layers), default=0) <= 1 and not any(
+        depthwise(node, axis_map) for segment in inside for node in segment.nodes
+    )
+    count = sum(map(len, layers))
+    return sum(segment.skippable for segment in inside) > 1 or count >= (MANY_IN_A_ROW if in_a_row else MANY_LAYERS)
+
+
+def _segments(graph: Graph, axis_map: AxisMap, around: Block | None = None) -> list[Block]:
+    """Cut the data path wherever a single value is alive. around: a segment whose last node reads its entry unseen."""
+    data = graph.data_values()
+    pending = {
+        name: sum(1 for user in users if any(o in data for o in user.outputs))
+        for name, users in graph.consumers().items()
+    }
+    if around is not None:
+        pending[around.entry] -= 1
+    alive: set[str] = set(graph.inputs)
+    segments: list[Block] = []
+    nodes: list[Node] = []
+    entry = graph.inputs[0]
+    for node in graph.nodes:
+        if not any(output in data for output in node.outputs):
+            continue
+        nodes.append(node)
+        for name in dict.fromkeys(node.inputs):
+            if name in data and not (around is not None and node is around.nodes[-1] and name == around.entry):
+                pending[name] -= 1
+                if not pending[name]:
+                    alive.discard(name)
+        alive.update(output for output in node.outputs if pending.get(output) or output in graph.outputs)
+        if len(alive) == 1 and next(iter(alive)) in node.outputs:
+            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), graph, axis_map))
+            entry, nodes = segments[-1].exit, []
+    if nodes:
+        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], graph, axis_map))
+    return segments
+
+
+def reads_entry_alone(nodes: Sequence[Node], entry: str, graph: Graph) -> bool:
+    """Whether nodes read no other input of the network than their entry."""
+    others = set(graph.inputs) - {entry}
+    return not any(name in others for node in nodes for name in node.inputs)
+
+
+def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, graph: Graph, axis_map: AxisMap) -> Block:
+    readers = sum(entry in node.inputs for node in nodes)
+    residual = nodes[-1].op == "Add" and readers > 1 and nodes[-1].outputs[0] == exit_value
+    residual = residual and reads_entry_alone(nodes, entry, graph)
+    same = axis_map.axes[entry] == axis_map.axes[exit_value]
+    return Block(nodes=nodes, entry=entry, exit=exit_value, residual=residual, skippable=residual and same)
+
+
+def _absorb_activations(segments: list[Block]) -> list[Block]:
+    result: list[Block] = []
+    for segment in segments:
+        if result and len(segment.nodes) == 1 and segment.nodes[0].op in ACTIVATIONS:
+            last = result[-1]
+            result[-1] = replace(last, nodes=last.nodes + segment.nodes, exit=segment.exit)
+        else:
+            result.append(segment)
+    return result
+
+
+def _absorb_norms(segments: list[Block]) -> list[Block]:
+    """Join normalisations to the blocks before them, where every block is normalised after its sum (post-norm)."""
+
+    def follows(index: int) -> bool:
+        nodes = segments[index].nodes
+        return index > 0 and segments[index - 1].residual and len(nodes) == 1 and nodes[0].op in NORMS
+
+    after = [i for i in range(len(segments)) if follows(i)]
+    if 2 * len(after) <= sum(segment.residual for segment in segments):
+        return segments
+    result: list[Block] = []
+    for index, segment in enumerate(segments):
+        if index in after:
+            result[-1] = replace(result[-1], nodes=result[-1].nodes + segment.nodes, exit=segment.exit)
+        else:
+            result.append(segment)
+    return result
+
+
+def depthwise(node: Node, axis_map: AxisMap) -> bool:
+    """Whether a node is a convolution of each channel by itself."""
+    if node.op != "Conv" or node.int("group", 1) == 1:
+        return False
+    weight, x = axis_map.axes[node.inputs[1]], axis_map.axes[node.inputs[0]]
+    return weight[0] == x[1] and weight[1].size == 1
