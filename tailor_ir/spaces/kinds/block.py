@@ -46,11 +46,23 @@ def propose_sizes(
     scale: int,
 ) -> None:
     """A variable whose choices are sizes themselves, divided by `scale`, of groups of one size."""
-    full = draft.axis_map.groups[groups[0]]
     name, asked = asked_of_block(draft, kind, named)
-    if asked is None:
-        return
-    choices = tuple(asked) or tuple(plain_number(size / scale) for size in proposed)
+    if asked is not None:
+        choices = tuple(asked) or tuple(plain_number(size / scale) for size in proposed)
+        add_sizes(draft, kind, name, choices, groups, legal, scale)
+
+
+def add_sizes(
+    draft: Draft,
+    kind: Kind,
+    name: str,
+    choices: Sequence[NumberChoice],
+    groups: Sequence[int],
+    legal: Sequence[int],
+    scale: int,
+) -> None:
+    """The same by its name."""
+    full = draft.axis_map.groups[groups[0]]
     sizes = [round(choice * scale) for choice in choices]
     for choice, size in zip(choices, sizes, strict=True):
         if size not in legal or abs(choice * scale - size) > 1e-6:

@@ -37,7 +37,7 @@ def _of_branches(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
     """Channels that are neither a stage's stream nor inside one block: one multiplier for those of a stage."""
     everything = find_groups(draft.graph.nodes, (), draft.axis_map, draft.regions.carriers)
     inside = {g for named in blocks for g in (*named.groups.hidden, *named.groups.heads, *named.groups.values)}
-    labels = _labels(draft)
+    labels = labels_of(draft)
     found: dict[tuple[str, bool], list[int]] = {}
     for group in everything.hidden:
         makers = [labels[name] for name in draft.regions.carriers[group] if name in labels]
@@ -108,7 +108,7 @@ def _grows(draft: Draft, group: int) -> bool:
     return len(lengths) > 2
 
 
-def _labels(draft: Draft) -> dict[str, tuple[int, str]]:
+def labels_of(draft: Draft) -> dict[str, tuple[int, str]]:
     """Computed value -> position and name of the stage that it belongs to (the last that began before it)."""
     position = {node.name: i for i, node in enumerate(draft.graph.nodes)}
     starts = [(position[stage.blocks[0].nodes[0].name], stage.name) for stage in draft.regions.stages]
