@@ -1,8 +1,9 @@
 """Operators that work element by element, and softmax."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -219,10 +220,21 @@ def _cumulative_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _tile_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    x, repeats = p.of(node.inputs[0]), p.constant(node, 1).tolist()
-    return (
-        tuple(dim if n == 1 else p.pool.product((p.pool.fixed(n), dim)) for dim, n in zip(x, repeats, strict=True)),
-    )
+    """Copies of one element are an axis of their own, of which there may be fewer; copies of several are as many as ever."""
+    found = []
+    for axis, (dim, copies) in enumerate(zip(p.of(node.inputs[0]), p.constant(node, 1).tolist(), strict=True)):
+        single = axis > 0 and dim.size == 1 and p.is_fixed(dim)
+        whole = p.pool.free(copies) if single else p.pool.product((p.pool.fixed(copies), dim))
+        found.append(dim if copies == 1 else whole)
+    return (tuple(found),)
+
+
+def _repeats(shapes: NodeShapes) -> tuple[int, ...]:
+    return tuple(after // before for before, after in zip(shapes.inputs[0], shapes.outputs[0], strict=True))
+
+
+def _tile_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    return {1: np.asarray(_repeats(shapes), np.int64)}
 
 
 def _lower_layer(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -274,7 +286,7 @@ def _lower_cumulative(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Mo
 
 
 def _lower_tile(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    repeats = tuple(tensors[node.inputs[1]].tolist())
+    repeats = _repeats(shapes)
     return Elementwise(lambda x: x.repeat(repeats))
 
 
@@ -290,5 +302,5 @@ OPERATORS = (
     Operator(names=("Cast",), axes=_unary_axes, lower=_lower_cast),
     Operator(names=("Trilu",), axes=_unary_axes, lower=_lower_triangle, operands=1),
     Operator(names=("CumSum",), axes=_cumulative_axes, lower=_lower_cumulative, operands=1),
-    Operator(names=("Tile",), axes=_tile_axes, lower=_lower_tile, operands=1),
+    Operator(names=("Tile",), axes=_tile_axes, lower=_lower_tile, operands=1, constants=_tile_constants),
 )

@@ -11,6 +11,7 @@ from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.rewriting.fusions import RULES
 from tailor_ir.rewriting.patterns import apply_rule
 from tailor_ir.rewriting.rolls import fuse_roll
+from tailor_ir.rewriting.taken_parts import take_of_parts
 
 Pass = Callable[[Graph, Tensors], Graph]
 
@@ -141,7 +142,7 @@ def _broadcasts_to(reader: Node, name: str, graph: Graph) -> bool:
     return reader.op in BROADCASTING and any(graph.shapes[other] == graph.shapes[name] for other in others)
 
 
-PASSES: tuple[Pass, ...] = (fuse_linear, drop_expansions, fuse_known_groups, fuse_roll)
+PASSES: tuple[Pass, ...] = (fuse_linear, drop_expansions, take_of_parts, fuse_known_groups, fuse_roll)
 BROADCASTING = frozenset(("Add", "Div", "Mul", "Sub"))
 
 

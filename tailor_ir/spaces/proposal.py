@@ -1,5 +1,6 @@
 """From a network's regions and a user's selectors to its space: which variables exist, and which choices are legal."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -19,6 +20,8 @@ from tailor_ir.structure.regions import Regions
 
 SMALLER_MULTIPLES = tuple(HARDWARE_MULTIPLE >> halvings for halvings in (1, 2, 3))
 HARDLY_ANY = 6  # combinations of choices
+MOST_REASONS = 3
+UNSAID = ("", "constant", "network input")  # reasons that tell nobody why a network has no choices
 
 
 def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec | None) -> Structure:
@@ -125,3 +128,17 @@ def _placed(
         for group in groups_of(axes) & found.keys():
             found[group].append(presence[node.name])
     return tuple(replace(sizing, presence=columns.any_of(found[sizing.group])) for sizing in sizings)
+
+
+def only_itself(structure: Structure, spec: SpaceSpec | None) -> tuple[str, ...]:
+    """A line for a network whose proposed space has one SubNet, with what keeps its axes; none for others."""
+    if spec is not None or structure.space.variables:
+        return ()
+    axis_map = structure.axis_map
+    values = structure.graph.data_values() & axis_map.frozen.keys()
+    kept = Counter(reason for name in values for reason in axis_map.frozen[name] if reason not in UNSAID)
+    told = [axis_map.resolution_frozen, *(reason for reason, _ in kept.most_common(MOST_REASONS))]
+    why = "; ".join(dict.fromkeys(filter(None, told))) or "no axis is free"
+    return (
+        f"the space has one SubNet, the network itself ({why}); net.space.dropped says which choices came to nothing",
+    )

@@ -18,7 +18,7 @@ from tailor_ir.reading.trace import load_onnx, trace_module
 from tailor_ir.rewriting.kernel_transforms import transform_kernels
 from tailor_ir.rewriting.passes import simplify
 from tailor_ir.rewriting.samples import repeat_for_samples
-from tailor_ir.spaces.proposal import propose
+from tailor_ir.spaces.proposal import only_itself, propose
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.finding import find_axes_and_regions
@@ -62,6 +62,7 @@ def compile(
         net.remarks = compare(model, net.elastic, examples)
     else:
         net.remarks = folded_norms(proto)
+    net.remarks += only_itself(net.structure, space)
     for remark in net.remarks:
         logging.getLogger(__name__).warning(remark)
     return net
