@@ -1,5 +1,6 @@
 """Networks that had hardly a choice have some: few channels, single paths, one sum around everything, shared heads, states."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -152,7 +153,7 @@ def _around(kind: str, width: int, less: bool) -> nn.Module:
         blocks = [Residual(nn.Sequential(conv(width, width), nn.ReLU(), conv(width, width))) for _ in range(3)]
         return nn.Sequential(conv(3, width), Residual(nn.Sequential(*blocks, conv(width, width)), less), conv(width, 3))
     sizes = (3, width, 2 * width, width, 3)
-    maps = [conv(i, o) for i, o in zip(sizes, sizes[1:], strict=False)]
+    maps = [conv(i, o) for i, o in itertools.pairwise(sizes)]
     return Residual(nn.Sequential(*(part for each in maps for part in (each, nn.ReLU()))), less)
 
 
