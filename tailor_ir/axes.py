@@ -36,6 +36,11 @@ class Axis:
         return frozenset(leaf.group for leaf in self.leaves if isinstance(leaf, Channels | Kernel))
 
     @cached_property
+    def channel_groups(self) -> frozenset[int]:
+        """The channel groups that this axis depends on."""
+        return frozenset(leaf.group for leaf in self.leaves if isinstance(leaf, Channels))
+
+    @cached_property
     def spatial(self) -> bool:
         """Whether this axis depends on the resolution."""
         return any(isinstance(leaf, Spatial) for leaf in self.leaves)

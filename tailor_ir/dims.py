@@ -102,10 +102,10 @@ class DimPool:
         return Dim(size, Form("window", (source,), (stride, offset, int(ceil))))
 
     def scaled(self, source: Dim, numerator: int, denominator: int) -> Dim:
-        """`source` · numerator / denominator, for dimensions that depend on the input; others become fixed."""
+        """`source` · numerator / denominator."""
         root = source.root
         size = source.size * numerator // denominator
-        if not self.depends_on_input(source):
+        if not self.can_change(source):
             return source if numerator == denominator else self.fixed(size)
         if root.form is not None and root.form.kind == "scaled":
             (source,) = root.form.parts
@@ -224,6 +224,11 @@ class DimPool:
         form = dim.root.form
         return dim.root is wanted or (form is not None and any(self._contains(p, wanted) for p in form.parts))
 
+    def can_change(self, dim: Dim) -> bool:
+        """Whether any config, resolution or batch may change the dimension, as far as is known."""
+        form = dim.root.form
+        return form is None or form.kind in (*POSITIONS, "batch", "kernel") or any(map(self.can_change, form.parts))
+
     def depends_on_input(self, dim: Dim) -> bool:
         form = dim.root.form
         if form is None:
@@ -247,6 +252,26 @@ class DimPool:
             self.freeze(dim, reason)
         for part in form.parts if form is not None else ():
             self.freeze_positions(part, reason)
+
+    def freeze_channels(self, dim: Dim, reason: str) -> None:
+        """Keep channel groups that a dimension follows from at full size; positions beside them may change."""
+        form = dim.root.form
+        if form is None:
+            self.freeze(dim, reason)
+        for part in form.parts if form is not None else ():
+            self.freeze_channels(part, reason)
+
+    def freeze_counted(self, dim: Dim, reason: str) -> None:
+        """Keep the channel groups whose number decides how many windows or steps a dimension has.
+
+        Such a size need not come out whole, or be there at all, for fewer channels.
+        """
+        form = dim.root.form
+        for part in form.parts if form is not None else ():
+            if form.kind in ("window", "scaled"):
+                self.freeze_channels(part, reason)
+            else:
+                self.freeze_counted(part, reason)
 
     def freeze(self, dim: Dim, reason: str) -> None:
         """Keep a dimension at its full size in every SubNet."""
@@ -288,6 +313,8 @@ class AxisTable:
         if form.kind == "kernel":
             return ax.Kernel(size, self._group(size))
         parts = tuple(self.axis(part) for part in form.parts)
+        if form.kind in ("window", "scaled") and isinstance(parts[0], ax.Fixed):  # was frozen later
+            form, parts = Form("fixed"), ()
         key = (form.kind, size, form.attributes, *parts)
         if key not in self._interned:
             self._interned[key] = _expression(form, size, parts)

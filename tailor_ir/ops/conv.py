@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, order_of_positions
 
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -259,10 +259,11 @@ def _transposed_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
 
 
 OPERATORS = (
-    Operator(names=("Conv",), axes=_axes, lower=_lower, layer=_layer, attributes=_attributes),
+    Operator(names=("Conv",), axes=_axes, order=order_of_positions, lower=_lower, layer=_layer, attributes=_attributes),
     Operator(
         names=("ConvTranspose",),
         axes=_transposed_axes,
+        order=order_of_positions,
         lower=_lower_transposed,
         layer=_transposed_layer,
         attributes=_transposed_attributes,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
 
 Function = Callable[..., torch.Tensor]
 
@@ -219,6 +219,16 @@ def _cumulative_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (p.of(node.inputs[0]),)
 
 
+def _accumulated(node: Node, p: Propagation) -> Dims:
+    """The axis of a running sum."""
+    return (p.of(node.inputs[0])[int(p.constant(node, 1))],)
+
+
+def _rows_and_columns(node: Node, p: Propagation) -> Dims:
+    """The axes of a triangle."""
+    return p.of(node.inputs[0])[-2:]
+
+
 def _tile_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     """Copies of one element are an axis of their own, of which there may be fewer; copies of several are as many as ever."""
     found = []
@@ -291,16 +301,18 @@ def _lower_tile(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 
 
 OPERATORS = (
-    Operator(names=tuple(LAYERS), axes=_unary_axes, lower=_lower_layer),
-    Operator(names=tuple(FUNCTIONS), axes=_unary_axes, lower=_lower_function),
-    Operator(names=(*BINARY, *SEVERAL), axes=_broadcast_axes, lower=_lower_function),
-    Operator(names=("Mod",), axes=_broadcast_axes, lower=_lower_modulo),
-    Operator(names=("Clip",), axes=_unary_axes, lower=_lower_clip),
-    Operator(names=("HardSigmoid",), axes=_unary_axes, lower=_lower_hard_sigmoid),
-    Operator(names=("Selu",), axes=_unary_axes, lower=_lower_selu),
-    Operator(names=("Shrink",), axes=_unary_axes, lower=_lower_shrink),
-    Operator(names=("Cast",), axes=_unary_axes, lower=_lower_cast),
-    Operator(names=("Trilu",), axes=_unary_axes, lower=_lower_triangle, operands=1),
-    Operator(names=("CumSum",), axes=_cumulative_axes, lower=_lower_cumulative, operands=1),
-    Operator(names=("Tile",), axes=_tile_axes, lower=_lower_tile, operands=1, constants=_tile_constants),
+    Operator(names=tuple(LAYERS), axes=_unary_axes, order=no_order, lower=_lower_layer),
+    Operator(names=tuple(FUNCTIONS), axes=_unary_axes, order=no_order, lower=_lower_function),
+    Operator(names=(*BINARY, *SEVERAL), axes=_broadcast_axes, order=no_order, lower=_lower_function),
+    Operator(names=("Mod",), axes=_broadcast_axes, order=no_order, lower=_lower_modulo),
+    Operator(names=("Clip",), axes=_unary_axes, order=no_order, lower=_lower_clip),
+    Operator(names=("HardSigmoid",), axes=_unary_axes, order=no_order, lower=_lower_hard_sigmoid),
+    Operator(names=("Selu",), axes=_unary_axes, order=no_order, lower=_lower_selu),
+    Operator(names=("Shrink",), axes=_unary_axes, order=no_order, lower=_lower_shrink),
+    Operator(names=("Cast",), axes=_unary_axes, order=no_order, lower=_lower_cast),
+    Operator(names=("Trilu",), axes=_unary_axes, order=_rows_and_columns, lower=_lower_triangle, operands=1),
+    Operator(names=("CumSum",), axes=_cumulative_axes, order=_accumulated, lower=_lower_cumulative, operands=1),
+    Operator(
+        names=("Tile",), axes=_tile_axes, order=no_order, lower=_lower_tile, operands=1, constants=_tile_constants
+    ),
 )

@@ -3,10 +3,13 @@
 Legend: O output channels, I input channels of a group, K kernel size, k a smaller one, in one, two or three dimensions.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tailor_ir.dims import Dim
 from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
@@ -51,4 +54,9 @@ def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     return KernelTransform(tuple(size for size in sizes if size >= wanted))
 
 
-OPERATORS = (Operator(names=(KERNEL_TRANSFORM,), axes=_axes, lower=_lower),)
+def _order(node: Node, p: Propagation) -> Iterable[Dim]:
+    """Positions of the kernel, and the matrices that mix them."""
+    return (*p.of(node.inputs[0])[2:], *(dim for name in node.inputs[1:] for dim in p.of(name)))
+
+
+OPERATORS = (Operator(names=(KERNEL_TRANSFORM,), axes=_axes, order=_order, lower=_lower),)

@@ -1,6 +1,6 @@
 """Operators that move elements without computing: reshaping, slicing, joining. Their constants follow the config."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from tailor_ir.dims import POSITIONS, Dim, factors_of
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_along
 
 
 def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
@@ -337,6 +337,23 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
     return p.pool.fixed(stop - start)
 
 
+def _has_parts(dim: Dim) -> bool:
+    form = dim.root.form
+    return form is not None and form.kind == "concat"
+
+
+def _whole_begin(p: Propagation, dim: Dim) -> int:
+    """How many elements at the begin of a dimension are at the same positions under every config."""
+    form, count = dim.root.form, 0
+    if p.is_fixed(dim):
+        return dim.size
+    for part in form.parts if form is not None and form.kind == "concat" else ():
+        count += _whole_begin(p, part)
+        if not p.is_fixed(part):
+            break
+    return count
+
+
 def _ranges(node: Node, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     def values(position: int, default: list[int]) -> list[int]:
         given = position < len(node.inputs) and node.inputs[position]
@@ -360,6 +377,8 @@ def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     result = list(x)
     for axis, start, stop, step in _ranges(node, p.tensors, p.graph.shapes[node.inputs[0]]):
         if step == 1:
+            if start > _whole_begin(p, result[axis]) and stop < result[axis].size and _has_parts(result[axis]):
+                p.freeze((result[axis],), node, f"takes elements {start} to {stop}, before which others may go")
             result[axis] = _cut(node, p, result[axis], start, stop)
         elif (start, stop, step) == (result[axis].size - 1, -1, -1) and p.pool.depends_on_input(result[axis]):
             continue  # in reverse, at every resolution
@@ -369,6 +388,12 @@ def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             p.freeze((result[axis],), node, f"takes every {step}th element")
             result[axis] = p.pool.fixed(p.output_sizes(node)[axis])
     return (tuple(result),)
+
+
+def _slice_order(node: Node, p: Propagation) -> Iterable[Dim]:
+    """Axes read in steps or from the end; neighbours that stay together are a piece that the axes tell."""
+    x = p.of(node.inputs[0])
+    return (x[axis] for axis, _, _, step in _ranges(node, p.tensors, p.graph.shapes[node.inputs[0]]) if step != 1)
 
 
 def _shifted_ranges(
@@ -463,12 +488,9 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         if windows.size == positions.shape[1]:
             return ((*x[:axis], p.pool.fixed(positions.shape[0]), windows, *x[axis + 1 :]),)
     first, last = int(positions.min()), int(positions.max())
-    if positions.ndim and p.pool.depends_on_input(x[axis]):
+    end = not positions.ndim and first in (0, -1) and p.pool.depends_on_input(x[axis])  # there at every resolution
+    if not end and not 0 <= first <= last < _whole_begin(p, x[axis]):
         p.freeze((x[axis],), node, "is looked up by position")
-    elif first in (0, -1) and p.pool.depends_on_input(x[axis]):
-        pass  # an end of the axis is there at every resolution
-    elif first < 0 or not p.is_fixed(x[axis]):
-        _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
     kept = tuple(p.pool.fixed(size) for size in positions.shape)
     return ((*x[:axis], *kept, *x[axis + 1 :]),)
 
@@ -521,22 +543,46 @@ def _unsqueeze_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 OPERATORS = (
-    Operator(names=("Reshape",), axes=_reshape_axes, lower=_lower_reshape, operands=1, constants=_reshape_constants),
-    Operator(names=("Flatten",), axes=_reshape_axes, lower=_lower_reshape, operands=1),
-    Operator(names=("Transpose",), axes=_transpose_axes),
-    Operator(names=("Squeeze",), axes=_squeeze_axes, lower=_lower_reshape, operands=1),
-    Operator(names=("Unsqueeze",), axes=_unsqueeze_axes, lower=_lower_reshape, operands=1),
+    Operator(
+        names=("Reshape",),
+        axes=_reshape_axes,
+        order=no_order,
+        lower=_lower_reshape,
+        operands=1,
+        constants=_reshape_constants,
+    ),
+    Operator(names=("Flatten",), axes=_reshape_axes, order=no_order, lower=_lower_reshape, operands=1),
+    Operator(names=("Transpose",), axes=_transpose_axes, order=no_order),
+    Operator(names=("Squeeze",), axes=_squeeze_axes, order=no_order, lower=_lower_reshape, operands=1),
+    Operator(names=("Unsqueeze",), axes=_unsqueeze_axes, order=no_order, lower=_lower_reshape, operands=1),
     Operator(
         names=("Expand",),
         axes=_expand_axes,
+        order=no_order,
         lower=_lower_expand,
         operands=1,
         constants=_reshape_constants,
         needs_batch=True,
     ),
-    Operator(names=("Concat",), axes=_concat_axes, lower=_lower_concat),
-    Operator(names=("Slice",), axes=_slice_axes, lower=_lower_slice, operands=1, constants=_slice_constants),
-    Operator(names=("Roll",), axes=_roll_axes, lower=_lower_roll, attributes=_roll_attributes),
-    Operator(names=("Split",), axes=_split_axes, lower=_lower_split, operands=1, constants=_split_constants),
-    Operator(names=("Gather",), axes=_gather_axes, lower=_lower_gather, operands=1, constants=_gather_constants),
+    Operator(names=("Concat",), axes=_concat_axes, order=no_order, lower=_lower_concat),
+    Operator(
+        names=("Slice",),
+        axes=_slice_axes,
+        order=_slice_order,
+        lower=_lower_slice,
+        operands=1,
+        constants=_slice_constants,
+    ),
+    Operator(names=("Roll",), axes=_roll_axes, order=order_along(0), lower=_lower_roll, attributes=_roll_attributes),
+    Operator(
+        names=("Split",), axes=_split_axes, order=no_order, lower=_lower_split, operands=1, constants=_split_constants
+    ),
+    Operator(
+        names=("Gather",),
+        axes=_gather_axes,
+        order=order_along(0),
+        lower=_lower_gather,
+        operands=1,
+        constants=_gather_constants,
+    ),
 )

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
 
 
 class LinearMap(nn.Module):
@@ -122,6 +122,11 @@ def _embedding_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return ((*positions, table[1]),)
 
 
+def _rows(node: Node, p: Propagation) -> Dims:
+    """Rows of a table are read by their numbers."""
+    return p.of(node.inputs[1])[:1]
+
+
 def _lower_embedding(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     return LookUp()
 
@@ -157,9 +162,9 @@ def _lower_matmul(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 
 
 OPERATORS = (
-    Operator(names=("Linear",), axes=_linear_axes, lower=_lower_linear, layer=_linear_layer),
-    Operator(names=("MatMul",), axes=_matmul_axes, lower=_lower_matmul),
-    Operator(names=("Gemm",), axes=_gemm_axes, lower=_lower_gemm),
-    Operator(names=("Einsum",), axes=_einsum_axes, lower=_lower_einsum),
-    Operator(names=("Embedding",), axes=_embedding_axes, lower=_lower_embedding, layer=_embedding_layer),
+    Operator(names=("Linear",), axes=_linear_axes, order=no_order, lower=_lower_linear, layer=_linear_layer),
+    Operator(names=("MatMul",), axes=_matmul_axes, order=no_order, lower=_lower_matmul),
+    Operator(names=("Gemm",), axes=_gemm_axes, order=no_order, lower=_lower_gemm),
+    Operator(names=("Einsum",), axes=_einsum_axes, order=no_order, lower=_lower_einsum),
+    Operator(names=("Embedding",), axes=_embedding_axes, order=_rows, lower=_lower_embedding, layer=_embedding_layer),
 )

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
 
 BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
@@ -218,17 +218,30 @@ class _OnAxis(nn.Module):
 
 
 OPERATORS = (
-    Operator(names=("BatchNormalization",), axes=_batch_norm_axes, lower=_lower_batch_norm, layer=_batch_norm_layer),
-    Operator(names=("BatchStandardization",), axes=_batch_norm_axes, lower=_lower_standardization),
-    Operator(names=("LayerNormalization",), axes=_layer_norm_axes, lower=_lower_layer_norm, layer=_layer_norm_layer),
+    Operator(
+        names=("BatchNormalization",),
+        axes=_batch_norm_axes,
+        order=no_order,
+        lower=_lower_batch_norm,
+        layer=_batch_norm_layer,
+    ),
+    Operator(names=("BatchStandardization",), axes=_batch_norm_axes, order=no_order, lower=_lower_standardization),
+    Operator(
+        names=("LayerNormalization",),
+        axes=_layer_norm_axes,
+        order=no_order,
+        lower=_lower_layer_norm,
+        layer=_layer_norm_layer,
+    ),
     Operator(
         names=("GroupNorm",),
         axes=_group_norm_axes,
+        order=no_order,
         lower=_lower_group_norm,
         layer=_group_norm_layer,
         attributes=_group_attributes,
     ),
-    Operator(names=("InstanceNormalization",), axes=_batch_norm_axes, lower=_lower_instance_norm),
-    Operator(names=("RmsNorm",), axes=_rms_norm_axes, lower=_lower_rms_norm, layer=_rms_norm_layer),
-    Operator(names=("LpNormalization",), axes=_unary_axes, lower=_lower_lp_norm),
+    Operator(names=("InstanceNormalization",), axes=_batch_norm_axes, order=no_order, lower=_lower_instance_norm),
+    Operator(names=("RmsNorm",), axes=_rms_norm_axes, order=no_order, lower=_lower_rms_norm, layer=_rms_norm_layer),
+    Operator(names=("LpNormalization",), axes=_unary_axes, order=no_order, lower=_lower_lp_norm),
 )

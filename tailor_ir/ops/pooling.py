@@ -10,7 +10,7 @@ from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.conv import explicit_pads, window_dims
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_along, order_of_positions
 
 MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 AVERAGES: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -203,8 +203,19 @@ def _lower_argument(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Modu
 
 
 OPERATORS = (
-    Operator(names=("AveragePool", "MaxPool"), axes=_pool_axes, lower=_lower_pool, attributes=_pool_attributes),
-    Operator(names=("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), axes=_global_axes, lower=_lower_global),
-    Operator(names=tuple(REDUCTIONS), axes=_reduce_axes, lower=_lower_reduce, operands=1),
-    Operator(names=("ArgMax", "ArgMin"), axes=_argument_axes, lower=_lower_argument, operands=1),
+    Operator(
+        names=("AveragePool", "MaxPool"),
+        axes=_pool_axes,
+        order=order_of_positions,
+        lower=_lower_pool,
+        attributes=_pool_attributes,
+    ),
+    Operator(
+        names=("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"),
+        axes=_global_axes,
+        order=no_order,
+        lower=_lower_global,
+    ),
+    Operator(names=tuple(REDUCTIONS), axes=_reduce_axes, order=no_order, lower=_lower_reduce, operands=1),
+    Operator(names=("ArgMax", "ArgMin"), axes=_argument_axes, order=order_along(0), lower=_lower_argument, operands=1),
 )

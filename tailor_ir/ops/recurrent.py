@@ -112,4 +112,10 @@ def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
     return {"hidden_size": shapes.inputs[2][2]}
 
 
-OPERATORS = (Operator(names=tuple(GATES), axes=_axes, lower=_lower, attributes=_attributes),)
+def _order(node: Node, p: Propagation) -> Dims:
+    """Steps, and directions of the weights; hidden features change their places in all gates alike."""
+    given = _named_inputs(node)
+    return tuple(p.of(given[name])[0] for name in "xwr")
+
+
+OPERATORS = (Operator(names=tuple(GATES), axes=_axes, order=_order, lower=_lower, attributes=_attributes),)

@@ -1,6 +1,6 @@
 """The record that an operator fills in, and the arguments of its functions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -92,6 +92,7 @@ class Lowered:
 
 
 Axes = Callable[[Node, Propagation], tuple[Dims, ...]]
+Order = Callable[[Node, Propagation], Iterable[Dim]]
 Lower = Callable[[Node, NodeShapes, Tensors], nn.Module]
 LayerBuilder = Callable[[Node, NodeShapes, Sequence[torch.Tensor]], nn.Module]
 Constants = Callable[[Node, NodeShapes, Mapping[str, torch.Tensor]], dict[int, np.ndarray]]
@@ -103,6 +104,8 @@ class Operator:
     """One operator, or several that differ in name only.
 
     axes: dimensions of the results, joining those of the operands.
+    order: dimensions along which it matters who stands beside whom, or at which position, as those of a window. Channels along
+    them are never sorted. None: all dimensions of operands and results, as long as nobody has shown otherwise.
     lower: a parameterless module that computes it; None lets onnx2torch convert it.
     operands: how many leading inputs `lower`'s module is called with; the rest are constants read beforehand.
     layer: an ordinary torch layer that owns its parameters, for stand-alone networks; None keeps `lower`.
@@ -113,6 +116,7 @@ class Operator:
 
     names: tuple[str, ...]
     axes: Axes
+    order: Order | None = None
     lower: Lower | None = None
     operands: int | None = None
     layer: LayerBuilder | None = None
@@ -120,10 +124,38 @@ class Operator:
     attributes: Attributes | None = None
     needs_batch: bool = False
 
+    def ordered(self, node: Node, p: Propagation) -> tuple[Dim, ...]:
+        """The dimensions whose order means something to a node."""
+        if self.order is not None:
+            return tuple(self.order(node, p))
+        return tuple(dim for name in (*node.inputs, *node.outputs) if name for dim in p.of(name))
+
     def attributes_of(self, node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
         """All attributes of a node under one config."""
         changed = self.attributes(node, shapes) if self.attributes is not None else {}
         return dict(node.attributes) | changed
+
+
+def no_order(node: Node, p: Propagation) -> Dims:
+    """For operators that give the same for channels in another order, in that order: a permutation goes through them.
+
+    They work element by element, sum over whole axes, or move elements along with the axes that they state.
+    """
+    return ()
+
+
+def order_of_positions(node: Node, p: Propagation) -> Iterable[Dim]:
+    """For windows and interpolation over x (B, C, *S), with a kernel (O, I, *K) where they have one: S and K."""
+    return (dim for name in node.inputs[:2] if name for dim in p.of(name)[2:])
+
+
+def order_along(default: int = -1) -> Order:
+    """For operators whose attribute `axis` names the one axis that they read in order."""
+
+    def ordered(node: Node, p: Propagation) -> Dims:
+        return (p.of(node.inputs[0])[node.int("axis", default)],)
+
+    return ordered
 
 
 def find(operators: Mapping[str, Operator], node: Node) -> Operator:

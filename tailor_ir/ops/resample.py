@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_of_positions
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
@@ -98,6 +98,11 @@ def _resize_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         raise ImportFailed(f"operator 'Resize' at '{node.name}': resizes channels; allowed: spatial axes")
     _interpolation(node, [d.size for d in x], sizes)
     return ((*x[:2], *(_resized(p, dim, size) for dim, size in zip(x[2:], sizes[2:], strict=True))),)
+
+
+def _stretched(node: Node, p: Propagation) -> Dims:
+    """Positions between which is interpolated."""
+    return p.of(node.inputs[0])[2:]
 
 
 def _resized(p: Propagation, dim: Dim, size: int) -> Dim:
@@ -205,8 +210,15 @@ def _lower_space_to_depth(node: Node, shapes: NodeShapes, tensors: Tensors) -> n
 
 
 OPERATORS = (
-    Operator(names=("Pad",), axes=_pad_axes, lower=_lower_pad, operands=1),
-    Operator(names=("Resize",), axes=_resize_axes, lower=_lower_resize, operands=1, constants=_resize_constants),
-    Operator(names=("DepthToSpace",), axes=_depth_to_space_axes, lower=_lower_depth_to_space),
-    Operator(names=("SpaceToDepth",), axes=_space_to_depth_axes, lower=_lower_space_to_depth),
+    Operator(names=("Pad",), axes=_pad_axes, order=no_order, lower=_lower_pad, operands=1),
+    Operator(
+        names=("Resize",),
+        axes=_resize_axes,
+        order=_stretched,
+        lower=_lower_resize,
+        operands=1,
+        constants=_resize_constants,
+    ),
+    Operator(names=("DepthToSpace",), axes=_depth_to_space_axes, order=order_of_positions, lower=_lower_depth_to_space),
+    Operator(names=("SpaceToDepth",), axes=_space_to_depth_axes, order=order_of_positions, lower=_lower_space_to_depth),
 )

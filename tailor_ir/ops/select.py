@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, order_along
 
 GRID_MODES = ("bilinear", "nearest", "bicubic")
 REDUCTIONS = ("none", "add")
@@ -116,6 +116,12 @@ def _grid_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return ((x[0], x[1], grid[1], grid[2]),)
 
 
+def _coordinates(node: Node, p: Propagation) -> Dims:
+    """Positions that coordinates point at."""
+    x, grid = (p.of(name) for name in node.inputs)
+    return (*x[2:], *grid[3:])
+
+
 def _lower_largest(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     axis = _axis(node, len(shapes.full_inputs[0]), -1)
     return TopK(shapes.outputs[0][axis], axis, bool(node.int("largest", 1)), bool(node.int("sorted", 1)))
@@ -135,8 +141,8 @@ def _lower_grid(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 
 
 OPERATORS = (
-    Operator(names=("TopK",), axes=_largest_axes, lower=_lower_largest, operands=1),
-    Operator(names=("GatherElements",), axes=_gather_axes, lower=_lower_gather),
-    Operator(names=("ScatterElements",), axes=_scatter_axes, lower=_lower_scatter),
-    Operator(names=("GridSample",), axes=_grid_axes, lower=_lower_grid),
+    Operator(names=("TopK",), axes=_largest_axes, order=order_along(-1), lower=_lower_largest, operands=1),
+    Operator(names=("GatherElements",), axes=_gather_axes, order=order_along(0), lower=_lower_gather),
+    Operator(names=("ScatterElements",), axes=_scatter_axes, order=order_along(0), lower=_lower_scatter),
+    Operator(names=("GridSample",), axes=_grid_axes, order=_coordinates, lower=_lower_grid),
 )

@@ -11,6 +11,7 @@ from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
 
 MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))  # weights of these sum over positions
+COUNTED = "the number of its positions follows from the axis"
 NO_POSITIONS = "the network reads neither an image nor a sequence of tokens"
 
 
@@ -20,7 +21,7 @@ class AxisMap:
     resolution makes equal.
 
     resolution_frozen: why the resolution cannot change; "" where it can. frozen: by value name, why each dimension cannot
-    change; "" where it can, or has nothing that could.
+    change; "" where it can, or has nothing that could. ordered: channel groups that an operator reads in their order, and why.
     """
 
     axes: Mapping[str, tuple[ax.Axis, ...]]
@@ -28,6 +29,7 @@ class AxisMap:
     equal_sizes: tuple[tuple[ax.Axis, ax.Axis], ...]
     resolution_frozen: str
     frozen: Mapping[str, tuple[str, ...]]
+    ordered: Mapping[int, str]
 
     def node_shapes(self, node: Node, sizes: ax.Sizes) -> NodeShapes:
         """Shapes of a node's operands and results."""
@@ -64,14 +66,18 @@ def propagate(
     for name in graph.initializers - p.dims.keys():
         p.dims[name] = tuple(p.pool.fixed(size, "constant") for size in graph.shapes[name])
     for name in graph.outputs:
-        _freeze_output(p, name)
+        for dim in p.dims[name]:
+            p.pool.freeze_channels(dim, "network output")
+    for node in graph.nodes:
+        for dim in (dim for name in node.outputs for dim in p.dims.get(name, ())):
+            p.pool.freeze_counted(dim, f"operator '{node.op}' at '{node.name}': {COUNTED}")
     _join(p, skips, fixing=False)
     _freeze_unmovable(p)
     table = AxisTable()
     axes = {name: tuple(table.axis(dim) for dim in dims) for name, dims in p.dims.items()}
     equal = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
     frozen = p.pool.resolution_frozen or ("" if graph.image or graph.sequences else NO_POSITIONS)
-    return AxisMap(axes, dict(table.groups), equal, frozen, _reasons(p))
+    return AxisMap(axes, dict(table.groups), equal, frozen, _reasons(p), _ordered(p, table))
 
 
 def _join(p: Propagation, pairs: Sequence[tuple[str, str]], fixing: bool = True) -> None:
@@ -117,20 +123,17 @@ def _reasons(p: Propagation) -> dict[str, tuple[str, ...]]:
     return {name: tuple(why(dim) for dim in dims) for name, dims in p.dims.items()}
 
 
-def _freeze_output(p: Propagation, name: str) -> None:
-    for dim in p.dims[name]:
-        form = dim.root.form
-        if form is None or form.kind in ("concat", "product"):
-            _freeze_channels(p, dim)
+def _ordered(p: Propagation, table: AxisTable) -> dict[int, str]:
+    """Channel groups whose order means something to an operator, with the first such operator.
 
-
-def _freeze_channels(p: Propagation, dim: object) -> None:
-    root = dim.root  # type: ignore[attr-defined]
-    if root.form is None:
-        p.pool.freeze(root, "network output")
-    elif root.form.kind in ("concat", "product"):
-        for part in root.form.parts:
-            _freeze_channels(p, part)
+    All others may be permuted: each operator then gives the same, along axes that are permuted alike.
+    """
+    found: dict[int, str] = {}
+    for node in p.graph.nodes:
+        for dim in find(OPERATORS, node).ordered(node, p):
+            for group in table.axis(dim).channel_groups:
+                found.setdefault(group, f"operator '{node.op}' at '{node.name}' reads them in their order")
+    return found
 
 
 def _freeze_unmovable(p: Propagation) -> None:

@@ -2,7 +2,7 @@
 resampled to the resolution.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -229,6 +229,14 @@ def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) ->
 def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:
     """The same function with the channels of `groups` in falling importance, in every tensor that has them."""
     order = {group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups}
+    return reordered(tensors, axis_map, order)
+
+
+def reordered(tensors: Tensors, axis_map: AxisMap, order: Mapping[int, np.ndarray]) -> Tensors:
+    """Every tensor with the channels of some groups (`order` by group: the channel that comes first, second, …) permuted.
+
+    The function stays the same for groups that no operator reads in their order (`AxisMap.ordered`).
+    """
     result: Tensors = {}
     for name, tensor in tensors.items():
         for dim, axis in enumerate(axis_map.axes[name]):

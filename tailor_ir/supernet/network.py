@@ -97,10 +97,11 @@ class SuperNet:
     def sort_channels(self) -> None:
         """Put the channels of every elastic group in falling importance (L1), so that SubNets keep the important ones.
 
-        The function stays the same up to rounding. Do it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
+        The function stays the same up to rounding: channels that an operator reads in their order, as neighbours or by
+        position, keep it (`structure.axis_map.ordered`). Do it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
         """
-        groups = [sizing.group for sizing in self.space.sizings]
         structure = self.structure
+        groups = [each.group for each in self.space.sizings if each.group not in structure.axis_map.ordered]
         sorted_tensors = sort_channels(structure.graph, self.elastic.tensors(), structure.axis_map, groups)
         with torch.no_grad():
             for name, tensor in sorted_tensors.items():
