@@ -5,7 +5,7 @@ from tailor_ir.alignment import InputAlignment
 from tailor_ir.alternatives import PASSES as FITTING_PASSES
 from tailor_ir.alternatives import FirstWeights
 from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
-from tailor_ir.errors import ConfigError, ImportFailed, InputError, JoinError, SpaceError, TailorError
+from tailor_ir.errors import CheckFailed, ConfigError, ImportFailed, InputError, JoinError, SpaceError, TailorError
 from tailor_ir.exits import PASSES as EXIT_PASSES
 from tailor_ir.exits import ExitParts, FirstExit
 from tailor_ir.operators.features import OperatorFeature, operator_model
@@ -30,7 +30,7 @@ from tailor_ir.structure.regions import Block, Regions
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.segments import BlockSegment, Segment
-from tailor_ir.supernet import SuperNet, compile, load
+from tailor_ir.supernet import ChannelOrder, Reference, SuperNet, compile, load
 
 __all__ = [
     "ALIGNMENT_NODES",
@@ -40,6 +40,8 @@ __all__ = [
     "UNREACHED_KERNELS",
     "Block",
     "BlockSegment",
+    "ChannelOrder",
+    "CheckFailed",
     "Choice",
     "Config",
     "ConfigError",
@@ -62,6 +64,7 @@ __all__ = [
     "PlacedOperator",
     "PlacedOperators",
     "PrePartition",
+    "Reference",
     "Regions",
     "RuleOutcome",
     "Segment",

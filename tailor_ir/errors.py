@@ -21,5 +21,9 @@ class ConfigError(TailorError):
     """A config names an unknown variable or a choice that its variable does not have."""
 
 
+class CheckFailed(TailorError):
+    """A step has changed what a network computes, so that its result must not be used."""
+
+
 class JoinError(TailorError):
     """Two networks do not have the part in common that one is to take from the other."""

@@ -20,6 +20,8 @@ from tasks.models.answers import check_shapes
 from tasks.progress import Progress
 
 BATCH = 32
+ORDER_IMAGES = 64
+"""Training images for BatchNorm statistics of the SubNets that an order of channels is judged by, and validation images."""
 SEED = 0
 
 
@@ -65,6 +67,7 @@ class ExitAgreement(TypedDict):
 class CompileResult(SpaceSizes):
     """The space; its proposed choices that the network cannot take (`dropped`), and the compiler's remarks.
 
+    remarks: the last one says in which order channels are, where the network has weights that were trained.
     alternatives: what each loses with its first weights, on images that these were not fitted to; none without data.
     exits: how often each agrees with the network with its first weights, likewise.
     """
@@ -86,25 +89,37 @@ def run(
 ) -> CompileResult:
     """Leave the SuperNet in `folder`/supernet; the sizes of its space.
 
-    Remarks of the compiler are told at once, and are in the result. Raises UserError or TailorError as `supernet_of`.
+    Remarks of the compiler are told at once, and are in the result. Raises UserError or TailorError as `supernet_of`, and
+    TailorError where a step changed what the network computes; no SuperNet is left then.
     """
     net = supernet_of(settings, model, data, weights, space)
     train = load(data, "train")
     for remark in (*train.notes, *net.remarks):
         progress.say(remark)
-    net.sort_channels()
+    order = sort_channels(net, data) if weights is not None or model.kind == "onnx" else []
+    for line in order:
+        progress.say(line)
+    net.check_against(where="stage compile, order of channels")
     alternatives = fit_alternatives(net, data, settings.alternative_images, progress)
     exits = fit_exits(net, data, settings.exit_images, progress)
+    net.check_against(where="stage compile, first weights")
+    net.check_forms(where="stage compile")
     net.save(folder / "supernet")
     remember(train, folder / "supernet")
     remember_origin(model, folder / "supernet")
     return {
         **sizes(net.space),
         "dropped": list(net.space.dropped),
-        "remarks": list(net.remarks),
+        "remarks": [*net.remarks, *order],
         "alternatives": alternatives,
         "exits": exits,
     }
+
+
+def sort_channels(net: SuperNet, data: DataSettings) -> list[str]:
+    """Put channels in the order that brings smaller SubNets closer to the network on validation samples; a line on it."""
+    fitted_to, held_out = _images(net, data, ORDER_IMAGES)
+    return [net.sort_channels_if_closer(fitted_to, held_out, np.random.default_rng(SEED)).line]
 
 
 def fit_alternatives(net: SuperNet, data: DataSettings, images: int, progress: Progress) -> list[AlternativeError]:

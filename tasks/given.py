@@ -46,6 +46,7 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
     check_same(train, supernet)
     net = tailor_ir.load(supernet)
     _check_images(net, supernet, train)
+    net.check_forms(where="stage given")
     device = pick_device("auto")
     net.elastic.to(device)
     images = EvaluationData(splits["validation"], train, device=device, recalibration_images=recalibration_images)

@@ -22,6 +22,9 @@ NUDGE = 1e-6  # of an input, to see how much an ill-conditioned network amplifie
 NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
 MOST_LINES = 3
 
+REFUSALS = (ArithmeticError, AssertionError, IndexError, RuntimeError, ValueError)
+"""Errors of networks for inputs that they do not take."""
+
 Answer = list[torch.Tensor]
 Batches = tuple[torch.Tensor, ...]
 """A batch of each input, in order."""
@@ -35,7 +38,7 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
     more than rounding explains.
     """
     places: dict[str, None] = {}
-    with _evaluated(module), _evaluated(compiled), torch.no_grad(), plain_attention():
+    with evaluated(module), evaluated(compiled), torch.no_grad(), plain_attention():
         for batches in _inputs(examples):
             expected = _answer(module, examples, batches, places)
             if expected is None:
@@ -81,7 +84,7 @@ def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places
     try:
         with reads:
             return _tensors(examples.call(module, given))
-    except (ArithmeticError, AssertionError, RuntimeError, ValueError):
+    except REFUSALS:
         return None
     finally:
         places.update(dict.fromkeys(reads.places))
@@ -93,19 +96,19 @@ def _tensors(answer: object) -> Answer:
 
 def _excess(module: nn.Module, examples: ExampleInputs, batches: Batches, expected: Answer, found: Answer) -> float:
     """The difference relative to the answer; 0 where rounding of the inputs alone changes the module's answer as much."""
-    difference = _difference(expected, found)
+    difference = difference_of_answers(expected, found)
     if difference <= TOLERANCE:
         return difference
-    nudged = _answer(module, examples, tuple(map(_nudged, batches)), {})
-    uncertain = 0.0 if nudged is None else _difference(expected, nudged)
+    moved = _answer(module, examples, tuple(map(nudged, batches)), {})
+    uncertain = 0.0 if moved is None else difference_of_answers(expected, moved)
     return 0.0 if difference <= NUDGES * uncertain else difference
 
 
-def _nudged(batch: torch.Tensor) -> torch.Tensor:
+def nudged(batch: torch.Tensor) -> torch.Tensor:
     return batch + NUDGE * (float(batch.abs().max()) or 1.0) if batch.is_floating_point() else batch
 
 
-def _difference(expected: Answer, found: Answer) -> float:
+def difference_of_answers(expected: Answer, found: Answer) -> float:
     """The largest difference of two answers, each relative to its largest number; infinite where shapes differ."""
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in found]:
         return float("inf")
@@ -127,7 +130,7 @@ def _difference_of(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 
 @contextmanager
-def _evaluated(module: nn.Module) -> Iterator[None]:
+def evaluated(module: nn.Module) -> Iterator[None]:
     """Puts a module in eval mode inside the block, and restores its modes after it."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()

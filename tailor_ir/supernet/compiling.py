@@ -1,13 +1,17 @@
 """Networks made SuperNets, and SuperNets that were saved."""
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 from torch import nn
 
 from tailor_ir import storage
 from tailor_ir.alternatives import add_alternatives
+from tailor_ir.errors import CheckFailed, ImportFailed
 from tailor_ir.exits import add_exits
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.reading.comparison import compare
@@ -22,6 +26,7 @@ from tailor_ir.spaces.proposal import only_itself, propose
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.finding import find_axes_and_regions
+from tailor_ir.supernet.checking import Reference
 from tailor_ir.supernet.network import SuperNet
 
 
@@ -60,12 +65,29 @@ def compile(
     net.refused = (*refused, *no_exits)
     if isinstance(model, nn.Module):
         net.remarks = compare(model, net.elastic, examples)
+        net.original = Reference.of_module(model, examples, partial(_drawn, net))
     else:
         net.remarks = folded_norms(proto)
+        net.original = Reference.of_file(proto, partial(_drawn, net))
+    _refuse_other_answers(net, f"network '{type(model).__name__}'" if isinstance(model, nn.Module) else "file")
+    if not net.original.answers:
+        net.remarks += ("the original network does not run on drawn inputs: its answers could not be compared",)
     net.remarks += only_itself(net.structure, space)
     for remark in net.remarks:
         logging.getLogger(__name__).warning(remark)
     return net
+
+
+def _drawn(net: SuperNet, rng: np.random.Generator, batch: int) -> Sequence[np.ndarray]:
+    return net.sample_inputs(net.max_config, rng, batch)
+
+
+def _refuse_other_answers(net: SuperNet, where: str) -> None:
+    """ImportFailed: the compiled network answers otherwise than the given one."""
+    try:
+        net.check_against(where=where)
+    except CheckFailed as error:
+        raise ImportFailed(str(error)) from error
 
 
 def load(path: str | Path, *, batch: int = 1) -> SuperNet:

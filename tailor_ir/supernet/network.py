@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 from torch import nn
 
@@ -43,8 +44,10 @@ from tailor_ir.subnets.segments import (
 )
 from tailor_ir.subnets.standalone import build, build_nodes, own_tensors
 from tailor_ir.summary import describe
+from tailor_ir.supernet.checking import BATCHES, Reference, check_forms, check_saved
 from tailor_ir.supernet.exporting import WithStatistics, export_together
 from tailor_ir.supernet.joining import take_part
+from tailor_ir.supernet.ordering import ChannelOrder, correlation, narrower, put_together, sortable
 
 
 class SuperNet:
@@ -57,6 +60,8 @@ class SuperNet:
         self.batch = batch
         self.remarks: tuple[str, ...] = ()
         """Lines for the user about what `compile` noticed; logged, and not saved."""
+        self.original: Reference | None = None
+        """Answers of the network that `compile` was given, to check the largest SubNet against; not saved."""
         self.refused: tuple[Refused, ...] = ()
         """Alternatives and exits that `compile` did not take, and why; not saved."""
         self.folder: Path | None = None
@@ -101,11 +106,105 @@ class SuperNet:
         position, keep it (`structure.axis_map.ordered`). Do it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
         """
         structure = self.structure
-        groups = [each.group for each in self.space.sizings if each.group not in structure.axis_map.ordered]
-        sorted_tensors = sort_channels(structure.graph, self.elastic.tensors(), structure.axis_map, groups)
-        with torch.no_grad():
-            for name, tensor in sorted_tensors.items():
-                self.elastic.tensor(name).copy_(tensor)
+        groups = sortable(self.space, structure.axis_map)
+        self._store(sort_channels(structure.graph, self.elastic.tensors(), structure.axis_map, groups))
+
+    def sort_channels_if_closer(
+        self, images: Sequence[GivenInputs], held_out: Sequence[GivenInputs], rng: np.random.Generator
+    ) -> ChannelOrder:
+        """Sort channels as `sort_channels`, and keep that only where it brings smaller SubNets closer to the network's answers.
+
+        images: batches at the largest SubNet's resolution, or of all inputs, for BatchNorm statistics of the smaller SubNets;
+        their answers on those held out are compared with the network's. Do it once, before fine-tuning.
+        """
+        configs = narrower(self.space, sortable(self.space, self.structure.axis_map), rng)
+        if not configs:
+            return ChannelOrder(0.0, 0.0)
+        before = {name: tensor.detach().clone() for name, tensor in self.elastic.tensors().items()}
+        expected = self._answers_to(held_out, self.max_config, {})
+
+        def closeness() -> float:
+            found = []
+            for config in configs:
+                statistics = self.recalibrate(config, images) if self.structure.graph.statistics else {}
+                found.append(correlation(expected, self._answers_to(held_out, config, statistics)))
+            return float(np.mean(found))
+
+        own = closeness()
+        self.sort_channels()
+        order = ChannelOrder(own, closeness())
+        if not order.is_sorted:
+            self._store(before)
+        return order
+
+    @torch.no_grad()
+    def _answers_to(
+        self, batches: Sequence[GivenInputs], config: Mapping[str, Choice], statistics: Statistics
+    ) -> list[torch.Tensor]:
+        self.elastic.activate(config, statistics)
+        with self.elastic.evaluated():
+            found = [self.elastic(*((x,) if isinstance(x, torch.Tensor) else x)) for x in batches]
+        return put_together(found)
+
+    @torch.no_grad()
+    def _store(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self.elastic.tensor(name).copy_(tensor)
+
+    def answers(self) -> Reference:
+        """Answers of the largest SubNet as it is now, to check it against after steps that may not change it."""
+        batches = [self._drawn_batch(np.random.default_rng(size), size) for size in BATCHES]
+        return Reference.of(self._largest, batches)
+
+    def check_against(self, reference: Reference | None = None, where: str = "network") -> None:
+        """Compare the largest SubNet with its original network, on several inputs and in batches of two sizes.
+
+        reference: answers of a network, as `answers` and `Reference.of` give them; None: those of the network that `compile`
+        was given, where they are known. where: the step that has been done. CheckFailed: it answers otherwise.
+        """
+        known = self.original if reference is None else reference
+        if known is not None:
+            known.check(lambda given: self._largest(*given), where, "the original")
+
+    def check_forms(
+        self,
+        config: Mapping[str, Choice] | None = None,
+        statistics: Statistics | None = None,
+        where: str = "network",
+    ) -> None:
+        """Compare a SubNet elastic, built and exported, in batches of two sizes, BatchNorm folded in one of them.
+
+        config: None: the largest. CheckFailed: one of them answers otherwise.
+        """
+        codes = self.space.row(self.max_config if config is None else config)
+        chosen = self.space.decode(codes)
+
+        def elastic(given: Sequence[torch.Tensor]) -> object:
+            self.elastic.activate(chosen, statistics)
+            with self.elastic.evaluated():
+                return self.elastic(*given)
+
+        def exported(batch: int) -> onnx.ModelProto:
+            folded = batch == max(BATCHES)
+            return subnet_onnx(
+                self.elastic, codes, statistics=statistics, fold_batch_norm=folded, batch=batch, weights=True
+            )
+
+        check_forms(
+            elastic,
+            self.build(chosen, statistics),
+            {batch: exported(batch) for batch in BATCHES},
+            lambda rng, batch: self.sample_inputs(chosen, rng, batch),
+            where,
+        )
+
+    def _largest(self, *given: torch.Tensor) -> object:
+        self.elastic.activate(self.max_config)
+        with self.elastic.evaluated():
+            return self.elastic(*given)
+
+    def _drawn_batch(self, rng: np.random.Generator, batch: int) -> tuple[torch.Tensor, ...]:
+        return tuple(map(torch.from_numpy, self.sample_inputs(self.max_config, rng, batch)))
 
     def fit_alternatives(
         self,
@@ -196,9 +295,13 @@ class SuperNet:
 
     def set_statistics(self, statistics: Statistics) -> None:
         """Store BatchNorm statistics as the shared ones: those of the largest SubNet, and of alternatives."""
-        with torch.no_grad():
-            for name, value in statistics.items():
-                self.elastic.tensor(name).copy_(value)
+        self._store(statistics)
+
+    def statistics(self) -> Statistics:
+        """A copy of the BatchNorm statistics of the largest SubNet, which are those that are stored: its own."""
+        nodes = self.structure.subnet(self.space.row(self.max_config)).nodes
+        names = [name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:5]]
+        return {name: self.elastic.tensor(name).detach().clone() for name in names}
 
     def take(self, part: str, other: "SuperNet") -> tuple[str, ...]:
         """Take the tensors of a part that another network has, too, from its SuperNet; their names.
@@ -449,6 +552,7 @@ class SuperNet:
         return {name: self.elastic.tensor(name).detach().cpu() for name in self.structure.graph.constants}
 
     def save(self, path: str | Path) -> None:
-        """Write the SuperNet into a folder: JSON and safetensors."""
-        tensors = {name: tensor.cpu() for name, tensor in self.elastic.tensors().items()}
+        """Write the SuperNet into a folder: JSON and safetensors. CheckFailed: something else is read there."""
+        tensors = {name: tensor.detach().cpu() for name, tensor in self.elastic.tensors().items()}
         storage.save(Path(path), self.structure.graph, tensors, self._spec)
+        check_saved(Path(path), self.structure.graph, tensors)

@@ -305,6 +305,8 @@ class Exporter:
         """
         images, config = next(iter(self.data.values())), winner.config
         statistics, adapted = self.maker.tensors(config), self.maker.adapted.get(winner.digest)
+        if adapted is None:  # the shared weights do not know what a SubNet has adapted to
+            self.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}")
         module = self.net.build(config, statistics).eval()
         reference = module if adapted is None else adapted.subnet
         inputs, expected = references(self.net, reference, config, images, self.settings.check_images)

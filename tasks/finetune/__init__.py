@@ -10,7 +10,7 @@ from tasks.data import DataSettings, load_splits
 from tasks.data.description import remember
 from tasks.errors import UserError
 from tasks.evaluation.ends import accuracies_of_ends
-from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.evaluation.subnets import EvaluationData
 from tasks.finetune import checkpoint, ranges
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
@@ -35,6 +35,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     """
     splits = load_splits(data)
     net = tailor_ir.load(supernet)
+    before = net.answers()
     settings = _chosen(settings, net.space, progress)
     steps = splits["train"].steps(settings.batch_size)
     job = Job(
@@ -55,7 +56,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
         splits["validation"], splits["train"], device=device, recalibration_images=settings.recalibration_images
     )
     if settings.strategies[-1] not in FROZEN:  # else the network is the user's, or was left with its statistics
-        net.set_statistics(statistics_of(net, net.max_config, validation))
+        net.set_statistics(net.recalibrate(net.max_config, validation.calibration(net.input_size(net.max_config))))
     net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
     result = FinetuneResult(
         strategy=settings.strategy,
@@ -64,6 +65,9 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
         **accuracies_of_ends(net, validation, splits["test"]),
     )
     net.elastic.to("cpu")
+    if FROZEN.issuperset(settings.strategies):
+        net.check_against(before, "stage finetune, alternatives alone trained")
+    net.check_forms(where="stage finetune")
     net.save(folder / "supernet")
     remember(splits["train"], folder / "supernet")
     carry_origin(supernet, folder / "supernet")

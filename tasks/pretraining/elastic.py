@@ -10,7 +10,7 @@ from tasks.compile import Settings as CompileSettings
 from tasks.compile import supernet_of
 from tasks.data import load_splits
 from tasks.data.description import remember
-from tasks.evaluation.subnets import EvaluationData, accuracy, statistics_of
+from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.models import ModelSettings, remember_origin
 from tasks.pretraining.classifier import fit_classifier
 from tasks.pretraining.settings import Settings
@@ -40,9 +40,10 @@ def run(
     validation = EvaluationData(
         splits["validation"], splits["train"], recalibration_images=settings.finetune.recalibration_images
     )
-    net.set_statistics(statistics_of(net, net.max_config, validation))
+    net.set_statistics(net.recalibrate(net.max_config, validation.calibration(net.input_size(net.max_config))))
     net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
     fit_classifier(net, splits["train"], settings.classifier_images, progress)
+    net.check_forms(where="stage backbone")
     net.save(folder / "supernet")
     remember(splits["train"], folder / "supernet")
     remember_origin(model, folder / "supernet")

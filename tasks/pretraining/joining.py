@@ -8,7 +8,7 @@ import tailor_ir
 from tasks.data import DataSettings, load_splits
 from tasks.data.description import remember
 from tasks.evaluation.ends import accuracies_of_ends
-from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.evaluation.subnets import EvaluationData
 from tasks.models import carry_origin
 from tasks.progress import Progress
 from tasks.schemas.results import JoinResult
@@ -33,18 +33,22 @@ def run(
     """
     net = tailor_ir.load(whole)
     original = net.structure.graph.original()
+    answers = net.answers()
     before = {name: net.elastic.tensor(name).clone() for name in (*original.parameters, *original.statistics)}
     taken = net.take(part, tailor_ir.load(backbone))
     moved = any(not torch.equal(before[name], net.elastic.tensor(name)) for name in original.parameters)
     splits = load_splits(data)
     validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)
     if moved:
-        net.set_statistics(statistics_of(net, net.max_config, validation))
+        net.set_statistics(net.recalibrate(net.max_config, validation.calibration(net.input_size(net.max_config))))
     else:
         net.set_statistics({name: before[name] for name in original.statistics})
     net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
     result = JoinResult(tensors=len(taken), moved=moved, **accuracies_of_ends(net, validation, splits["test"]))
     progress.say(f"joined: {len(taken)} tensors of '{part}' under the head of the whole network")
+    if not moved:
+        net.check_against(answers, "stage join, weights as they were")
+    net.check_forms(where="stage join")
     net.save(folder / "supernet")
     remember(splits["train"], folder / "supernet")
     carry_origin(whole, folder / "supernet")

@@ -46,10 +46,20 @@ def evaluated(forward: Callable[..., torch.Tensor], size: Size, data: Evaluation
     return Accuracy.tallied(found, confusions=data.tells_confusions)
 
 
+def known_statistics(net: Any, digest: str, data: EvaluationData) -> Statistics | None:
+    """BatchNorm statistics of a SubNet that need not be taken from training images any more."""
+    if digest == net.space.digest(net.max_config):
+        return net.statistics()
+    return data.known.get(net.elastic, digest)
+
+
 def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
-    """BatchNorm statistics of one SubNet, from the training images, unless they are known; for evaluation and export."""
+    """BatchNorm statistics of one SubNet, for evaluation and export: from the training images, unless they are known.
+
+    Those of the largest SubNet are known: they are stored, and are the network's own until a training replaces them.
+    """
     digest = net.space.digest(config)
-    statistics = data.known.get(net.elastic, digest)
+    statistics = known_statistics(net, digest, data)
     if statistics is None:
         statistics = net.recalibrate(config, data.calibration(net.input_size(config)))
         data.known.put(net.elastic, digest, statistics)

@@ -19,6 +19,7 @@ from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data.samples import Size
 from tasks.evaluation.subnets.images import UPDATE_SECONDS, EvaluationData, FinishedSubNets
 from tasks.evaluation.subnets.record import Accuracy
+from tasks.evaluation.subnets.single import known_statistics
 
 Item = TypeVar("Item")
 MOST_TOGETHER = 32
@@ -94,7 +95,7 @@ class _Work:
     def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
         elastic, known = self.net.elastic, self.data.known
         digests = [self.net.space.digest(config) for config in configs]
-        found = {digest: known.get(elastic, digest) for digest in digests}
+        found = {digest: known_statistics(self.net, digest, self.data) for digest in digests}
         missing = [position for position, digest in enumerate(digests) if found[digest] is None]
         if missing:
             together = self._together([configs[position] for position in missing])

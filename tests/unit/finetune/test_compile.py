@@ -37,8 +37,9 @@ def test_folded_batch_norm_is_told_at_once_and_in_the_result(tmp_path: Path) -> 
     progress = Lines()
     result = compile.run(compile.Settings(), model, DIGITS, None, None, tmp_path, progress)
     assert result["remarks"] == progress.said
-    assert len(progress.said) == 1
+    assert len(progress.said) == 2
     assert progress.said[0].startswith("BatchNorm was folded into 15 of 15 convolutions")
+    assert progress.said[1].startswith("channels ")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -1,0 +1,206 @@
+"""Checks that no step on the way changes what a network computes.
+
+The largest SubNet answers as the network that it was made of, and a SubNet answers the same elastic, built and exported: on
+several inputs, and in batches of two sizes, since a network may be right for one sample alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import helper
+from torch import nn
+
+from tailor_ir import storage
+from tailor_ir.conversion.running import run
+from tailor_ir.errors import CheckFailed
+from tailor_ir.graph import GivenInputs, Graph, Tensors
+from tailor_ir.reading.comparison import (
+    NUDGES,
+    REFUSALS,
+    TOLERANCE,
+    Answer,
+    Batches,
+    difference_of_answers,
+    evaluated,
+    nudged,
+)
+from tailor_ir.reading.inputs import ExampleInputs
+from tailor_ir.reading.trace import plain_attention
+from tailor_ir.reading.value_reads import tensors_in
+
+BATCHES = (1, 3)
+"""Sizes of the batches that are compared."""
+Draw = Callable[[np.random.Generator, int], Sequence[np.ndarray]]
+Answering = Callable[[Batches], object]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """A batch of each input in order, and what a network answers. uncertain: by how much rounding of the inputs moves it."""
+
+    given: Batches
+    expected: Answer
+    uncertain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Answers of a network, to compare those of others with."""
+
+    answers: tuple[KnownAnswer, ...]
+
+    @classmethod
+    def of(cls, network: Callable[..., object], batches: Iterable[GivenInputs]) -> "Reference":
+        """Answers of a network that is called with a batch of each input, in order; a module's are those in eval mode."""
+        given = [(one,) if isinstance(one, torch.Tensor) else tuple(one) for one in batches]
+        return cls(tuple(_known(network, lambda inputs: network(*inputs), given)))
+
+    @classmethod
+    def of_module(cls, module: nn.Module, examples: ExampleInputs, draw: Draw) -> "Reference":
+        """Answers of a module to drawn inputs and to its example; batches that it refuses itself are left out."""
+        batches = _drawn(draw, [one.dtype for one in examples.tensors], examples.batches(1))
+        device = examples.tensors[0].device
+
+        def answer(given: Batches) -> object:
+            return examples.call(module, tuple(one.to(device) for one in given))
+
+        with plain_attention():
+            return cls(tuple(_known(module, answer, batches)))
+
+    @classmethod
+    def of_file(cls, model: onnx.ModelProto, draw: Draw) -> "Reference":
+        """Answers of an ONNX model in onnxruntime, to drawn inputs; none for a model that onnxruntime cannot run."""
+        batches = _drawn(draw, None, None)
+        return cls(tuple(_known(None, lambda given: _answers_of_file(model, given), batches)))
+
+    def difference(self, network: Answering) -> tuple[float, int]:
+        """The largest difference of a network's answers as a share of the largest output, and the batch that has it.
+
+        0 where rounding explains it; infinite where shapes differ, or the network cannot run.
+        """
+        found = [(_excess(known, network), len(known.given[0])) for known in self.answers]
+        return max(found, default=(0.0, 0))
+
+    def check(self, network: Answering, where: str, other: str) -> None:
+        """CheckFailed: a network's answers are others than those of `other`. where: the step that has been done."""
+        difference, batch = self.difference(network)
+        if difference > TOLERANCE:
+            size = (
+                f"{difference:.2g} of the largest output" if difference < float("inf") else "other shapes, or no answer"
+            )
+            raise CheckFailed(
+                f"{where}: the largest SubNet answers otherwise than {other} ({size}, batch {batch}); allowed: {TOLERANCE:g}; "
+                "nothing of this step was kept; report it with the network"
+            )
+
+
+def check_forms(
+    elastic: Answering, built: nn.Module, exported: Mapping[int, onnx.ModelProto], draw: Draw, where: str
+) -> None:
+    """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one."""
+    for batch, model in exported.items():
+        (given,) = _batches_of(draw, (batch,))
+        reference = Reference(tuple(_known(None, elastic, [given])))
+        for form, network in (
+            ("the SubNet that stands alone", lambda inputs: built(*inputs)),
+            ("the exported SubNet", lambda inputs, model=model: _answers_of_file(model, inputs)),
+        ):
+            difference, _ = reference.difference(network)
+            if difference > TOLERANCE or not reference.answers:
+                raise CheckFailed(
+                    f"{where}: {form} answers otherwise than the elastic one ({difference:.2g} of the largest output, batch "
+                    f"{batch}); allowed: {TOLERANCE:g}; nothing of this step was kept; report it with the network"
+                )
+
+
+def check_saved(folder: Path, graph: Graph, tensors: Tensors) -> None:
+    """CheckFailed: what was written into a folder is not what is read there."""
+    read_graph, read, _ = storage.load(folder)
+    same = read_graph == graph and read.keys() == tensors.keys()
+    if not same or not all(_equal(tensors[name], tensor) for name, tensor in read.items()):
+        for name in (storage.GRAPH_FILE, storage.TENSORS_FILE):
+            (folder / name).unlink(missing_ok=True)
+        raise CheckFailed(
+            f"SuperNet '{folder}': differs from the one that was written there; allowed: the same graph and numbers; "
+            "check the disk, and do the step again"
+        )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and bool(((one == other) | (one != one)).all())
+
+
+def _batches_of(draw: Draw, sizes: Sequence[int]) -> list[Batches]:
+    return [tuple(map(torch.from_numpy, draw(np.random.default_rng(size), size))) for size in sizes]
+
+
+def _drawn(draw: Draw, types: Sequence[torch.dtype] | None, example: Batches | None) -> list[Batches]:
+    """Batches of both sizes. In the larger one, the first sample is the example, and the last has other signs and sizes."""
+    small, large = _batches_of(draw, BATCHES)
+    changed = []
+    for position, one in enumerate(large):
+        if one.is_floating_point():
+            one[-1] = -4 * one[-1]
+        if example is not None and example[position].shape[1:] == one.shape[1:]:
+            one[0] = example[position][0].detach().cpu()
+        changed.append(one)
+    batches = [small, tuple(changed)]
+    if types is None:
+        return batches
+    return [tuple(one.to(kind) for one, kind in zip(given, types, strict=True)) for given in batches]
+
+
+def _known(network: object, answer: Answering, batches: Sequence[Batches]) -> Iterable[KnownAnswer]:
+    context: AbstractContextManager[None] = evaluated(network if isinstance(network, nn.Module) else nn.Identity())
+    with context, torch.no_grad():
+        for given in batches:
+            expected, moved = _tried(answer, given), _tried(answer, tuple(map(nudged, given)))
+            if expected is not None:
+                yield KnownAnswer(given, expected, 0.0 if moved is None else difference_of_answers(expected, moved))
+
+
+def _tried(answer: Answering, given: Batches) -> Answer | None:
+    """What a network answers; None for inputs that it refuses."""
+    try:
+        return [tensor.detach().cpu().clone() for tensor in tensors_in(answer(tuple(one.clone() for one in given)))]
+    except REFUSALS:
+        return None
+
+
+def _excess(known: KnownAnswer, network: Answering) -> float:
+    with torch.no_grad():
+        found = _tried(network, known.given)
+    difference = float("inf") if found is None else difference_of_answers(known.expected, found)
+    return 0.0 if difference <= NUDGES * known.uncertain else difference
+
+
+def _type_of(info: onnx.ValueInfoProto) -> np.dtype[Any]:
+    return np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+
+
+def _answers_of_file(model: onnx.ModelProto, given: Batches) -> list[torch.Tensor]:
+    """What a file answers. One of a fixed batch runs so many samples at once, whose answers are put together."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [one for one in model.graph.input if one.name not in stored]
+    sizes = [one.type.tensor_type.shape.dim[0].dim_value for one in inputs if one.type.tensor_type.shape.dim]
+    count, step = len(given[0]), max(sizes, default=0) or len(given[0])
+    pieces = []
+    for start in range(0, count, step):
+        rows = [min(start + row, count - 1) for row in range(step)]
+        feeds = {info.name: one[rows].numpy().astype(_type_of(info)) for info, one in zip(inputs, given, strict=True)}
+        try:
+            pieces.append(run(model, feeds))
+        except Exception as error:  # the runtime raises many types
+            raise RuntimeError(str(error)) from error
+    if any(len(answer) != step for piece in pieces for answer in piece) and step != count:
+        raise RuntimeError("answers have no sample as their first axis")
+    return [
+        torch.from_numpy(np.concatenate(each)[:count] if step != count else each[0])
+        for each in zip(*pieces, strict=True)
+    ]
