@@ -50,7 +50,7 @@ class MelBands(nn.Module):
 
     def __init__(self, classes: int = 10, stride: int = 1) -> None:
         super().__init__()
-        self.bands = nn.Conv1d(1, 40, 8, 4)
+        self.bands = nn.Conv1d(1, 40, 16, 8)
         self.image = nn.Sequential(
             nn.Conv2d(1, 24, 3, stride, 1), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 24, 3, (1, 2), 1)
         )
