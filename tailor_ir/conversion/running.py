@@ -1,4 +1,4 @@
-"""Running ONNX models by onnxruntime as they are written: nothing is optimised on the way."""
+"""Running ONNX models by onnxruntime, as they are written or with constants computed first."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +10,22 @@ QUIET = 4  # of onnxruntime's levels: nothing but what ends the process
 
 
 def run(
-    model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None
+    model: onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None = None,
 ) -> list[np.ndarray]:
     """The outputs of a model. Raises what onnxruntime raises, which is of many types, where it cannot run the model."""
+    return session_of(model).run(outputs, dict(inputs))
+
+
+def session_of(model: onnx.ModelProto, *, folded: bool = False) -> onnxruntime.InferenceSession:
+    """A model ready to run, once or often. Raises as `run`.
+
+    folded: what depends on constants alone is computed first. Else BatchNorms in training form, which standardise weights,
+    write into stored tensors whenever they run, and so change the next answer.
+    """
+    levels = onnxruntime.GraphOptimizationLevel
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if folded else levels.ORT_DISABLE_ALL
     options.log_severity_level = QUIET
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(outputs, dict(inputs))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -4,11 +4,10 @@ The largest SubNet answers as the network that it was made of, and a SubNet answ
 several inputs, and in batches of two sizes, since a network may be right for one sample alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +16,7 @@ from onnx import helper
 from torch import nn
 
 from tailor_ir import storage
-from tailor_ir.conversion.running import run
+from tailor_ir.conversion.running import session_of
 from tailor_ir.errors import CheckFailed
 from tailor_ir.graph import GivenInputs, Graph, Tensors
 from tailor_ir.reading.comparison import (
@@ -59,25 +58,24 @@ class Reference:
     def of(cls, network: Callable[..., object], batches: Iterable[GivenInputs]) -> "Reference":
         """Answers of a network that is called with a batch of each input, in order; a module's are those in eval mode."""
         given = [(one,) if isinstance(one, torch.Tensor) else tuple(one) for one in batches]
-        return cls(tuple(_known(network, lambda inputs: network(*inputs), given)))
+        return cls(tuple(_known(network, lambda inputs: network(*inputs), [[one] for one in given])))
 
     @classmethod
     def of_module(cls, module: nn.Module, examples: ExampleInputs, draw: Draw) -> "Reference":
         """Answers of a module to drawn inputs and to its example; batches that it refuses itself are left out."""
-        batches = _drawn(draw, [one.dtype for one in examples.tensors], examples.batches(1))
         device = examples.tensors[0].device
 
         def answer(given: Batches) -> object:
             return examples.call(module, tuple(one.to(device) for one in given))
 
         with plain_attention():
-            return cls(tuple(_known(module, answer, batches)))
+            return cls(tuple(_known(module, answer, _candidates(draw, examples))))
 
     @classmethod
     def of_file(cls, model: onnx.ModelProto, draw: Draw) -> "Reference":
         """Answers of an ONNX model in onnxruntime, to drawn inputs; none for a model that onnxruntime cannot run."""
-        batches = _drawn(draw, None, None)
-        return cls(tuple(_known(None, lambda given: _answers_of_file(model, given), batches)))
+        network = _file(model)
+        return cls(() if network is None else tuple(_known(None, network, _candidates(draw, None))))
 
     def difference(self, network: Answering) -> tuple[float, int]:
         """The largest difference of a network's answers as a share of the largest output, and the batch that has it.
@@ -106,10 +104,10 @@ def check_forms(
     """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one."""
     for batch, model in exported.items():
         (given,) = _batches_of(draw, (batch,))
-        reference = Reference(tuple(_known(None, elastic, [given])))
+        reference = Reference(tuple(_known(None, elastic, [[given]])))
         for form, network in (
             ("the SubNet that stands alone", lambda inputs: built(*inputs)),
-            ("the exported SubNet", lambda inputs, model=model: _answers_of_file(model, inputs)),
+            ("the exported SubNet", _file(model) or _refusing),
         ):
             difference, _ = reference.difference(network)
             if difference > TOLERANCE or not reference.answers:
@@ -117,6 +115,10 @@ def check_forms(
                     f"{where}: {form} answers otherwise than the elastic one ({difference:.2g} of the largest output, batch "
                     f"{batch}); allowed: {TOLERANCE:g}; nothing of this step was kept; report it with the network"
                 )
+
+
+def _refusing(given: Batches) -> object:
+    raise RuntimeError("onnxruntime does not load it")
 
 
 def check_saved(folder: Path, graph: Graph, tensors: Tensors) -> None:
@@ -140,29 +142,46 @@ def _batches_of(draw: Draw, sizes: Sequence[int]) -> list[Batches]:
     return [tuple(map(torch.from_numpy, draw(np.random.default_rng(size), size))) for size in sizes]
 
 
-def _drawn(draw: Draw, types: Sequence[torch.dtype] | None, example: Batches | None) -> list[Batches]:
-    """Batches of both sizes. In the larger one, the first sample is the example, and the last has other signs and sizes."""
+def _candidates(draw: Draw, examples: ExampleInputs | None) -> list[list[Batches]]:
+    """For each size of batches some to try in turn: drawn numbers, numbers from 0 to 1, and the example for all samples.
+
+    In the larger batch, the first sample is the example, and the last has other signs and sizes.
+    """
     small, large = _batches_of(draw, BATCHES)
-    changed = []
     for position, one in enumerate(large):
         if one.is_floating_point():
             one[-1] = -4 * one[-1]
-        if example is not None and example[position].shape[1:] == one.shape[1:]:
-            one[0] = example[position][0].detach().cpu()
-        changed.append(one)
-    batches = [small, tuple(changed)]
-    if types is None:
-        return batches
-    return [tuple(one.to(kind) for one, kind in zip(given, types, strict=True)) for given in batches]
+        example = None if examples is None else examples.tensors[position][0].detach().cpu()
+        if example is not None and example.shape == one.shape[1:]:
+            one[0] = example
+    found = [
+        [given, tuple(one.sigmoid() if one.is_floating_point() else one for one in given)] for given in (small, large)
+    ]
+    if examples is None:
+        return found
+    types = [one.dtype for one in examples.tensors]
+    typed = [[tuple(map(torch.Tensor.to, given, types)) for given in each] for each in found]
+    return [
+        [*each, tuple(one.cpu() for one in examples.batches(size))] for each, size in zip(typed, BATCHES, strict=True)
+    ]
 
 
-def _known(network: object, answer: Answering, batches: Sequence[Batches]) -> Iterable[KnownAnswer]:
+def _known(network: object, answer: Answering, candidates: Sequence[Sequence[Batches]]) -> Iterable[KnownAnswer]:
+    """Answers to the first batches of each size that the network takes."""
     context: AbstractContextManager[None] = evaluated(network if isinstance(network, nn.Module) else nn.Identity())
     with context, torch.no_grad():
-        for given in batches:
-            expected, moved = _tried(answer, given), _tried(answer, tuple(map(nudged, given)))
-            if expected is not None:
-                yield KnownAnswer(given, expected, 0.0 if moved is None else difference_of_answers(expected, moved))
+        for given, expected in _accepted(answer, candidates):
+            moved = _tried(answer, tuple(map(nudged, given)))
+            yield KnownAnswer(given, expected, 0.0 if moved is None else difference_of_answers(expected, moved))
+
+
+def _accepted(answer: Answering, candidates: Sequence[Sequence[Batches]]) -> Iterator[tuple[Batches, Answer]]:
+    for several in candidates:
+        for given in several:
+            expected = _tried(answer, given)
+            if expected is not None and all(not tensor.numel() or tensor.isfinite().any() for tensor in expected):
+                yield given, expected
+                break
 
 
 def _tried(answer: Answering, given: Batches) -> Answer | None:
@@ -180,27 +199,42 @@ def _excess(known: KnownAnswer, network: Answering) -> float:
     return 0.0 if difference <= NUDGES * known.uncertain else difference
 
 
-def _type_of(info: onnx.ValueInfoProto) -> np.dtype[Any]:
-    return np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+class _File:
+    """An ONNX model in onnxruntime, as a network. One of a fixed batch runs so many samples at once, which are put together."""
 
+    def __init__(self, model: onnx.ModelProto) -> None:
+        stored = {tensor.name for tensor in model.graph.initializer}
+        inputs = [one for one in model.graph.input if one.name not in stored]
+        types = [one.type.tensor_type for one in inputs]
+        self._types = {
+            one.name: np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            for one, kind in zip(inputs, types, strict=True)
+        }
+        self._fixed = max((kind.shape.dim[0].dim_value for kind in types if kind.shape.dim), default=0)
+        self._session = session_of(model, folded=True)
 
-def _answers_of_file(model: onnx.ModelProto, given: Batches) -> list[torch.Tensor]:
-    """What a file answers. One of a fixed batch runs so many samples at once, whose answers are put together."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    inputs = [one for one in model.graph.input if one.name not in stored]
-    sizes = [one.type.tensor_type.shape.dim[0].dim_value for one in inputs if one.type.tensor_type.shape.dim]
-    count, step = len(given[0]), max(sizes, default=0) or len(given[0])
-    pieces = []
-    for start in range(0, count, step):
-        rows = [min(start + row, count - 1) for row in range(step)]
-        feeds = {info.name: one[rows].numpy().astype(_type_of(info)) for info, one in zip(inputs, given, strict=True)}
+    def __call__(self, given: Batches) -> list[torch.Tensor]:
+        count, step = len(given[0]), self._fixed or len(given[0])
+        pieces = [
+            self._run(given, [min(start + row, count - 1) for row in range(step)]) for start in range(0, count, step)
+        ]
+        if step == count:
+            return list(map(torch.from_numpy, pieces[0]))
+        if any(answer.shape[:1] != (step,) for piece in pieces for answer in piece):
+            raise RuntimeError("answers have no sample as their first axis")
+        return [torch.from_numpy(np.concatenate(each)[:count]) for each in zip(*pieces, strict=True)]
+
+    def _run(self, given: Batches, rows: Sequence[int]) -> list[np.ndarray]:
+        pairs = zip(self._types.items(), given, strict=True)
         try:
-            pieces.append(run(model, feeds))
+            return self._session.run(None, {name: one[list(rows)].numpy().astype(kind) for (name, kind), one in pairs})
         except Exception as error:  # the runtime raises many types
             raise RuntimeError(str(error)) from error
-    if any(len(answer) != step for piece in pieces for answer in piece) and step != count:
-        raise RuntimeError("answers have no sample as their first axis")
-    return [
-        torch.from_numpy(np.concatenate(each)[:count] if step != count else each[0])
-        for each in zip(*pieces, strict=True)
-    ]
+
+
+def _file(model: onnx.ModelProto) -> Answering | None:
+    """A file as a network; None where onnxruntime cannot load it."""
+    try:
+        return _File(model)
+    except Exception:  # noqa: BLE001 - the runtime raises many types, and `compile` tells that nothing could be compared
+        return None

@@ -71,6 +71,23 @@ def test_what_is_right_for_one_sample_alone_is_noticed(
     assert batch == 3
 
 
+class OtherForOne(nn.Module):
+    """A network that decides by the number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x_BCHW).mean((2, 3))
+        return y * 2 if len(x_BCHW) > 1 else y
+
+
+def test_a_network_that_decides_by_the_batch_is_refused() -> None:
+    with pytest.raises(tailor_ir.ImportFailed, match=r"answers otherwise than the original \(.*batch 1\)"):
+        tailor_ir.compile(OtherForOne().eval(), torch.randn(1, 3, 8, 8))
+
+
 def test_a_form_of_a_subnet_that_answers_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     net = compiled()
     own = net.build

@@ -4,7 +4,7 @@ Legend: B batch, C channels, T steps, F features.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], small.Shape]] = {
     "pooled channels": (small.PooledChannels, IMAGE),
     "pooled channels, then their largest": (lambda: small.PooledChannels(flat=False), IMAGE),
     "shuffled groups": (small.Shuffled, IMAGE),
-    **{name: ((lambda between=between: small.Features(between)), FEATURES) for name, between in (WHOLE | FREE).items()},
+    **{name: (partial(small.Features, between), FEATURES) for name, between in (WHOLE | FREE).items()},
 }  # fmt: skip
 
 
