@@ -21,6 +21,7 @@ def accuracy_lines(
     other = {} if data.precision is None else data.precision.key
     judged = {} if (metric := other_metric(data.problem)) is None else {"metric": metric}
     key = {"measured": "accuracy", "supernet": digest_of(supernet), "split": split, **data.counts, **other, **judged}
+    key["largest"] = "stored statistics"  # until 0.16 they were taken anew, too
     return SubNetLines(own, "digest", store.open(key, progress))
 
 

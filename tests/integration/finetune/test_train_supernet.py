@@ -12,7 +12,7 @@ from tasks import compile as compile_stage
 from tasks import finetune
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load
-from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy, statistics_of
+from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy
 from tasks.finetune.job import Job
 from tasks.finetune.networks.sampling import compound, progressive, sample_roles
 from tasks.progress import Silent
@@ -96,7 +96,7 @@ def test_all_subnets_learn_and_the_result_tells_accuracies(
 
 def test_stored_statistics_are_those_of_the_largest_subnet(trained: Trained, data: EvaluationData) -> None:
     net = tailor_ir.load(trained[2] / "supernet")
-    own = statistics_of(net, net.max_config, data)
+    own = net.recalibrate(net.max_config, data.calibration(net.input_size(net.max_config)))
     assert own.keys() == set(net.structure.graph.statistics)
     for name, value in own.items():
         torch.testing.assert_close(net.elastic.tensor(name), value, rtol=1e-4, atol=1e-5)
