@@ -164,7 +164,9 @@ def test_exported_onnx_has_the_subnets_own_statistics(
         assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
         shared = net.build(card["config"]).eval()
         with torch.inference_mode():
-            assert np.abs(shared(x).numpy() - expected).max() > 1e-2 * np.abs(expected).max()
+            apart = np.abs(shared(x).numpy() - expected).max()
+        largest = card["digest"] == net.space.digest(net.max_config)  # those that are stored are its own
+        assert apart == 0 if largest else apart > 1e-2 * np.abs(expected).max()
         correct = sum(int((module(x).argmax(1) == y).sum()) for x, y in images.batches((height, width)))
         assert card["accuracy"]["validation"] == pytest.approx(correct / 100, abs=1e-9)
 
@@ -279,5 +281,7 @@ def test_a_device_of_lower_precision_is_checked_with_its_own_tolerance(
         assert card["files"]["ncnn"]["state"] == card["files"]["onnx"]["state"] == "ok"
         assert 1e-3 < card["files"]["ncnn"]["relative_difference"] <= 0.2
         assert card["files"]["onnx"]["relative_difference"] <= 1e-4
-    assert "allowed in bf16: 0.02" in refused["subnets"][0]["files"]["ncnn"]["reason"]
-    assert refused["subnets"][0]["files"]["onnx"]["state"] == "ok"
+    failed = [card["files"] for card in refused["subnets"] if card["files"]["ncnn"]["state"] == "failed"]
+    assert failed
+    assert all("allowed in bf16: 0.02" in files["ncnn"]["reason"] for files in failed)
+    assert all(card["files"]["onnx"]["state"] == "ok" for card in refused["subnets"])
