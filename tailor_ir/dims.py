@@ -254,9 +254,9 @@ class DimPool:
             self.freeze_positions(part, reason)
 
     def freeze_channels(self, dim: Dim, reason: str) -> None:
-        """Keep channel groups that a dimension follows from at full size; positions beside them may change."""
+        """Keep channels and kernels that a dimension follows from at full size; positions beside them may change."""
         form = dim.root.form
-        if form is None:
+        if form is None or form.kind == "kernel":
             self.freeze(dim, reason)
         for part in form.parts if form is not None else ():
             self.freeze_channels(part, reason)

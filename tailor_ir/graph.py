@@ -142,7 +142,7 @@ class Graph:
             return None
         readers = self.consumers().get(name, [])
         tables = [each for node in readers for each in node.inputs if each in self.initializers]
-        return min((self.shapes[table][0] for table in tables), default=1)
+        return min((next(iter(self.shapes[table]), 1) for table in tables), default=1)
 
     def named_inputs(self, given: GivenInputs) -> Tensors:
         """Input name -> its batch. InputError: other inputs than the network has."""

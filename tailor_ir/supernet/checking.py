@@ -176,12 +176,19 @@ def _known(network: object, answer: Answering, candidates: Sequence[Sequence[Bat
 
 
 def _accepted(answer: Answering, candidates: Sequence[Sequence[Batches]]) -> Iterator[tuple[Batches, Answer]]:
+    """For each size the first batches with an answer of numbers, or else the first with any answer."""
     for several in candidates:
+        first: tuple[Batches, Answer] | None = None
         for given in several:
             expected = _tried(answer, given)
-            if expected is not None and all(not tensor.numel() or tensor.isfinite().any() for tensor in expected):
-                yield given, expected
+            if expected is None:
+                continue
+            if all(not one.numel() or one.isfinite().any() for one in expected):
+                first = given, expected
                 break
+            first = first or (given, expected)
+        if first is not None:
+            yield first
 
 
 def _tried(answer: Answering, given: Batches) -> Answer | None:

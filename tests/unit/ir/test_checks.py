@@ -176,3 +176,44 @@ def test_statistics_of_the_largest_subnet_are_those_that_are_stored() -> None:
     found = net.statistics()
     assert found.keys() == net.recalibrate(net.max_config, [torch.randn(4, 1, 8, 8)]).keys()
     assert all(torch.equal(tensor, net.elastic.tensor(name)) for name, tensor in found.items())
+
+
+class BelowOne(nn.Module):
+    """A network that refuses numbers outside of 0 and 1; `strict`: all but the example's."""
+
+    def __init__(self, strict: bool) -> None:
+        super().__init__()
+        self.conv, self.strict = nn.Conv2d(1, 4, 3), strict
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        if x_BCHW.min() < 0 or x_BCHW.max() > 1 or (self.strict and x_BCHW.std() > 1e-4):
+            raise ValueError("images are from 0 to 1")
+        return self.conv(x_BCHW).mean((2, 3))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_network_that_refuses_drawn_numbers_is_compared_on_others(strict: bool) -> None:
+    net = tailor_ir.compile(BelowOne(strict).eval(), torch.full((1, 1, 8, 8), 0.5))
+    assert net.original is not None
+    assert [len(known.given[0]) for known in net.original.answers] == [1, 3]
+
+
+class Masked(nn.Module):
+    """Scores of positions that a mask leaves; without any, no numbers come out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 16), nn.Linear(16, 4)
+
+    def forward(self, x_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        shares = torch.where(mask_BT > 0, 0.0, float("-inf")).softmax(1)
+        return self.head((self.table(x_BT) * shares[:, :, None]).sum(1))
+
+
+def test_answers_that_are_no_numbers_are_compared_as_such() -> None:
+    ones = torch.ones(1, 6, dtype=torch.int64)
+    net = tailor_ir.compile(Masked().eval(), (ones, ones))
+    assert net.original is not None
+    assert all(answer.isfinite().any() for known in net.original.answers for answer in known.expected)
+    net.check_forms(where="test")  # with drawn masks, which leave nothing
+    net.check_against(net.answers(), "test")
