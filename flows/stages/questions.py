@@ -111,7 +111,9 @@ def _exported(run: Run, config: FlowConfig, files: Sequence[str], outputs: Outpu
             folder / FRONT_FILE
         )
         searches[device] = replace(searches[device], folder=folder)
-    as_chosen = config.model_copy(update={"export": config.export.model_copy(update={"replacements": 0})})
+    as_chosen = config.model_copy(
+        update={"export": config.export.model_copy(update={"replacements": 0, "keep_winners": True})}
+    )
     exported = work(EXPORT, run, as_chosen, {**outputs, "search": searches})
     return {**run.results(*exported.values()), **readable_exports(config, {"export": exported})}
 

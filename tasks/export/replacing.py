@@ -1,4 +1,4 @@
-"""Replacements for winners whose measured latency misses their budget.
+"""Replacements for winners whose measured latency misses their budget, and for those that another measured SubNet beats.
 
 After a refinement, the next best of its measured candidates takes the winner's place. Without a refinement the search is
 asked again, for a smaller budget: divided by the ratio of measured to predicted latency.
@@ -16,6 +16,7 @@ from profiling_agents.messages import Measurement
 from tailor_ir import Config
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.schemas.candidates import Candidate, Candidates
+from tasks.schemas.exports import Card
 from tasks.schemas.front import Front, Winner
 from tasks.schemas.subnets import Predicted
 from tasks.search.methods import Method
@@ -137,6 +138,33 @@ def replaced(
         return list(winners), measured
     every = [row for own in rows for row in own]
     return [own[0] if own[0].digest in kept else _chosen(own, every, known_ms) for own in rows], measured
+
+
+def best_measured(rows: Sequence[Winner], cards: Mapping[str, Card], kept: Collection[str] = ()) -> list[Winner]:
+    """For each budget the most accurate of all exported SubNets that keep it, by the files' own measurements.
+
+    rows: a SubNet for each budget. cards: by digest; accuracies are those of the first split. The SubNet of a row stays
+    where none is better, where it is in `kept`, and where it is one for several devices together; a SubNet without whole
+    files takes no other one's place.
+    """
+    good = [row for row in rows if all(file.state == "ok" for file in cards[row.digest].files.values())]
+
+    def keeps(row: Winner, budget_ms: float) -> bool:
+        ms = cards[row.digest].latency.p50_ms
+        return ms is not None and ms <= budget_ms
+
+    def rank(row: Winner) -> tuple[float, float]:
+        card = cards[row.digest]
+        return next(iter(card.accuracy.values())), -(card.latency.p50_ms or 0.0)
+
+    def winner(row: Winner) -> Winner:
+        if row.digest in kept or row.budgets_ms is not None:
+            return row
+        own = [row] if keeps(row, row.budget_ms) else []
+        found = max([*own, *(one for one in good if keeps(one, row.budget_ms))], key=rank, default=row)
+        return row if found is row else found.model_copy(update={"budget_ms": row.budget_ms})
+
+    return [winner(row) for row in rows]
 
 
 def _is_missed(own: Sequence[Winner], known_ms: Mapping[str, float]) -> bool:

@@ -63,7 +63,11 @@ class Settings(TimingSettings):
         2,
         ge=0,
         le=100,
-        description="SubNets that are tried in the place of a winner that misses its budget; 0: it stays",
+        description="further SubNets that are timed in the place of a winner that misses its budget",
+    )
+    keep_winners: bool = Field(
+        False,
+        description="each budget keeps its winner, also where another exported SubNet keeps the budget and is more accurate",
     )
     check_images: int = Field(4, ge=1, le=1000)
     tolerance: Tolerance = Tolerance()

@@ -47,7 +47,7 @@ from tasks.export.card import (
 from tasks.export.chains import ChainWriter, require_exits
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.planned import in_planned_order
-from tasks.export.replacing import Substitutes, as_predicted, replaced
+from tasks.export.replacing import Substitutes, as_predicted, best_measured, replaced
 from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.timed import Timed, largest_of, latency_of, subjects_of, timed
@@ -119,6 +119,7 @@ def run(
         accuracy = _evaluated(net, winners, supernet, data, out, progress, store, adapted)
         exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, exits)
         done = exporter.export_all(winners, measured, progress)
+    rows = rows if settings.keep_winners else best_measured(rows, done, adapted)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
     of_bundle = exits, rules, formats, adapted, placements
     return Exports(
@@ -254,8 +255,13 @@ def _winner(
     measured_ms, missed_ms = exported.latency.p50_ms, measured[before.digest].p50_ms
     changed: dict[str, Any] = {}
     if chosen.digest != before.digest:
-        assert missed_ms is not None, "a miss is measured"
-        missed = MissedWinner(digest=before.digest, predicted_ms=before.predicted_ms, measured_ms=missed_ms)
+        card = cards.get(before.digest)
+        missed = MissedWinner(
+            digest=before.digest,
+            predicted_ms=before.predicted_ms,
+            measured_ms=missed_ms,
+            accuracy=card.accuracy if card and missed_ms is not None and missed_ms <= before.budget_ms else None,
+        )
         changed = {"replaces": missed, "subnet": as_predicted(chosen)}
     return ExportedWinner(
         digest=chosen.digest,

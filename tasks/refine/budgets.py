@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from tasks.refine.known import Known, Latencies, best
+from tasks.refine.known import Known, Latencies, winners
 from tasks.schemas.front import Front
 from tasks.search.feasible import round_up
 from tasks.search.settings import Settings as SearchSettings
@@ -43,7 +43,8 @@ def moved(known: Collection[Known], budgets_ms: Sequence[float], margin: float) 
     kept = [budget_ms for budget_ms in sorted(budgets_ms) if _sure_ms(front[0]) <= (1 - margin) * budget_ms]
     if not kept and _sure_ms(front[0]) > max(budgets_ms):
         return sorted(budgets_ms)  # the fastest SubNet wins, and misses them
-    held = {best(known, (budget_ms,), margin).accuracy.share: budget_ms for budget_ms in reversed(kept)}
+    chosen = winners(known, [(budget_ms,) for budget_ms in kept], margin)
+    held = {one.accuracy.share: budget_ms for one, budget_ms in reversed(list(zip(chosen, kept, strict=True)))}
     while len(held) < len(budgets_ms):
         gains = _gains(front, held.keys(), max(budgets_ms))
         number = int(np.argmax(gains))

@@ -60,6 +60,20 @@ def best(known: Collection[Known], budgets_ms: Latencies, margin: float) -> Know
     return max(next(filter(None, ways)), key=lambda one: one.rank(budgets_ms))
 
 
+def winners(known: Collection[Known], budgets_ms: Sequence[Latencies], margin: float) -> list[Known]:
+    """The winner of each budget: its `best`, or that of a smaller budget where this one ranks higher: it keeps both.
+
+    So a larger budget never has the worse winner, whatever care chose in either.
+    """
+    own = [(ms, best(known, ms, margin)) for ms in budgets_ms]
+
+    def winner(asked_ms: Latencies, first: Known) -> Known:
+        smaller = [one for ms, one in own if within(ms, asked_ms) and within(one.ms, ms)]
+        return max([first, *smaller], key=lambda one: one.rank(asked_ms))
+
+    return [winner(ms, first) for ms, first in own]
+
+
 def evaluated_lines(
     store: SubNetStore, supernet: Path, images: EvaluationData, out: Path, progress: Progress
 ) -> SubNetLines:

@@ -28,7 +28,7 @@ from tasks.measuring.subnets import SubNetMeter
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.progress import Progress
 from tasks.refine.budgets import settled
-from tasks.refine.known import Known, Latencies, best, evaluated_lines, known_ms, worth_evaluating
+from tasks.refine.known import Known, Latencies, evaluated_lines, known_ms, winners, worth_evaluating
 from tasks.refine.pool import Budget, Pool, budgets_of
 from tasks.refine.settings import Settings
 from tasks.schemas.candidates import MEASURED_FILE, Asked, Candidate, Candidates, Proposal
@@ -220,11 +220,11 @@ def _confirmed(settings: Settings, bench: _Bench, timed: Timed) -> tuple[Timed, 
         found = bench.evaluate(timed_ms, "evaluate candidates")
         known = [Known(digest, timed_ms[digest], smoothed_ms[digest], one) for digest, one in found.items()]
         budgets_ms = settled(bench.fronts, known, bench.budgets_ms, settings.margin)
-        winners = {best(known, ms, settings.margin).digest for ms in budgets_ms if known}
-        if winners <= confirmed:
+        chosen = {one.digest for one in winners(known, budgets_ms, settings.margin)} if known else set()
+        if chosen <= confirmed:
             break
-        bench.time_longer(sorted(winners - confirmed))
-        confirmed |= winners
+        bench.time_longer(sorted(chosen - confirmed))
+        confirmed |= chosen
         timed = bench.time("measure candidates again")
     return timed, smoothed_ms
 

@@ -17,7 +17,7 @@ from tasks.predict.accuracy import AccuracyPredictor, validate
 from tasks.predict.validate import errors
 from tasks.progress import Progress
 from tasks.refine.budgets import settled
-from tasks.refine.known import Known, Latencies, best, evaluated_lines, known_ms, worth_evaluating
+from tasks.refine.known import Known, Latencies, evaluated_lines, known_ms, winners, worth_evaluating
 from tasks.refine.settings import Settings
 from tasks.refine.stage import folders_of
 from tasks.schemas.candidates import MEASURED_FILE, Candidates, Likely
@@ -63,19 +63,18 @@ def choose(
     known = _known(tables, timed_ms, found)
     asked = {ms: number for number, ms in enumerate(budgets_ms)}
     budgets_ms = settled(fronts, known, budgets_ms, settings.margin)
-    chosen = [(ms, best(known, ms, settings.margin).digest) for ms in budgets_ms]
+    best = winners(known, budgets_ms, settings.margin)
+    chosen = [(ms, one.digest) for ms, one in zip(budgets_ms, best, strict=True)]
     refined: dict[str, StageResult] = {}
     for device, (name, folder, front, table) in enumerate(zip(searches, folders, fronts, tables, strict=True)):
         told = _with_accuracies(table, found)
         told.write(folder / MEASURED_FILE)
-        winners = tuple(
+        rows = tuple(
             _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, digest, told)
             for ms, digest in chosen
         )
-        refinement = _refinement(
-            settings, net, told, winners, accuracy, found, sum(ms not in asked for ms in budgets_ms)
-        )
-        changed = {"winners": winners, "front": _front(winners), "refinement": refinement}
+        refinement = _refinement(settings, net, told, rows, accuracy, found, sum(ms not in asked for ms in budgets_ms))
+        changed = {"winners": rows, "front": _front(rows), "refinement": refinement}
         refined[name] = front.model_copy(update=changed).write(folder / FRONT_FILE)
     return refined
 

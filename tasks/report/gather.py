@@ -16,6 +16,7 @@ from tasks.artifacts import RESULT_FILE
 from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.layers import Layers
 from tasks.lut import Entry, Lut
+from tasks.pages.text import milliseconds, percent
 from tasks.partition import plan_partition, table_of
 from tasks.predict.accuracy import standard_error
 from tasks.predict.correction import Correction
@@ -44,7 +45,7 @@ from tasks.report.streams import streams
 from tasks.report.training import histories, pretraining, range_accuracies
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
 from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
-from tasks.schemas.exports import EXPORTS_FILE, Exports, Latency
+from tasks.schemas.exports import EXPORTS_FILE, Exports, Latency, MissedWinner
 from tasks.schemas.front import FRONT_FILE, Front
 from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.schemas.latency import LatencyValidation
@@ -258,7 +259,7 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
             {
                 **row,
                 **_size(net, row["config"]),
-                "missed": exported.replaces and exported.replaces.to_json(),
+                "missed": exported.replaces and {**exported.replaces.to_json(), "why": _why(exported.replaces)},
                 "measured_ms": exported.measured_ms,
                 "within_budget": None if exported.measured_ms is None else exported.within_budget,
                 "accuracy": exported.accuracy.get("test"),
@@ -272,6 +273,16 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
     for row in rows:
         row["on_front"] = row["digest"] in front_digests
     return rows
+
+
+def _why(before: MissedWinner) -> str:
+    """Why a SubNet is no longer the winner of its budget."""
+    if before.accuracy is not None:
+        split, accuracy = next(iter(before.accuracy.items()))
+        return f"which keeps it with {percent(accuracy)} on {split} data"
+    if before.measured_ms is None:
+        return "which could not be measured"
+    return f"which takes {milliseconds(before.measured_ms)}"
 
 
 def _measured_front(rows: list[Row]) -> set[str]:

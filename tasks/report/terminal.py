@@ -44,7 +44,7 @@ def _device_table(device: Row) -> Table:
     for row in kept(device):
         within = "[green]yes[/]" if row["within_budget"] else "[red]failed[/]"
         if row["missed"]:
-            within = f"[green]replaced[/] {milliseconds(row['missed']['measured_ms'])}"
+            within = f"[green]yes[/], {row['missed']['digest'][:8]} replaced, {row['missed']['why']}"
         table.add_row(
             milliseconds(row["budget_ms"]),
             milliseconds(row["predicted_ms"]),

@@ -272,11 +272,15 @@ class Card(Named, Stored):
 
 
 class MissedWinner(Record):
-    """A SubNet that was chosen for a budget and takes longer as measured."""
+    """A SubNet that was chosen for a budget and lost it: as measured it takes longer (None: it could not be measured).
+
+    accuracy: by split, of one that keeps the budget, which a more accurate SubNet keeps, too.
+    """
 
     digest: str
     predicted_ms: float
-    measured_ms: float
+    measured_ms: float | None
+    accuracy: dict[str, float] | None = None
 
 
 class ExportedWinner(Record):
