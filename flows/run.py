@@ -27,7 +27,7 @@ from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationWorkers
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
-from tasks.shortage import shortage
+from tasks.shortage import MAKE_ROOM, shortage
 
 Body = Callable[[Path, Progress], StageResult]
 
@@ -251,10 +251,7 @@ class Run(Surroundings):
             self.tracker.finish(run_id, "KILLED" if is_interruption(error) else "FAILED")
             _remove_if_empty(folder.path)
             if what := shortage(error):
-                first = str(error).partition("\n")[0] or type(error).__name__
-                raise UserError(
-                    stage.name, f"{what}: {first}", next_step="make room, or ask for less; the same command goes on"
-                ) from error
+                raise UserError(stage.name, what, next_step=MAKE_ROOM) from error
             raise
         finally:
             metrics.flush()

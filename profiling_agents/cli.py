@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from profiling_agents.arguments import agent_parser, relay_parser
 from profiling_agents.execution.limits import ModelLimits
+from profiling_agents.lines import full_disk
 from profiling_agents.messages import AgentError
 from profiling_agents.network.arguments import endpoint
 from profiling_agents.startup import TOKEN_VARIABLE
@@ -33,6 +34,11 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, serve: Cal
         return 2
     except KeyboardInterrupt:
         return 0
+    except Exception as error:
+        if (line := full_disk(error)) is None:
+            raise
+        print(f"{parser.prog}: {line}", file=sys.stderr)
+        return 2
     return 0
 
 

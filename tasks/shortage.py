@@ -1,27 +1,33 @@
 """Errors of a machine that has run out of something."""
 
-import torch
+import sys
 
-from profiling_agents.serving.store import NO_SPACE
+from profiling_agents.lines import no_space
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
 """Signs of a shortage in the texts of errors without a type of their own: of torch's CPU allocator, C++, CUDA, NCCL."""
 NO_KERNEL = "could not create a primitive"
 """The whole text of oneDNN's error where a kernel finds no memory for its code, or the tensors are too large for it."""
+MAKE_ROOM = "make room, or ask for less; the same command goes on"
 
 
 def shortage(error: BaseException) -> str | None:
-    """The resource that has run out, in words; None for another error."""
+    """The resource that has run out, in words, with what said so; None for another error."""
     if is_out_of_memory(error):
-        return "the memory is full"
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        return "the disk is full"
+        return f"the memory is full: {_first_line(error)}"
+    if (found := no_space(error)) is not None:
+        return f"the disk is full: {_first_line(found)}"
     return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or this machine had no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    """Whether a device or this machine had no memory left. torch is not imported for it: without torch, no error is its own."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and (text == NO_KERNEL or any(words in text for words in NO_MEMORY))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

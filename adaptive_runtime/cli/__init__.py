@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from adaptive_runtime.cli import checking, client_source, fleet, searching, serving, splitting
 from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.lines import full_disk
 from profiling_agents.messages import AgentError
 from profiling_agents.network.arguments import BAD_INPUT, ServiceParser
 
@@ -42,4 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except KeyboardInterrupt:
         return 0
+    except Exception as error:
+        if (line := full_disk(error)) is None:
+            raise
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
+        return BAD_INPUT
     return 0

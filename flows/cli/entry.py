@@ -61,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print("autotailor: interrupted; the same command goes on from here", file=sys.stderr)
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+    except Exception as error:
+        from tasks.shortage import MAKE_ROOM, shortage
+
+        if (what := shortage(error)) is None:
+            raise
+        return _refuse(UserError("this machine", what, next_step=MAKE_ROOM))
 
 
 def _refuse(error: Exception) -> int:

@@ -19,7 +19,7 @@ from uuid import uuid4
 from fsspec.core import url_to_fs
 
 from flows.storage.address import SECRETS, SIGN, protocol_of
-from profiling_agents.serving.store import NO_SPACE
+from profiling_agents.lines import NO_SPACE
 from tasks.errors import UserError, shortened
 
 ARRIVING = ".arriving-"

@@ -1,6 +1,5 @@
 """Uploaded models: files in the agent's private folder, named by the digest that it computes itself."""
 
-import errno
 import hashlib
 import os
 import tempfile
@@ -8,9 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiling_agents.lines import NO_SPACE
 from profiling_agents.messages import ModelStored
-
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class StoreFullError(Exception):

@@ -15,8 +15,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)  # half a file would fill a full disk for good
+        if error.filename is None:  # a write does not name its file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -27,7 +27,7 @@ from tasks.finetune.loop import Trainer
 from tasks.finetune.meeting.stores import of_ranks
 from tasks.finetune.networks import open_network
 from tasks.finetune.watchdog import Move, Pulse, unseen
-from tasks.shortage import is_out_of_memory
+from tasks.shortage import MAKE_ROOM, is_out_of_memory, shortage
 
 LEAST_TIMEOUT_S, LATER_S = 600.0, 60.0
 """The time for which a rank waits for the others: longer than it takes until a silent rank is ended."""
@@ -94,8 +94,11 @@ def main() -> None:
     try:
         train(job, meeting, pulse.move)
     except Exception as error:
-        line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        kind = "user" if isinstance(error, UserError) else "memory" if is_out_of_memory(error) else "other"
+        told = error
+        if not isinstance(error, UserError) and not is_out_of_memory(error) and (what := shortage(error)):
+            told = UserError(f"rank {rank}", what, next_step=MAKE_ROOM)
+        line = str(told) if isinstance(told, UserError) else f"{type(error).__name__}: {error}"
+        kind = "user" if isinstance(told, UserError) else "memory" if is_out_of_memory(error) else "other"
         write_json(job.error_file(rank), {"rank": rank, "time_s": time.time(), "line": line, "kind": kind})
         raise
 

@@ -1,0 +1,50 @@
+"""Lines for people: what a full disk says in the words of many libraries."""
+
+import errno
+from collections.abc import Iterator
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE_WORDS = (
+    "no space left on device",
+    "disk quota exceeded",
+    "disk is full",
+    "disk full",
+    "os error 28)",
+    "os error 122)",
+    "os error 27)",
+)
+"""Signs of a full disk in errors that are no OSError: of Rust's libraries (safetensors), of SQLite, PostgreSQL and C++."""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, those in its group, and those that it comes from or was raised beside; each once."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        left += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+def no_space(error: BaseException) -> BaseException | None:
+    """The exception of a chain that says that a disk has no room left; None where none does."""
+    return next(filter(_says_no_space, chain(error)), None)
+
+
+def _says_no_space(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return True
+    text = str(error).lower()
+    return isinstance(error, Exception) and any(words in text for words in NO_SPACE_WORDS)
+
+
+def full_disk(error: BaseException) -> str | None:
+    """What a full disk made of an exception, in one line; None for another error."""
+    found = no_space(error)
+    if found is None:
+        return None
+    first = str(found).strip().partition("\n")[0] or type(found).__name__
+    return f"the disk is full: {first}; make room; the same command goes on"
