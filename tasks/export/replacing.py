@@ -160,9 +160,10 @@ def best_measured(rows: Sequence[Winner], cards: Mapping[str, Card], kept: Colle
     def winner(row: Winner) -> Winner:
         if row.digest in kept or row.budgets_ms is not None:
             return row
-        own = [row] if keeps(row, row.budget_ms) else []
-        found = max([*own, *(one for one in good if keeps(one, row.budget_ms))], key=rank, default=row)
-        return row if found is row else found.model_copy(update={"budget_ms": row.budget_ms})
+        found = max((one for one in good if keeps(one, row.budget_ms)), key=rank, default=row)
+        if found.digest == row.digest or (keeps(row, row.budget_ms) and rank(found)[0] <= rank(row)[0]):
+            return row
+        return found.model_copy(update={"budget_ms": row.budget_ms})
 
     return [winner(row) for row in rows]
 
