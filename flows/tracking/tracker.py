@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_runtime.errors import without_passwords
-from flows.tracking.addresses import CHOOSE, SETTING, TrackingAddress, alone_at, follow, page_of, path_of
+from flows.tracking.addresses import CHOOSE, SETTING, TrackingAddress, alone_at, database_of, follow, page_of, path_of
+from flows.tracking.databases import made_whole
 from flows.tracking.metrics import Series
 from flows.versions import library_versions
 from tasks.artifacts import digest_of
@@ -215,6 +217,8 @@ def start_tracking(address: TrackingAddress, experiment: str, key: str, name: st
     called = f"{name} {datetime.now():%Y-%m-%d %H:%M:%S} {key[:KEY_SHOWN]}"
     try:
         with alone_at(address):
+            if (file := database_of(address.uri)) is not None and (line := made_whole(file)) is not None:
+                print(f"{SETTING}: {line}", file=sys.stderr)
             follow(address)
             client = MlflowClient(address.uri, address.uri)
             found = client.get_experiment_by_name(experiment)
