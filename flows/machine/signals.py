@@ -1,5 +1,10 @@
-"""Ctrl-C and SIGTERM interrupt the main thread; where a library catches the interruption, the run ends at its next step."""
+"""Ctrl-C and SIGTERM interrupt the main thread; where a library catches the interruption, the run ends at its next step.
 
+A second one ends the process at once: what an interrupted command still tidies up would only fail in many ways, and the same
+command goes on from any end. What it has started ends with it.
+"""
+
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -8,6 +13,9 @@ from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AT_ONCE = "autotailor: interrupted again, and ended at once; the same command goes on from here"
+SHOW_CURSOR = "\x1b[?25h"
+"""Bars hide it."""
 _received: list[type[KeyboardInterrupt]] = []
 
 
@@ -16,9 +24,24 @@ class Terminated(KeyboardInterrupt):
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    if _received:
+        _end_at_once(number, frame)
     kind = Terminated if number == signal.SIGTERM else KeyboardInterrupt
     _received.append(kind)
     raise kind
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """One line, written past all buffers, since any code may be at work here; nothing is tidied up."""
+    shown = SHOW_CURSOR if os.isatty(2) else ""
+    os.write(2, f"{shown}\n{AT_ONCE}\n".encode())
+    os._exit(128 + number)
+
+
+def end_at_once_from_now() -> None:
+    """Let further signals end the process at once, also while Python closes it."""
+    for number in SIGNALS:
+        signal.signal(number, _end_at_once)
 
 
 @contextmanager

@@ -133,6 +133,10 @@ class Transport:
             raise LostError(str(error) or type(error).__name__) from error
         except GarbledError as error:
             raise LostError(f"an answer came garbled: {error}", reached=True) from error
+        except RuntimeError as error:
+            if not self._http.is_closed:
+                raise
+            raise AgentError(f"agent {self.url}: the connection was closed here") from error
 
     def _check(self, response: httpx.Response) -> None:
         """Pass a success. LostError for refusals that another attempt may mend, else AgentError with the agent's own line."""
