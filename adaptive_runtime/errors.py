@@ -1,15 +1,8 @@
 """Errors on the device that are the user's to mend: one clear line each, without the passwords of addresses."""
 
-import re
+from profiling_agents.lines import HIDDEN, one_line_of, without_passwords
 
-USER_AND_PASSWORD = re.compile(r"://([^\s/:@]*):([^\s/]+)@")
-PASSWORD_OPTION = re.compile(r"(password=)[^\s&'\"]+", re.IGNORECASE)
-HIDDEN = "***"
-
-
-def without_passwords(text: str) -> str:
-    """A text with `***` for the passwords of all addresses in it: `scheme://USER:PASSWORD@HOST`, `?password=PASSWORD`."""
-    return PASSWORD_OPTION.sub(rf"\1{HIDDEN}", USER_AND_PASSWORD.sub(rf"://\1:{HIDDEN}@", text))
+__all__ = ["HIDDEN", "AdaptiveError", "NotBackError", "without_passwords"]
 
 
 class NotBackError(Exception):
@@ -25,4 +18,4 @@ class AdaptiveError(Exception):
             line += f"; allowed: {allowed}"
         if next_step:
             line += f"; {next_step}"
-        super().__init__(without_passwords(" ".join(line.split())))
+        super().__init__(one_line_of(line))

@@ -1,10 +1,10 @@
 """The flow that puts a bundle and the run time onto a device."""
 
 from prefect import flow, get_run_logger
-from rich.console import Console
 
 from flows.config import DeployConfig
 from tasks.deploy import Deployed, run
+from tasks.pages.console import PlainConsole
 
 
 @flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)
@@ -15,7 +15,7 @@ def deploy(config: DeployConfig, device: str) -> Deployed:
 
 def put(config: DeployConfig, device: str) -> Deployed:
     """Put the bundle onto the device, inside a flow run."""
-    console, logger = Console(stderr=True), get_run_logger()
+    console, logger = PlainConsole(stderr=True), get_run_logger()
 
     def say(line: str) -> None:
         logger.info(line)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from flows.cleaning.references import StageList
 from flows.config import FlowConfig, RunConfig
@@ -21,6 +20,7 @@ from flows.tracking import Tracker, start_tracking
 from flows.tracking.addresses import address_of
 from flows.workers.opened import evaluation_workers
 from tasks.artifacts import Store, digest_of, write_bytes
+from tasks.pages.console import PlainConsole
 from tasks.report import DATA_FILE, PAGE_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -52,7 +52,7 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         folder = config.folder / RUNS_FOLDER / key
         with locks.own_turn("beginning"):
             tracker = _begun(config, plain, key, folder, locks)
-        bars = stack.enter_context(terminal_bars(Console(stderr=True)))
+        bars = stack.enter_context(terminal_bars(PlainConsole(stderr=True)))
         run = Run(Store(config.folder / STAGES_FOLDER), tracker, bars, devices, workers, folder, locks, mirror)
         yield from _ended(run, config, until)
 

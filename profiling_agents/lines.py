@@ -1,6 +1,8 @@
-"""Lines for people: what a full disk says in the words of many libraries."""
+"""Lines for people: foreign text made printable, addresses without passwords, a full disk in the words of many libraries."""
 
 import errno
+import re
+import unicodedata
 from collections.abc import Iterator
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -14,6 +16,36 @@ NO_SPACE_WORDS = (
     "os error 27)",
 )
 """Signs of a full disk in errors that are no OSError: of Rust's libraries (safetensors), of SQLite, PostgreSQL and C++."""
+
+
+USER_AND_PASSWORD = re.compile(r"://([^\s/:@]*):([^\s/]+)@")
+PASSWORD_OPTION = re.compile(r"(password=)[^\s&'\"]+", re.IGNORECASE)
+HIDDEN = "***"
+UNSEEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+"""Unicode's categories of characters that are no text: control sequences, directions, halves of pairs, separators of lines."""
+LAYOUT = "\n\t"
+
+
+def printable(text: str) -> str:
+    """A text that a terminal shows and does not obey, wherever it comes from: `\\x1b` for an escape character, and so on.
+
+    Line feeds and tabs stay. The one place for it: whatever shows names or lines of devices, servers or files calls it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one in LAYOUT or unicodedata.category(one) not in UNSEEN else ascii(one)[1:-1] for one in text
+    )
+
+
+def without_passwords(text: str) -> str:
+    """A text with `***` for the passwords of all addresses in it: `scheme://USER:PASSWORD@HOST`, `?password=PASSWORD`."""
+    return PASSWORD_OPTION.sub(rf"\1{HIDDEN}", USER_AND_PASSWORD.sub(rf"://\1:{HIDDEN}@", text))
+
+
+def one_line_of(text: str) -> str:
+    """A text as one line that may be shown to anybody: printable, without passwords."""
+    return printable(without_passwords(" ".join(text.split())))
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -46,5 +78,5 @@ def full_disk(error: BaseException) -> str | None:
     found = no_space(error)
     if found is None:
         return None
-    first = str(found).strip().partition("\n")[0] or type(found).__name__
+    first = printable(str(found)).strip().partition("\n")[0] or type(found).__name__
     return f"the disk is full: {first}; make room; the same command goes on"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.cli.devices import add_devices, addresses
 from adaptive_runtime.cli.serving import above_zero
 from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.lines import printable
 
 if TYPE_CHECKING:
     from adaptive_runtime.split import EnvelopePlacements, SplitAnswer, SplitNetwork
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
         plans_ms = _predicted(network, choice)
     rows = [_row(one) for one in answers]
     for line in _lines(devices, plans_ms, rows):
-        print(line)
+        print(printable(line))
     if arguments.output is not None:
         _write_answers(arguments.output, np.concatenate([one.answer for one in answers]))
     if arguments.json is not None:

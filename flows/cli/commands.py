@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,6 +23,7 @@ from tasks.choose.placed import joint_table, placed_tables
 from tasks.choose.terminal import chosen_tables, comparison_table, front_table
 from tasks.enumerate import listing
 from tasks.errors import UserError
+from tasks.pages.console import PlainConsole
 from tasks.problems import CLASSIFICATION, problem_named
 from tasks.report import terminal_table
 from tasks.schemas.chosen import ChosenSubNet
@@ -90,7 +90,7 @@ def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], Flow
     results = []
     for overrides, config in runs:
         shown = [without_passwords(text) for text in overrides]
-        Console(stderr=True).rule(escape(" ".join(shown)))
+        PlainConsole(stderr=True).rule(escape(" ".join(shown)))
         results.append({"overrides": shown, **execute(arguments, config)})
     if not arguments.dry_run:
         Terminal().show(_sweep_table(results))

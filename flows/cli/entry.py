@@ -20,7 +20,8 @@ from flows.cli.arguments import (
 )
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.imports import quick_imports
-from flows.machine.signals import Terminated, interruptible, is_interrupted
+from flows.machine.signals import Terminated, end_at_once_from_now, interruptible, is_interrupted
+from profiling_agents.lines import printable
 from tasks.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _refuse(error)
     except KeyboardInterrupt as error:
+        if argv is None:
+            end_at_once_from_now()
         print("autotailor: interrupted; the same command goes on from here", file=sys.stderr)
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except Exception as error:
@@ -70,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(error: Exception) -> int:
-    print(f"autotailor: {error}", file=sys.stderr)
+    print(f"autotailor: {printable(str(error))}", file=sys.stderr)
     return BAD_INPUT
 
 

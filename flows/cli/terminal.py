@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+
+from tasks.pages.console import PlainConsole
 
 WIDE = 10_000
 """Columns where there is no terminal; a table takes those that it needs."""
@@ -18,9 +20,9 @@ class Terminal:
     """The console on which commands show their results."""
 
     def __init__(self) -> None:
-        found = Console()
+        found = PlainConsole()
         has_width = found.is_terminal or "COLUMNS" in os.environ
-        self._console = found if has_width else Console(width=WIDE)
+        self._console = found if has_width else PlainConsole(width=WIDE)
 
     def show(self, *shown: RenderableType) -> None:
         """Tables and groups of tables, with cells that wrap."""
@@ -56,7 +58,7 @@ class TerminalProgress:
             TaskProgressColumn(),
             TimeRemainingColumn(),
         )
-        self._bars = Bars(*columns, TextColumn("{task.fields[note]}", style="dim"), console=Console(stderr=True))
+        self._bars = Bars(*columns, TextColumn("{task.fields[note]}", style="dim"), console=PlainConsole(stderr=True))
 
     def __enter__(self) -> Self:
         self._bars.start()

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from profiling_agents.lines import one_line_of
+
 Format = Literal["onnx", "ncnn", "executorch"]
 Precision = Literal["fp32", "bf16", "fp16", "fp16_storage", "int8"]
 Cache = Literal["warm", "cold"]
@@ -23,7 +25,7 @@ class AgentError(Exception):
     """Something the user can mend (unreachable, wrong token, busy, …); `str(error)` is one finished line."""
 
     def __init__(self, line: str) -> None:
-        super().__init__(" ".join(line.split()))
+        super().__init__(one_line_of(line))
 
 
 class AgentBusyError(AgentError):

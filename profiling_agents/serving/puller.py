@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from profiling_agents import frames
 from profiling_agents.checksums import CHECKSUM_HEADER
+from profiling_agents.lines import one_line_of
 from profiling_agents.messages import AgentError, Answered, ErrorBody, Pulled, one_line
 from profiling_agents.network.endpoint import Endpoint, is_loopback
 from profiling_agents.serving.relay import PULL_S, REQUEST_HEADER, WAIT_HEADER, WORKING_HEADER
@@ -33,6 +34,10 @@ class Local:
 
     url: str
     token: str
+
+
+def _say(line: str) -> None:
+    print(one_line_of(line), file=sys.stderr, flush=True)
 
 
 def check_relay(url: str, network: Endpoint) -> None:
@@ -102,7 +107,7 @@ class Puller:
                     return
                 await response.aread()
             except httpx.TransportError as error:
-                print(f"relay {self._url}: {error or type(error).__name__}; trying again", file=sys.stderr, flush=True)
+                _say(f"relay {self._url}: {error or type(error).__name__}; trying again")
             else:
                 if response.status_code == 204:
                     return
@@ -136,7 +141,7 @@ class Puller:
                 )
         except (httpx.TransportError, httpx.StreamError) as error:
             line = f"relay {self._url}: {pulled.method} {pulled.path}: {error or type(error).__name__}"
-            print(line, file=sys.stderr, flush=True)
+            _say(line)
         finally:
             await response.aclose()
 

@@ -214,7 +214,9 @@ def test_a_winner_that_misses_its_budget_is_replaced_and_told(
     )
     pool = Candidates(candidates=candidates, budgets=(), likely={})
     substitutes = lambda: export.MeasuredSubstitutes(pool)  # noqa: E731
-    settings = QUICK.model_copy(update={"keep_winners": True})  # of untrained SubNets the smaller is as good as the larger
+    settings = QUICK.model_copy(
+        update={"keep_winners": True}
+    )  # of untrained SubNets the smaller is as good as the larger
     result = export.run(settings, supernet, tmp_path, data, device, out, Silent(), substitutes=substitutes)
     replaced, kept = result["winners"]
     assert replaced["digest"] == replaced["subnet"]["digest"] == first["subnets"][1]["digest"]
