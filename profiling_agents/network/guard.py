@@ -1,6 +1,6 @@
 """The one gate in front of every route of a service: deny by default.
 
-In order: protocol, header count, Host, Origin, token, queue, body size. A request that passes has shown the token,
+In order: protocol, header count, Host, Origin, token, places, queue, body size. A request that passes has shown the token,
 or reads one of the few files that everybody may read.
 """
 
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,6 +27,9 @@ MAX_HEADERS = 64
 MAX_REQUESTS = 16
 MAX_BODY_BYTES = 1 << 20
 BODY_STALL_S = 30.0
+
+CONNECTION = "connection"
+"""A request's connection in the state of its scope, where the server counts connections with a token and those without."""
 
 R = TypeVar("R", bound=Response)
 AGAIN = (429, 503)
@@ -46,8 +50,8 @@ class UncheckedTokenError(Exception):
 class GuardRules:
     """What a service takes.
 
-    connections, requests: at once; more are refused with 503 and 429. body_bytes: caps of paths with these ends. open_paths:
-    may be read without the token. shutdown_s: requests get so long to end when the service is stopped.
+    connections: with a token, at once; requests: at once; more are refused with 503 and 429. body_bytes: caps of paths with
+    these ends. open_paths: may be read without the token. shutdown_s: requests get so long to end when the service is stopped.
     """
 
     connections: int = MAX_CONNECTIONS
@@ -114,6 +118,8 @@ class Guard:
         try:
             cap_bytes = self._rules.cap_bytes(scope["path"])
             await self._app(scope, _capped(receive, cap_bytes), send)
+        except ClientDisconnect:
+            return  # in the middle of its body: nobody is left to be answered, and nothing is wrong here
         finally:
             self._requests -= 1
 
@@ -127,6 +133,9 @@ class Guard:
                     return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
             except UncheckedTokenError as error:
                 return refusal(503, str(error), retry_after_s=error.retry_after_s)
+            connection = scope.get("state", {}).get(CONNECTION)
+            if connection is not None and not connection.admit():
+                return refusal(503, f"more than {self._rules.connections} connections; try again", retry_after_s=1.0)
         if self._requests >= self._rules.requests:
             return refusal(429, f"more than {self._rules.requests} requests at once; try again")
         cap_bytes = self._rules.cap_bytes(scope["path"])

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -18,12 +19,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from profiling_agents.messages import AgentError
 from profiling_agents.network.endpoint import Endpoint, is_loopback
-from profiling_agents.network.guard import Guard, GuardRules, TokenCheck
+from profiling_agents.network.guard import CONNECTION, Guard, GuardRules, TokenCheck
+from profiling_agents.network.places import HEAD_LIMIT_S, Places
 
 MAX_HEADER_BYTES = 32 << 10
-HEAD_LIMIT_S = 5.0
-"""A connection that brings no whole head of a request for so long is closed: it would take the place of others."""
-
 STARTED_CHECK_S = 0.01
 
 
@@ -32,16 +31,37 @@ class PatientProtocol(H11Protocol):
 
     _idle: asyncio.TimerHandle | None = None
 
+    def __init__(self, *, places: Places, **given: Any) -> None:
+        """places: of all connections of the server. The guard finds the connection in the state of its requests."""
+        super().__init__(**given)
+        self._places = places
+        self.app_state = {**self.app_state, CONNECTION: self}
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request."""
         super().connection_made(transport)
+        self._places.enter(self)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing to wait for."""
         super().connection_lost(exc)
+        self._places.leave(self)
         if self._idle is not None:
             self._idle.cancel()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
+
+    def admit(self) -> bool:
+        """It has shown a token; False where all places of such connections are taken."""
+        return self._places.admit(self)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, whatever is still coming of this one."""
@@ -54,8 +74,27 @@ class PatientProtocol(H11Protocol):
         self._idle = self.loop.call_later(HEAD_LIMIT_S, self._close_unless_at_work)
 
     def _close_unless_at_work(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if self.is_silent:
             self.transport.close()
+
+
+class PatientServer(uvicorn.Server):
+    """A server whose patience with TLS handshakes is limited, too: asyncio's own is a minute."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. uvicorn has no option for the time that a handshake may take, which asyncio takes when it listens."""
+        loop = asyncio.get_running_loop()
+        listen = loop.create_server
+
+        def with_limit(*given: Any, **options: Any) -> Any:
+            limit_s = HEAD_LIMIT_S if options.get("ssl") is not None else None
+            return listen(*given, ssl_handshake_timeout=limit_s, **options)
+
+        loop.create_server = with_limit  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets)
+        finally:
+            loop.create_server = listen  # type: ignore[method-assign]
 
 
 def http_server(network: Endpoint, app: ASGIApp, token: str | TokenCheck, rules: GuardRules) -> uvicorn.Server:
@@ -65,14 +104,13 @@ def http_server(network: Endpoint, app: ASGIApp, token: str | TokenCheck, rules:
     hosts = frozenset(name.lower() for name in (*own, network.host, *network.allowed_hosts) if name)
     config = uvicorn.Config(
         Guard(app, token=token, hosts=hosts, any_address=any_address, rules=rules),
-        http=PatientProtocol,
+        http=partial(PatientProtocol, places=Places(rules.connections)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=rules.connections,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=rules.shutdown_s,
         ssl_certfile=network.tls_cert,
@@ -82,7 +120,7 @@ def http_server(network: Endpoint, app: ASGIApp, token: str | TokenCheck, rules:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise AgentError(f"--tls-cert '{network.tls_cert}': cannot be used with its key ({error})") from error
-    return uvicorn.Server(config)
+    return PatientServer(config)
 
 
 def allow_open_files(count: int) -> None:

@@ -37,6 +37,7 @@ from profiling_agents.messages import (
     Welcome,
     coded_bytes,
 )
+from profiling_agents.network.places import HEAD_LIMIT_S, Places
 from profiling_agents.serving.segments.awaited import AwaitedValues
 from profiling_agents.serving.segments.giving import GivingValues, NotGivenError
 from profiling_agents.serving.segments.subnets import SegmentsFailedError, SegmentsRun, ServedSubNets
@@ -44,7 +45,7 @@ from profiling_agents.serving.store import StoreFullError
 from profiling_agents.streams.proofs import proof_of
 from profiling_agents.streams.wire import FrameHead, FrameReader, FrameWriter, StreamEndError
 
-HELLO_LIMIT_S = 5.0
+HELLO_LIMIT_S = HEAD_LIMIT_S
 HELLO_BYTES = 1024
 IDLE_LIMIT_S = 300.0
 """A home that says nothing for so long, not even a probe, has gone."""
@@ -71,15 +72,26 @@ class ServingParts:
 class HomeConnection:
     """A connection from its first byte to its last."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: ServingParts) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: ServingParts, places: Places
+    ) -> None:
         self._stream, self._frames, self._answers = writer, FrameReader(reader, HOME_MESSAGES), FrameWriter(writer)
-        self._parts, self._subnets = parts, parts.subnets
+        self._parts, self._subnets, self._places = parts, parts.subnets, places
         self._of_device = False
         self._wanted: ServedSubNet | None = None
         self._entered: str | None = None
         self._open = True
         self._waiting = asyncio.Semaphore(MOST_WAITING)
         self._runs: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the token has not come yet: one who has shown it is no stranger."""
+        return True
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        self._stream.transport.abort()
 
     async def serve(self) -> None:
         """Serve until one side ends it."""
@@ -117,6 +129,8 @@ class HomeConnection:
             shown, expected, what = hello.token, token, "token"
         if not hmac.compare_digest(shown.encode(), expected.encode()):
             raise StreamRefusedError(f"missing or wrong {what}")
+        if not self._places.admit(self):
+            raise AgentError(f"more than {self._places.known} connections")
         if hello.protocol != STREAM_PROTOCOL:
             raise StreamRefusedError(f"streams of protocol {hello.protocol}; allowed: {STREAM_PROTOCOL}; update both")
         await self._answers.send(self._parts.welcome)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from profiling_agents.execution.child import MODELS
 from profiling_agents.execution.settings import WorkerSettings
-from profiling_agents.messages import MIB, STREAM_PROTOCOL, AgentError, RefusedStream, Welcome
+from profiling_agents.messages import MIB, STREAM_PROTOCOL, AgentError, Welcome
 from profiling_agents.network.endpoint import Endpoint, host_and_port
 from profiling_agents.network.guard import MAX_CONNECTIONS
+from profiling_agents.network.places import Places
 from profiling_agents.network.server import wait_for_stdin
 from profiling_agents.serving.capabilities import fingerprint
 from profiling_agents.serving.options import ServerOptions
@@ -94,23 +95,20 @@ def _tls(network: Endpoint) -> ssl.SSLContext | None:
 
 
 class _Homes:
-    """All connections; beyond `MAX_CONNECTIONS` they are refused."""
+    """All connections; beyond `MAX_CONNECTIONS` those that show the token are refused, and others make room for each other."""
 
     def __init__(self, parts: ServingParts) -> None:
         self._parts = parts
-        self._open = 0
+        self._places = Places(MAX_CONNECTIONS)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         kept(writer)
-        self._open += 1
+        connection = HomeConnection(reader, writer, self._parts, self._places)
+        self._places.enter(connection)
         try:
-            connection = HomeConnection(reader, writer, self._parts)
-            if self._open > MAX_CONNECTIONS:
-                await connection.refuse(RefusedStream(line=f"more than {MAX_CONNECTIONS} connections", final=False))
-            else:
-                await connection.serve()
+            await connection.serve()
         finally:
-            self._open -= 1
+            self._places.leave(connection)
             with suppress(OSError, ssl.SSLError):
                 writer.close()

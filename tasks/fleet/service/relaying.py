@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind
 from profiling_agents.network.folder import private_folder
 from profiling_agents.network.guard import GuardRules
+from profiling_agents.network.places import Places
 from profiling_agents.network.server import allow_open_files, http_server, serve_with
 from profiling_agents.network.tokens import new_token
 from profiling_agents.serving.relay import AwayError, Relay, body_caps, client_routes, relay_app
@@ -105,7 +106,7 @@ def serve_fleet_relay(registry: Registry, network: Endpoint, max_model_mib: int)
     """Run until stopped. network.token: of clients; None: one is made. AgentError: it cannot start."""
     check_bind(network)
     connections = 2 * MOST_DEVICES
-    allow_open_files(connections + OTHER_FILES)
+    allow_open_files(connections + Places(connections).strangers + OTHER_FILES)
     with private_folder() as folder, bound(network.host, network.port) as listener:
         relay = FleetRelay(registry, folder, network.token or new_token(folder, "relay"))
         rules = GuardRules(connections=connections, requests=connections, body_bytes=body_caps(max_model_mib))

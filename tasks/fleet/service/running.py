@@ -10,6 +10,7 @@ from adaptive_runtime.telemetry import metrics_export
 from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind
 from profiling_agents.network.folder import ended_by_signal
 from profiling_agents.network.guard import GuardRules
+from profiling_agents.network.places import Places
 from profiling_agents.network.server import allow_open_files, http_server, serve_with
 from tasks.fleet.registry import BundleStore, Registry, advance
 from tasks.fleet.service.metrics import registry_metrics
@@ -27,7 +28,7 @@ LOOKS_PER_WINDOW = 20
 def serve_registry(registry: Registry, store: BundleStore, network: Endpoint) -> None:
     """Run until stopped. AgentError: it cannot start."""
     check_bind(network, own_tokens=True)
-    allow_open_files(CONNECTIONS + OTHER_FILES)
+    allow_open_files(CONNECTIONS + Places(CONNECTIONS).strangers + OTHER_FILES)
     with ended_by_signal(), bound(network.host, network.port) as listener:
         routes = RegistryRoutes(registry, store)
         rules = GuardRules(connections=CONNECTIONS, requests=REQUESTS)

@@ -11,7 +11,7 @@ import pytest
 
 from profiling_agents.messages import MIB, JobMessage, JobsRequest, MeasureSettings
 from profiling_agents.network.guard import MAX_CONNECTIONS, MAX_REQUESTS
-from profiling_agents.network.server import HEAD_LIMIT_S
+from profiling_agents.network.places import HEAD_LIMIT_S
 from profiling_agents.serving import service
 from tests.support.agents import agent_models as models
 from tests.support.agents import agent_processes as processes
@@ -193,19 +193,15 @@ def test_too_many_requests_at_once_are_refused_and_then_served_again(http: httpx
 
 
 def test_connections_that_bring_no_request_lose_their_place(http: httpx.Client, url: str) -> None:
-    """As many as there are places, before anybody has shown a token; one of them sends a byte now and then."""
+    """Twice as many as there are places for those with a token, of whom nobody waits; one sends a byte now and then."""
     address = urlsplit(url)
     silent: list[socket.socket] = []
-
-    def are_all_places_taken() -> bool:
-        """By connections that are new: they lose their places after a while."""
-        for connection in silent:
-            connection.close()
-        silent[:] = [socket.create_connection((address.hostname, address.port)) for _ in range(MAX_CONNECTIONS)]
-        return processes.soon(lambda: http.get("/v1/capabilities").status_code == 503, within_s=2.0)
-
     try:
-        assert processes.soon(are_all_places_taken)
+        for number in range(2 * MAX_CONNECTIONS):
+            silent.append(socket.create_connection((address.hostname, address.port)))
+            if number % 8 == 0:
+                assert http.get("/v1/capabilities", headers={"Connection": "close"}).status_code == 200
+        silent.reverse()
         slow = silent[0]
         slow.settimeout(0.05)
         start_s, ended = time.monotonic(), False

@@ -27,7 +27,7 @@ from adaptive_runtime.service import TOKEN_VARIABLE
 from adaptive_runtime.service.answering import BODY_S
 from adaptive_runtime.service.inference import MOST_SAMPLES
 from adaptive_runtime.service.remembered import FILE
-from profiling_agents.network.server import HEAD_LIMIT_S
+from profiling_agents.network.places import HEAD_LIMIT_S
 from tests.support.runtime.failing_variant import CRASHES_FROM, make_first_fail
 from tests.support.runtime.service_process import (
     AUTHORIZATION,

@@ -13,7 +13,7 @@ from tailor_ir.errors import TailorError
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.variables import Choice
 from tailor_ir.subnets.onnx_export import subnet_onnx
-from tests.ir.invariants import EXPORT_TOLERANCE, ORIGINAL_TOLERANCE, difference
+from tests.support.ir.invariants import EXPORT_TOLERANCE, ORIGINAL_TOLERANCE, difference
 
 BATCHES = (1, 3)
 
