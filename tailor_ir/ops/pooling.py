@@ -97,14 +97,16 @@ class Reduction(nn.Module):
 
 
 class ArgumentOfExtreme(nn.Module):
-    """ArgMax and ArgMin."""
+    """ArgMax and ArgMin: of equal entries the first, or the last."""
 
-    def __init__(self, op: str, axis: int, keep: bool) -> None:
+    def __init__(self, op: str, axis: int, keep: bool, last: bool) -> None:
         super().__init__()
         self.function = torch.argmax if op == "ArgMax" else torch.argmin
-        self.axis, self.keep = axis, keep
+        self.axis, self.keep, self.last = axis, keep, last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.last:
+            return x.shape[self.axis] - 1 - self.function(x.flip(self.axis), self.axis, self.keep)
         return self.function(x, self.axis, self.keep)
 
 
@@ -199,7 +201,8 @@ def _argument_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _lower_argument(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return ArgumentOfExtreme(node.op, node.int("axis", 0), bool(node.int("keepdims", 1)))
+    last = bool(node.int("select_last_index", 0))
+    return ArgumentOfExtreme(node.op, node.int("axis", 0), bool(node.int("keepdims", 1)), last)
 
 
 OPERATORS = (

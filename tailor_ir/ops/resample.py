@@ -29,6 +29,21 @@ class Pad(nn.Module):
         return F.pad(x, self.pads, mode=self.mode)
 
 
+class PadByPosition(nn.Module):
+    """Entries of x at `positions` along each of some axes: padding that torch has for the last axes alone."""
+
+    def __init__(self, positions: Mapping[int, np.ndarray]) -> None:
+        super().__init__()
+        self.axes = tuple(positions)
+        for axis, each in positions.items():
+            self.register_buffer(f"positions_{axis}", torch.from_numpy(each), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for axis in self.axes:
+            x = x.index_select(axis, self.get_buffer(f"positions_{axis}"))
+        return x
+
+
 class Resize(nn.Module):
     """Interpolation of x (B, C, *S) to a size, or by factors where the network's own are not the ratio of the sizes."""
 
@@ -85,8 +100,19 @@ def _lower_pad(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     if mode not in PAD_MODES:
         raise ImportFailed(f"operator 'Pad' at '{node.name}': mode '{mode}'; allowed: {', '.join(PAD_MODES)}")
     first = next((axis for axis, added in enumerate(pads) if any(added)), len(pads) - 1)
+    if mode != "constant" and (first < 2 or len(pads) not in (3, 4, 5)):
+        return PadByPosition(
+            {axis: _positions(shapes.inputs[0][axis], *added, mode) for axis, added in enumerate(pads) if any(added)}
+        )
+    first = first if mode == "constant" else 2  # other modes are there for all positions at once alone
     flat = tuple(v for added in reversed(pads[first:]) for v in added)
     return Pad(flat, PAD_MODES[mode], value)
+
+
+def _positions(size: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Positions that stand on a padded axis; numbers below zero cut off."""
+    kept = np.arange(size)[max(0, -before) : size - max(0, -after)]
+    return np.pad(kept, (max(0, before), max(0, after)), mode=mode)  # type: ignore[call-overload]
 
 
 def _resize_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:

@@ -16,15 +16,15 @@ REDUCTIONS = ("none", "add")
 
 
 class TopK(nn.Module):
-    """The `count` largest (or smallest) entries along an axis, and where they are."""
+    """The `count` largest (or smallest) entries along an axis, and where they are; of equal entries the first, as in ONNX."""
 
-    def __init__(self, count: int, axis: int, largest: bool, in_order: bool) -> None:
+    def __init__(self, count: int, axis: int, largest: bool) -> None:
         super().__init__()
-        self.count, self.axis, self.largest, self.in_order = count, axis, largest, in_order
+        self.count, self.axis, self.largest = count, axis, largest
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, positions = torch.topk(x, self.count, self.axis, self.largest, self.in_order)
-        return values, positions
+        values, positions = torch.sort(x, dim=self.axis, descending=self.largest, stable=True)
+        return values.narrow(self.axis, 0, self.count), positions.narrow(self.axis, 0, self.count)
 
 
 class GatherEntries(nn.Module):
@@ -124,7 +124,7 @@ def _coordinates(node: Node, p: Propagation) -> Dims:
 
 def _lower_largest(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     axis = _axis(node, len(shapes.full_inputs[0]), -1)
-    return TopK(shapes.outputs[0][axis], axis, bool(node.int("largest", 1)), bool(node.int("sorted", 1)))
+    return TopK(shapes.outputs[0][axis], axis, bool(node.int("largest", 1)))
 
 
 def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:

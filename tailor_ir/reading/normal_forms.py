@@ -129,6 +129,8 @@ def _normalise(node: gs.Node, samples: int) -> None:
     if node.op == "GridSample":  # names of opset 20
         mode = str(node.attrs.get("mode", "bilinear"))
         node.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    if node.op == "Pad" and len(node.inputs) > 3:
+        _write_all_pads(node)
     if node.op == "Gelu" and node.attrs.get("approximate") == "none":
         del node.attrs["approximate"]
     if node.op == "BatchNormalization" and node.attrs.pop("training_mode", 0):
@@ -175,6 +177,19 @@ def _drop_default_states(node: gs.Node) -> None:
         given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()
         if isinstance(given, gs.Constant) and (given.values == default).all():
             node.inputs[position] = gs.Variable.empty()
+
+
+def _write_all_pads(node: gs.Node) -> None:
+    """Padding of the named axes alone (from opset 18 on) as that of all axes; padding that is computed stays as it is."""
+    pads, axes = node.inputs[1], node.inputs[3]
+    if axes.is_empty():
+        node.inputs = list(node.inputs[:3])
+    elif isinstance(pads, gs.Constant) and isinstance(axes, gs.Constant):
+        rank, named = len(node.inputs[0].shape), axes.values.reshape(-1).tolist()
+        all_pads = np.zeros((2, rank), np.int64)
+        all_pads[:, [axis % rank for axis in named]] = pads.values.reshape(2, len(named))
+        written = gs.Constant(f"{node.outputs[0].name}/pads", all_pads.reshape(-1))
+        node.inputs = [node.inputs[0], written, *node.inputs[2:3]]
 
 
 def _write_pads(node: gs.Node) -> None:

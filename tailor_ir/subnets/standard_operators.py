@@ -32,6 +32,14 @@ class _Writer:
         target = gs.Constant(f"{self.name}/shape{len(self.nodes)}", np.asarray(shape, np.int64))
         return self.add("Reshape", x, target, last=last)
 
+    def slice(self, x: gs.Tensor, start: int, stop: int, axis: int) -> gs.Tensor:
+        """A range of one axis."""
+        ranges = [
+            gs.Constant(f"{self.name}/{start}/{i}", np.asarray([v], np.int64))
+            for i, v in enumerate((start, stop, axis))
+        ]
+        return self.add("Slice", x, *ranges)
+
     def spread(self, vector: gs.Tensor, axis: int, rank: int) -> gs.Tensor:
         """A vector along one axis of a tensor of `rank`."""
         shape = (-1, *(1,) * (rank - 1 - axis % rank))
@@ -42,6 +50,7 @@ class _Writer:
         return self.reshape(vector, shape)
 
 
+END = int(np.iinfo(np.int64).max)
 Inputs = Sequence[gs.Tensor]
 Attributes = dict[str, Attribute]
 
@@ -107,13 +116,24 @@ def _roll(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     if not shift:
         w.add("Identity", inputs[0], last=True)
         return
-    parts = []
-    for start, stop in ((shift, np.iinfo(np.int64).max), (0, shift)):
-        ranges = [
-            gs.Constant(f"{w.name}/{start}/{i}", np.asarray([v], np.int64)) for i, v in enumerate((start, stop, axis))
-        ]
-        parts.append(w.add("Slice", inputs[0], *ranges))
+    parts = [w.slice(inputs[0], start, stop, axis) for start, stop in ((shift, END), (0, shift))]
     w.add("Concat", *parts, last=True, axis=axis)
+
+
+def _pad(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    """Padding with the other end's entries, which opset 17 lacks, as slices and a concatenation along each axis."""
+    if attributes.get("mode") != "wrap":
+        w.nodes.append(gs.Node("Pad", w.name, attrs=dict(attributes), inputs=list(inputs), outputs=list(w.outputs)))
+        return
+    x, pads = inputs[0], inputs[1].values.reshape(2, -1)  # type: ignore[attr-defined]
+    axes = [axis for axis in range(pads.shape[1]) if pads[:, axis].any()]
+    for axis in axes:
+        before, after = (int(number) for number in pads[:, axis])
+        if min(before, after) < 0:
+            x = w.slice(x, max(0, -before), min(after, 0) or END, axis)
+        parts = [w.slice(x, -before, END, axis)] if before > 0 else []
+        parts += [x, w.slice(x, 0, after, axis)] if after > 0 else [x]
+        x = w.add("Concat", *parts, last=axis == axes[-1], axis=axis)
 
 
 def _batch_standardization(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
@@ -134,6 +154,7 @@ WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
     "GroupNorm": _group_norm,
     "Linear": _linear,
     "Mish": _mish,
+    "Pad": _pad,
     "RmsNorm": _rms_norm,
     "Roll": _roll,
     "Silu": _silu,

@@ -1,0 +1,48 @@
+"""Small networks that random ones were shrunk to: each was a fault, and holds now whatever holds for all networks."""
+
+import pytest
+
+from tests.fuzzing.checks import Outcome, examine
+from tests.fuzzing.networks import Network, Step
+
+IMAGE = {"x": ("float32", ("N", 3, 6, 5))}
+KERNEL = {"w": (8, 3, 3, 3)}
+CONVOLUTION = Step("Conv", "x w", "u", {"pads": [1, 1, 1, 1]})
+
+
+def holds(network: Network) -> Outcome:
+    """What came of a network that compiles without a fault."""
+    outcome = examine(network)
+    assert not outcome.faults, outcome.faults
+    assert not outcome.refused
+    return outcome
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+@pytest.mark.parametrize("pads", [[2, 1, 1, 0], [0, 2, 0, 1], [-1, 1, 2, 0], [0, -1, 0, 1]], ids=str)
+def test_padding_of_named_axes(mode: str, pads: list[int]) -> None:
+    steps = (CONVOLUTION, Step("Pad", "u p _ a", "y", {"mode": mode}))
+    holds(
+        Network(
+            inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants={"p": pads, "a": [-2, 3]}, opset=19
+        )
+    )
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+def test_padding_of_channels(mode: str) -> None:
+    steps = (CONVOLUTION, Step("Pad", "u p", "y", {"mode": mode}), Step("Conv", "y v", "z"))
+    weights, pads = {**KERNEL, "v": (4, 11, 3, 3)}, [0, 1, 0, 1, 0, 2, 1, 1]
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("z",), weights=weights, constants={"p": pads}, opset=19))
+
+
+@pytest.mark.parametrize(("op", "last"), [("ArgMax", 0), ("ArgMax", 1), ("ArgMin", 0), ("ArgMin", 1)])
+def test_positions_of_equal_entries(op: str, last: int) -> None:
+    steps = (
+        Step("Greater", "x limit", "u"),
+        Step("Cast", "u", "v", {"to": 1}),
+        Step("TopK", "v count", "values places", {"largest": int(op == "ArgMax")}),
+        Step(op, "v", "place", {"axis": 2, "select_last_index": last}),
+    )
+    outputs = ("values", "places", "place")
+    holds(Network(inputs=IMAGE, steps=steps, outputs=outputs, constants={"limit": 0.1, "count": [3]}))
