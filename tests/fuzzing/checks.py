@@ -1,0 +1,285 @@
+"""What holds for every network: it compiles, or is refused in one line; all SubNets are the same in their three forms."""
+
+import contextlib
+import io
+import logging
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
+import tailor_ir
+from tailor_ir.spaces.variables import Config
+from tests.fuzzing.networks import BATCH, Network
+
+ORIGINAL_TOLERANCE = 1e-4
+"""Of the largest SubNet, relative to the largest number of an output: other kernels sum up in another order."""
+SUBNET_TOLERANCE = 1e-4
+NUDGE = 1e-5
+"""Of an input: what a network makes of it is how uncertain its answer is; rounding is a hundred times smaller."""
+NUDGES, UNCERTAIN = 6, 3.0
+BATCHES = (1, 3)
+LONGEST_LINE = 400
+LARGEST_NUMBER = 1e6
+MOST_MODELS = 40
+logging.getLogger("tailor_ir").addHandler(logging.NullHandler())  # remarks are no noise
+ROOM = str(Path(tailor_ir.__file__).parent)
+
+Answers = list[np.ndarray]
+Feeds = Mapping[str, np.ndarray]
+
+
+class NoReference(Exception):
+    """onnxruntime does not run the original, or gives no numbers: another network is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """kind: by which faults are counted. text: all that is known of it."""
+
+    kind: str
+    text: str
+
+
+class Found(Exception):
+    """A fault, from inside of a check."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.fault = Fault(kind, text)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """refused: the line that says why it does not compile; "" where it does. subnets: how many it has."""
+
+    refused: str = ""
+    subnets: int = 0
+    operators: frozenset[str] = frozenset()
+    faults: list[Fault] = field(default_factory=list)
+
+    def run(self, check: Callable[[], None]) -> None:
+        """One check, whose fault is noted."""
+        try:
+            check()
+        except Found as found:
+            self.faults.append(found.fault)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is a fault
+            self.faults.append(Fault(_place_of(error), "".join(traceback.format_exception(error))))
+
+
+def examine(network: Network, seed: int = 0) -> Outcome:
+    """All checks of one network. NoReference: there is nothing to compare it with."""
+    reference, outcome, shouted = Reference(network), Outcome(), io.StringIO()
+    with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(shouted):
+        warnings.simplefilter("always")
+        with contextlib.redirect_stderr(shouted):
+            outcome.run(lambda: _examine(network, reference, seed, outcome))
+    for one in warned:
+        outcome.faults.append(Fault(f"warning: {one.category.__name__}: {str(one.message)[:60]}", str(one)))
+    if shouted.getvalue().strip():
+        outcome.faults.append(Fault("prints", shouted.getvalue()))
+    return outcome
+
+
+def _place_of(error: BaseException) -> str:
+    """Type, and the deepest function of the product."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(ROOM)]
+    where = frames[-1] if frames else traceback.extract_tb(error.__traceback__)[-1]
+    file = Path(where.filename)
+    place = file.relative_to(ROOM) if frames else file.name
+    return f"{type(error).__name__} in {place}:{where.name}"
+
+
+class Reference:
+    """The original in onnxruntime."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        try:
+            self.session = session_of(network.model())
+            self.feeds = {batch: network.feeds(batch, seed=batch) for batch in BATCHES}
+            self.answers = {batch: self.run(feeds) for batch, feeds in self.feeds.items()}
+        except Exception as error:
+            raise NoReference(str(error)) from error
+        for answer in (one for answers in self.answers.values() for one in answers):
+            if not np.isfinite(answer).all() or (
+                answer.size and np.abs(answer.astype(np.float64)).max() > LARGEST_NUMBER
+            ):
+                raise NoReference("numbers without a bound")
+
+    def run(self, feeds: Feeds) -> Answers:
+        return run_session(self.session, feeds)
+
+
+def session_of(model: onnx.ModelProto | Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    content = str(model) if isinstance(model, Path) else model.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> Answers:
+    """Inputs are given in their order: names may differ."""
+    names = [one.name for one in session.get_inputs()]
+    return list(map(np.asarray, session.run(None, dict(zip(names, feeds.values(), strict=True)))))
+
+
+def _examine(network: Network, reference: Reference, seed: int, outcome: Outcome) -> None:
+    try:
+        net = tailor_ir.compile(network.model(network.fixed_batch or BATCH))
+    except tailor_ir.TailorError as error:
+        outcome.refused = str(error)
+        _one_line(outcome.refused)
+        return
+    outcome.subnets = int(net.space.distinct)
+    outcome.operators = frozenset(node.op for node in net.structure.graph.nodes)
+    _check_largest(net, reference, "largest SubNet")
+    net.sort_channels()
+    outcome.run(lambda: _check_largest(net, reference, "largest SubNet after sorting"))
+    sampled = net.space.sample(np.random.default_rng(seed))
+    configs = {"smallest SubNet": net.min_config, "sampled SubNet": sampled, "largest SubNet": net.max_config}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for name, config in configs.items():
+            outcome.run(lambda: _check_subnet(net, network, config, name, folder))  # noqa: B023
+            outcome.run(lambda: _check_operators(net, config, name))  # noqa: B023
+            outcome.run(lambda: _check_counts(net, config, name))  # noqa: B023
+        outcome.run(lambda: _check_saved(net, network, folder / "saved"))
+    outcome.run(lambda: _check_models(net))
+
+
+def _check_operators(net: tailor_ir.SuperNet, config: Config, name: str) -> None:
+    missing = set(net.operators(config)) - net.unique_operators().keys()
+    if missing:
+        raise Found("operators are not among the unique ones", f"{name} {config}: {missing}")
+
+
+def _check_counts(net: tailor_ir.SuperNet, config: Config, name: str) -> None:
+    counts = (net.macs(config), net.parameters(config), net.peak_activation_bytes(config))
+    if min(counts) < 0:
+        raise Found("negative counts", f"{name} {config}: {counts}")
+
+
+def _check_models(net: tailor_ir.SuperNet) -> None:
+    for feature in list(net.unique_operators())[:MOST_MODELS]:
+        session_of(onnx.load_from_string(tailor_ir.operator_model(feature)))
+
+
+def _one_line(text: str) -> str:
+    if "\n" in text:
+        raise Found("a refusal of several lines", text)
+    if len(text) >= LONGEST_LINE:
+        raise Found("a long refusal: " + " ".join(text.split()[:2]), text)
+    return text
+
+
+def _tensors(feeds: Feeds) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.ascontiguousarray(array)) for array in feeds.values()]
+
+
+def _call(module: Callable[..., object], feeds: Feeds) -> Answers:
+    with torch.no_grad():
+        found = module(*_tensors(feeds))
+    parts = found if isinstance(found, tuple | list) else (found,)
+    return [part.numpy() for part in parts]
+
+
+def _check_largest(net: tailor_ir.SuperNet, reference: Reference, name: str) -> None:
+    net.elastic.eval()
+    net.elastic.activate(net.max_config)
+    for batch, feeds in reference.feeds.items():
+        _same(f"{name} is not the original", reference.answers[batch], _call(net.elastic, feeds), reference.run, feeds)
+
+
+def _check_subnet(net: tailor_ir.SuperNet, network: Network, config: Config, name: str, folder: Path) -> None:
+    net.elastic.eval()
+    net.elastic.activate(config)
+    built = net.build(config)
+    for batch in BATCHES:
+        shapes = net.input_shapes(config, batch)
+        feeds = network.feeds(batch, 20 + batch, {key: shapes[key] for key in network.inputs if key in shapes})
+        expected = _call(net.elastic, feeds)
+
+        def again(nudged: Feeds) -> Answers:
+            return _call(net.elastic, nudged)
+
+        _same(f"{name}: built is not elastic", expected, _call(built, feeds), again, feeds, str(config))
+        net.export(config, folder / "subnet.onnx", batch=batch, fold_batch_norm=batch == 1)
+        session = session_of(folder / "subnet.onnx")
+        exported = run_session(session, feeds)
+        _same(f"{name}: exported is not elastic", expected, exported, again, feeds, str(config))
+
+
+def _check_saved(net: tailor_ir.SuperNet, network: Network, folder: Path) -> None:
+    net.save(folder)
+    loaded = tailor_ir.load(folder)
+    feeds = network.feeds(1, 5)
+    for each in (net, loaded):
+        each.elastic.eval()
+        each.elastic.activate(net.max_config)
+    _same(
+        "loaded is not saved",
+        _call(net.elastic, feeds),
+        _call(loaded.elastic, feeds),
+        lambda f: _call(net.elastic, f),
+        feeds,
+    )
+
+
+def _same(
+    kind: str,
+    expected: Answers,
+    found: Answers,
+    again: Callable[[Feeds], Answers],
+    feeds: Feeds,
+    more: str = "",
+) -> None:
+    """Shapes, types and numbers; where they differ, by more than the answer to slightly different inputs does."""
+    if [(a.shape, a.dtype) for a in expected] != [(b.shape, b.dtype) for b in found]:
+        told = [[(a.shape, a.dtype.name) for a in answers] for answers in (expected, found)]
+        raise Found(f"{kind}: shapes", f"{kind} {more}: {told[1]} instead of {told[0]}")
+    tolerance = ORIGINAL_TOLERANCE if "original" in kind else SUBNET_TOLERANCE
+    differences = _differences(expected, found)
+    if max(differences, default=0.0) <= tolerance:
+        return
+    uncertain = np.max([_differences(expected, again(nudged)) for nudged in _nudged(feeds)], axis=0)
+    for own, other in zip(differences, uncertain, strict=True):
+        if own > tolerance + UNCERTAIN * other:
+            raise Found(kind, f"{kind} {more}: difference {own:.3g} (of a nudge: {other:.3g})")
+
+
+def _differences(expected: Answers, found: Answers) -> list[float]:
+    """Of each output, relative to its largest number; of whole numbers and truth values, the share that differs."""
+    differences = []
+    for one, other in zip(expected, found, strict=True):
+        if not one.size:
+            differences.append(0.0)
+        elif not np.issubdtype(one.dtype, np.floating):
+            differences.append(float((one != other).mean()))
+        else:
+            both = np.isfinite(one)
+            if not np.array_equal(both, np.isfinite(other)):
+                differences.append(np.inf)
+                continue
+            apart = np.abs(one - other)[both].max(initial=0.0)
+            differences.append(float(apart / max(np.abs(one)[both].max(initial=0.0), 1e-6)))
+    return differences
+
+
+def _nudged(feeds: Feeds) -> Iterator[Feeds]:
+    for seed in range(NUDGES):
+        rng = np.random.default_rng(seed)
+        yield {
+            name: (array + NUDGE * rng.standard_normal(array.shape)).astype(array.dtype)
+            if np.issubdtype(array.dtype, np.floating)
+            else array
+            for name, array in feeds.items()
+        }
