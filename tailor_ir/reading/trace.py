@@ -23,6 +23,7 @@ from torch import nn
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Tensors
 from tailor_ir.reading.inputs import ExampleInputs
+from tailor_ir.reading.places import export_refusal
 from tailor_ir.reading.symbolics import more_operators
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
@@ -68,13 +69,10 @@ def _exported(
                 do_constant_folding=False,
                 opset_version=OPSET,
                 input_names=list(examples.names),
+                verbose=True,  # nodes keep the lines that they come from
             )
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ImportFailed(
-            f"network '{type(model).__name__}': cannot be exported to ONNX ({reason}); "
-            "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"
-        ) from error
+        raise ImportFailed(export_refusal(model, error, OPSET)) from error
     names = (names for names in reads.places.values() if names.isdisjoint(examples.names))
     return onnx.load_from_string(buffer.getvalue()), frozenset[str]().union(*names)
 
@@ -112,6 +110,7 @@ def _take_tensors(module: nn.Module, examples: ExampleInputs, reads: ValueReads)
     def of_tensors(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         for name, tensor in zip(examples.names, given, strict=True):
             reads.add(name, tensor)
+        torch._C._jit_set_onnx_log_enabled(False)  # the exporter turns it on, and would print the whole graph
         with reads:  # the exporter's own reads say nothing of the network
             found = tuple(tensors_in(examples.call(forward, given)))
         return found[0] if len(found) == 1 else found
