@@ -20,8 +20,11 @@ from tasks.models.answers import check_shapes
 from tasks.progress import Progress
 
 BATCH = 32
-ORDER_IMAGES = 64
-"""Training images for BatchNorm statistics of the SubNets that an order of channels is judged by, and validation images."""
+ORDER_IMAGES = (16, 64)
+"""Fewest and most training images for BatchNorm statistics of SubNets that an order of channels is judged by; as many for
+validation."""
+ORDER_MACS = 2e9
+"""Multiply-accumulates of the largest SubNet on these images, at most, where the fewest allow it: seconds for all SubNets."""
 SEED = 0
 
 
@@ -118,7 +121,9 @@ def run(
 
 def sort_channels(net: SuperNet, data: DataSettings) -> list[str]:
     """Put channels in the order that brings smaller SubNets closer to the network on validation samples; a line on it."""
-    fitted_to, held_out = _images(net, data, ORDER_IMAGES)
+    fewest, most = ORDER_IMAGES
+    count = min(most, max(fewest, int(ORDER_MACS / max(1, net.macs(net.max_config)))))
+    fitted_to, held_out = _images(net, data, count)
     return [net.sort_channels_if_closer(fitted_to, held_out, np.random.default_rng(SEED)).line]
 
 
