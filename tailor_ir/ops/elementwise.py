@@ -104,7 +104,7 @@ class Clip(nn.Module):
         given = iter(limits)
         # a constant limit is given as well, so that operands stay in order
         below, above = (None if limit is None else next(given) for limit in (self.below, self.above))
-        return torch.clamp(x, below, above)
+        return x if below is None and above is None else torch.clamp(x, below, above)
 
 
 class Hard(nn.Module):

@@ -41,7 +41,7 @@ def is_known(kind: str) -> bool:
 def run_seed(seed: int, modules: bool = False) -> Result:
     """All checks of the network of one seed."""
     try:
-        outcome = _timed(draw(seed), seed)
+        outcome = _timed(seed if modules else draw(seed), seed)
     except NoReference as error:
         return Result(seed, "no reference", text=str(error))
     if outcome.faults:
@@ -52,7 +52,7 @@ def run_seed(seed: int, modules: bool = False) -> Result:
     return Result(seed, "compiled", operators=outcome.operators, subnets=outcome.subnets)
 
 
-def _timed(network: Network, seed: int) -> Outcome:
+def _timed(network: Network | int, seed: int) -> Outcome:
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"more than {MOST_SECONDS} s")
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ import torch
 
 import tailor_ir
 from tailor_ir.spaces.variables import Config
+from tests.fuzzing.modules import draw_module
 from tests.fuzzing.networks import BATCH, Network
 
 ORIGINAL_TOLERANCE = 1e-4
@@ -28,7 +30,10 @@ NUDGES, UNCERTAIN = 6, 3.0
 BATCHES = (1, 3)
 LONGEST_LINE = 400
 LARGEST_NUMBER = 1e6
-MOST_MODELS = 40
+MOST_MODELS = 12
+WITH_TRANSFORMS = 5
+"""One network in so many has learned transforms of kernels."""
+WRONG = "answers otherwise"
 logging.getLogger("tailor_ir").addHandler(logging.NullHandler())  # remarks are no noise
 ROOM = str(Path(tailor_ir.__file__).parent)
 
@@ -75,13 +80,14 @@ class Outcome:
             self.faults.append(Fault(_place_of(error), "".join(traceback.format_exception(error))))
 
 
-def examine(network: Network, seed: int = 0) -> Outcome:
-    """All checks of one network. NoReference: there is nothing to compare it with."""
-    reference, outcome, shouted = Reference(network), Outcome(), io.StringIO()
+def examine(network: Network | int, seed: int = 0) -> Outcome:
+    """All checks of one network; of a number, of the module of this seed. NoReference: nothing to compare it with."""
+    original = FromModule(network) if isinstance(network, int) else FromGraph(network)
+    reference, outcome, shouted = Reference(original), Outcome(), io.StringIO()
     with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(shouted):
         warnings.simplefilter("always")
         with contextlib.redirect_stderr(shouted):
-            outcome.run(lambda: _examine(network, reference, seed, outcome))
+            outcome.run(lambda: _examine(reference, seed, outcome))
     for one in warned:
         outcome.faults.append(Fault(f"warning: {one.category.__name__}: {str(one.message)[:60]}", str(one)))
     if shouted.getvalue().strip():
@@ -98,25 +104,66 @@ def _place_of(error: BaseException) -> str:
     return f"{type(error).__name__} in {place}:{where.name}"
 
 
-class Reference:
-    """The original in onnxruntime."""
+class Original(Protocol):
+    """What is compiled, and what it answers."""
+
+    def compiled(self, kernel_transform: bool = False) -> tailor_ir.SuperNet: ...
+
+    def run(self, feeds: Feeds) -> Answers: ...
+
+    def feeds(self, batch: int, seed: int, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Feeds: ...
+
+
+class FromGraph:
+    """A drawn graph, in onnxruntime."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
+        self.feeds = network.feeds
         try:
             self.session = session_of(network.model())
-            self.feeds = {batch: network.feeds(batch, seed=batch) for batch in BATCHES}
-            self.answers = {batch: self.run(feeds) for batch, feeds in self.feeds.items()}
         except Exception as error:
             raise NoReference(str(error)) from error
-        for answer in (one for answers in self.answers.values() for one in answers):
-            if not np.isfinite(answer).all() or (
-                answer.size and np.abs(answer.astype(np.float64)).max() > LARGEST_NUMBER
-            ):
-                raise NoReference("numbers without a bound")
+
+    def compiled(self, kernel_transform: bool = False) -> tailor_ir.SuperNet:
+        model = self.network.model(self.network.fixed_batch or BATCH)
+        return tailor_ir.compile(model, kernel_transform=kernel_transform)
 
     def run(self, feeds: Feeds) -> Answers:
         return run_session(self.session, feeds)
+
+
+class FromModule:
+    """A drawn module, as torch runs it."""
+
+    def __init__(self, seed: int) -> None:
+        self.module, self.sample = draw_module(seed)
+
+    def compiled(self, kernel_transform: bool = False) -> tailor_ir.SuperNet:
+        return tailor_ir.compile(self.module, self.sample, kernel_transform=kernel_transform)
+
+    def run(self, feeds: Feeds) -> Answers:
+        return _call(self.module, feeds)
+
+    def feeds(self, batch: int, seed: int, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Feeds:
+        shape = next(iter(shapes.values())) if shapes else (batch, *self.sample.shape[1:])
+        return {"input": np.random.default_rng(seed).standard_normal(shape).astype(np.float32)}
+
+
+class Reference:
+    """The original's answers. NoReference: there are none, or no numbers."""
+
+    def __init__(self, original: Original) -> None:
+        self.original = original
+        try:
+            self.feeds = {batch: original.feeds(batch, seed=batch) for batch in BATCHES}
+            self.answers = {batch: original.run(feeds) for batch, feeds in self.feeds.items()}
+        except Exception as error:
+            raise NoReference(str(error)) from error
+        for answer in (one for answers in self.answers.values() for one in answers):
+            numbers = answer.astype(np.float64)
+            if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0.0) > LARGEST_NUMBER:
+                raise NoReference("numbers without a bound")
 
 
 def session_of(model: onnx.ModelProto | Path) -> onnxruntime.InferenceSession:
@@ -132,9 +179,10 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> Answers:
     return list(map(np.asarray, session.run(None, dict(zip(names, feeds.values(), strict=True)))))
 
 
-def _examine(network: Network, reference: Reference, seed: int, outcome: Outcome) -> None:
+def _examine(reference: Reference, seed: int, outcome: Outcome) -> None:
+    original = reference.original
     try:
-        net = tailor_ir.compile(network.model(network.fixed_batch or BATCH))
+        net = _compiled(original, seed)
     except tailor_ir.TailorError as error:
         outcome.refused = str(error)
         _one_line(outcome.refused)
@@ -149,11 +197,19 @@ def _examine(network: Network, reference: Reference, seed: int, outcome: Outcome
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for name, config in configs.items():
-            outcome.run(lambda: _check_subnet(net, network, config, name, folder))  # noqa: B023
+            outcome.run(lambda: _check_subnet(net, original, config, name, folder))  # noqa: B023
             outcome.run(lambda: _check_operators(net, config, name))  # noqa: B023
             outcome.run(lambda: _check_counts(net, config, name))  # noqa: B023
-        outcome.run(lambda: _check_saved(net, network, folder / "saved"))
+        outcome.run(lambda: _check_saved(net, original, folder / "saved"))
     outcome.run(lambda: _check_models(net))
+
+
+def _compiled(original: Original, seed: int) -> tailor_ir.SuperNet:
+    """Now and then with learned transforms of kernels, where there are kernels to choose from."""
+    if seed % WITH_TRANSFORMS == 0:
+        with contextlib.suppress(tailor_ir.SpaceError):
+            return original.compiled(kernel_transform=True)
+    return original.compiled()
 
 
 def _check_operators(net: tailor_ir.SuperNet, config: Config, name: str) -> None:
@@ -176,6 +232,8 @@ def _check_models(net: tailor_ir.SuperNet) -> None:
 def _one_line(text: str) -> str:
     if "\n" in text:
         raise Found("a refusal of several lines", text)
+    if WRONG in text:  # a fault, told by the compiler's own comparison
+        raise Found("the compiler finds its own network wrong", text)
     if len(text) >= LONGEST_LINE:
         raise Found("a long refusal: " + " ".join(text.split()[:2]), text)
     return text
@@ -196,16 +254,22 @@ def _check_largest(net: tailor_ir.SuperNet, reference: Reference, name: str) -> 
     net.elastic.eval()
     net.elastic.activate(net.max_config)
     for batch, feeds in reference.feeds.items():
-        _same(f"{name} is not the original", reference.answers[batch], _call(net.elastic, feeds), reference.run, feeds)
+        _same(
+            f"{name} is not the original",
+            reference.answers[batch],
+            _call(net.elastic, feeds),
+            reference.original.run,
+            feeds,
+        )
 
 
-def _check_subnet(net: tailor_ir.SuperNet, network: Network, config: Config, name: str, folder: Path) -> None:
+def _check_subnet(net: tailor_ir.SuperNet, original: Original, config: Config, name: str, folder: Path) -> None:
     net.elastic.eval()
     net.elastic.activate(config)
     built = net.build(config)
     for batch in BATCHES:
         shapes = net.input_shapes(config, batch)
-        feeds = network.feeds(batch, 20 + batch, {key: shapes[key] for key in network.inputs if key in shapes})
+        feeds = original.feeds(batch, 20 + batch, shapes)
         expected = _call(net.elastic, feeds)
 
         def again(nudged: Feeds) -> Answers:
@@ -218,10 +282,10 @@ def _check_subnet(net: tailor_ir.SuperNet, network: Network, config: Config, nam
         _same(f"{name}: exported is not elastic", expected, exported, again, feeds, str(config))
 
 
-def _check_saved(net: tailor_ir.SuperNet, network: Network, folder: Path) -> None:
+def _check_saved(net: tailor_ir.SuperNet, original: Original, folder: Path) -> None:
     net.save(folder)
     loaded = tailor_ir.load(folder)
-    feeds = network.feeds(1, 5)
+    feeds = original.feeds(1, 5)
     for each in (net, loaded):
         each.elastic.eval()
         each.elastic.activate(net.max_config)

@@ -223,6 +223,6 @@ RECIPES = (
     Recipe("standardised weight", _standardised, ("BatchStandardization", "Conv"), 15, 0.5),
     Recipe("scaled weight", _scaled_weight, ("MatMul", "Mul", "Transpose"), share=0.6),
     Recipe("residual block", _residual, ("Conv", "Add"), share=3.0),
-    Recipe("large kernel", _large_kernel, ("Conv", "Add"), share=1.0),
+    Recipe("large kernel", _large_kernel, ("Conv", "Add", "KernelTransform"), share=1.0),
     Recipe("perceptron", _perceptron, ("Linear", "Add"), share=2.0),
 )

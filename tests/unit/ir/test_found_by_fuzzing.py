@@ -46,3 +46,8 @@ def test_positions_of_equal_entries(op: str, last: int) -> None:
     )
     outputs = ("values", "places", "place")
     holds(Network(inputs=IMAGE, steps=steps, outputs=outputs, constants={"limit": 0.1, "count": [3]}))
+
+
+def test_a_clip_without_limits() -> None:
+    steps = (CONVOLUTION, Step("Clip", "u", "y"), Step("ReduceMean", "y", "z", {"axes": [2, 3], "keepdims": 0}))
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("z",), weights=KERNEL))
