@@ -46,7 +46,7 @@ def plain_number(value: float) -> NumberChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Grain:
+class ChannelGrain:
     """How finely the channels of a network are divided.
 
     multiple: channels are kept in multiples of it, or of less where a group's own size demands it. fine: more shares of
@@ -87,7 +87,7 @@ class Draft:
     regions: Regions
     selectors: Selectors
     alternatives: tuple[Alternative, ...] = ()
-    grain: Grain = Grain()
+    grain: ChannelGrain = ChannelGrain()
     variables: list[Variable] = field(default_factory=list)
     widths: dict[int, StreamWidth] = field(default_factory=dict)
     sizings: list[Sizing] = field(default_factory=list)

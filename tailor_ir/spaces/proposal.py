@@ -7,7 +7,7 @@ from math import prod
 
 from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph
-from tailor_ir.spaces.draft import HARDWARE_MULTIPLE, Draft, Grain
+from tailor_ir.spaces.draft import HARDWARE_MULTIPLE, Draft, ChannelGrain
 from tailor_ir.spaces.kinds import KINDS
 from tailor_ir.spaces.needs import DerivedColumns, find_needs
 from tailor_ir.spaces.presence import NEVER, Presence, Selection
@@ -57,13 +57,13 @@ def _by_itself(graph: Graph, axis_map: AxisMap, regions: Regions) -> Draft:
     are hardly any choices. The grain follows from the network alone, so that a choice means the same under every wish.
     """
 
-    def proposed(grain: Grain) -> Draft:
+    def proposed(grain: ChannelGrain) -> Draft:
         draft = Draft(graph.original(), axis_map, regions, Selectors(None), (), grain)
         _propose_variables(draft)
         return draft
 
-    coarse = proposed(Grain())
-    finer = (proposed(Grain(multiple)) for multiple in SMALLER_MULTIPLES)
+    coarse = proposed(ChannelGrain())
+    finer = (proposed(ChannelGrain(multiple)) for multiple in SMALLER_MULTIPLES)
     draft = next((each for each in (coarse, *(() if _divides(coarse) else finer)) if _divides(each)), None)
     if draft is None:
         return coarse
@@ -71,7 +71,7 @@ def _by_itself(graph: Graph, axis_map: AxisMap, regions: Regions) -> Draft:
     for multiple in multiples:
         if _combinations(draft) > HARDLY_ANY:
             break
-        draft = max(draft, proposed(Grain(multiple, fine=True)), key=_combinations)
+        draft = max(draft, proposed(ChannelGrain(multiple, fine=True)), key=_combinations)
     return draft
 
 
