@@ -7,7 +7,7 @@ from math import prod
 
 from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph
-from tailor_ir.spaces.draft import HARDWARE_MULTIPLE, Draft, ChannelGrain
+from tailor_ir.spaces.draft import HARDWARE_MULTIPLE, ChannelGrain, Draft
 from tailor_ir.spaces.kinds import KINDS
 from tailor_ir.spaces.needs import DerivedColumns, find_needs
 from tailor_ir.spaces.presence import NEVER, Presence, Selection
