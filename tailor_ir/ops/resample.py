@@ -146,10 +146,16 @@ def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> t
     nearest = str(node.attribute("nearest_mode", "round_prefer_floor"))
     rank = len(before) - 2
     whole = all(b % a == 0 for a, b in zip(before, after, strict=True))  # then no position lies between two neighbours
-    plain = not node.int("antialias", 0) and not node.int("exclude_outside", 0)
-    if mode == "nearest" and transform == "asymmetric" and nearest == "floor":
+    stretched = str(node.attribute("keep_aspect_ratio_policy", "stretch")) == "stretch"
+    plain = stretched and not node.int("antialias", 0) and not node.int("exclude_outside", 0)
+    if mode == "nearest" and stretched and transform == "asymmetric" and nearest == "floor":
         return "nearest", False
-    if mode == "nearest" and half and (nearest == "round_prefer_ceil" or (nearest == "round_prefer_floor" and whole)):
+    if (
+        mode == "nearest"
+        and stretched
+        and half
+        and (nearest == "round_prefer_ceil" or (nearest == "round_prefer_floor" and whole))
+    ):
         return "nearest-exact", False
     if mode == "linear" and (half or transform == "align_corners") and plain:
         return LINEAR[rank], not half

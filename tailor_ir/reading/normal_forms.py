@@ -1,9 +1,14 @@
 """ONNX nodes in the forms that the IR's rules expect: nodes without effect are removed, later opsets are rewritten."""
 
+from functools import cache
+
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from tailor_ir.reading.folding import has_fixed_shape
+from tailor_ir.reading.trace import OPSET
 
 # took their axes as an attribute up to opset 17
 REDUCTIONS = {
@@ -93,6 +98,10 @@ def _is_idle(node: gs.Node) -> bool:
             return x.dtype is not None and x.dtype == y.dtype
         case "Expand" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten":
             return True
+        case "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin":  # others compute even where they reduce nothing
+            axes = node.inputs[1] if len(node.inputs) > 1 else gs.Variable.empty()
+            none = axes.is_empty() or (isinstance(axes, gs.Constant) and not axes.values.size)
+            return none and bool(node.attrs.get("noop_with_empty_axes", 0))
         case "Concat" | "Sum" | "Max" | "Min" | "Mean":
             return len(node.inputs) == 1
         case "Split":
@@ -112,6 +121,7 @@ def normalise(graph: gs.Graph) -> None:
     """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
     for node in graph.nodes:
         _normalise(node, graph.inputs[0].shape[0])
+        _drop_later_defaults(node, graph.opset)
     graph.cleanup(remove_unused_graph_inputs=False)
 
 
@@ -131,6 +141,8 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     if node.op == "Pad" and len(node.inputs) > 3:
         _write_all_pads(node)
+    if node.op == "Resize":
+        _write_all_sizes(node)
     if node.op == "Gelu" and node.attrs.get("approximate") == "none":
         del node.attrs["approximate"]
     if node.op == "BatchNormalization" and node.attrs.pop("training_mode", 0):
@@ -190,6 +202,45 @@ def _write_all_pads(node: gs.Node) -> None:
         all_pads[:, [axis % rank for axis in named]] = pads.values.reshape(2, len(named))
         written = gs.Constant(f"{node.outputs[0].name}/pads", all_pads.reshape(-1))
         node.inputs = [node.inputs[0], written, *node.inputs[2:3]]
+
+
+def _write_all_sizes(node: gs.Node) -> None:
+    """Factors or sizes of the named axes alone (from opset 18 on) as those of all axes; equal ratios that need no policy."""
+    before, after = list(node.inputs[0].shape), list(node.outputs[0].shape)
+    if "axes" in node.attrs:
+        axes = [axis % len(before) for axis in node.attrs.pop("axes")]
+        for position, others in ((2, [1.0] * len(before)), (3, before)):
+            given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()
+            if isinstance(given, gs.Constant) and given.values.size:
+                values = np.asarray(others, given.values.dtype)
+                values[axes] = given.values
+                node.inputs[position] = gs.Constant(f"{node.outputs[0].name}/sizes{position}", values)
+    if node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        ratios = {new / old for old, new in zip(before, after, strict=True) if new != old}
+        if len(ratios) <= 1:  # no size was rounded
+            del node.attrs["keep_aspect_ratio_policy"]
+            sizes = gs.Constant(f"{node.outputs[0].name}/sizes", np.asarray(after, np.int64))
+            node.inputs = [node.inputs[0], gs.Variable.empty(), gs.Variable.empty(), sizes]
+
+
+def _drop_later_defaults(node: gs.Node, opset: int) -> None:
+    """Remove attributes that the operator has since a later opset, where they say what holds without them."""
+    for name in _later_attributes(node.op, opset) & node.attrs.keys():
+        stated = onnx.defs.get_schema(node.op, opset).attributes[name].default_value
+        default = helper.get_attribute_value(stated) if stated.type else None
+        default = default.decode() if isinstance(default, bytes) else default
+        if node.attrs[name] == default or (name == "dilations" and set(node.attrs[name]) == {1}) or name == "saturate":
+            del node.attrs[name]
+
+
+@cache
+def _later_attributes(op: str, opset: int) -> frozenset[str]:
+    """Attributes that an operator has in an opset, and has not in the IR's."""
+    try:
+        here, later = (onnx.defs.get_schema(op, version).attributes for version in (OPSET, opset))
+    except onnx.defs.SchemaError:  # an operator of the IR's own, or of later opsets alone
+        return frozenset()
+    return frozenset(later.keys() - here.keys())
 
 
 def _write_pads(node: gs.Node) -> None:

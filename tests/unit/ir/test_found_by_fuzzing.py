@@ -51,3 +51,38 @@ def test_positions_of_equal_entries(op: str, last: int) -> None:
 def test_a_clip_without_limits() -> None:
     steps = (CONVOLUTION, Step("Clip", "u", "y"), Step("ReduceMean", "y", "z", {"axes": [2, 3], "keepdims": 0}))
     holds(Network(inputs=IMAGE, steps=steps, outputs=("z",), weights=KERNEL))
+
+
+RESIZES = (
+    ("_ scales", {"axes": [2, 3]}),
+    ("_ _ sizes", {"axes": [-2, -1]}),
+    ("_ _ sizes", {"axes": [3, 2], "keep_aspect_ratio_policy": "stretch", "antialias": 0}),
+    ("_ _ sizes", {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}),
+)
+
+
+@pytest.mark.parametrize(("inputs", "attributes"), RESIZES)
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resizing_of_named_axes(inputs: str, attributes: dict[str, object], mode: str) -> None:
+    settings = {"mode": mode, "coordinate_transformation_mode": "asymmetric" if mode == "nearest" else "half_pixel"}
+    more = {"nearest_mode": "floor"} if mode == "nearest" else {}
+    steps = (CONVOLUTION, Step("Resize", f"u {inputs}", "y", {**attributes, **settings, **more}))
+    sizes = [10, 12] if attributes["axes"] == [3, 2] else [12, 10]
+    constants = {"scales": [2.0, 2.0]} if "scales" in inputs else {"sizes": sizes}
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants, opset=19))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step("AveragePool", "u", "y", {"kernel_shape": [2, 2], "dilations": [1, 1]}),
+        Step("Cast", "u", "y", {"to": 1, "saturate": 1}),
+        Step("ReduceSum", "u", "y", {"noop_with_empty_axes": 1}),
+        Step("ReduceMax", "u", "y", {"noop_with_empty_axes": 1, "keepdims": 0}),
+        Step("ReduceMean", "u axes", "y", {"noop_with_empty_axes": 0}),
+    ],
+    ids=str,
+)
+def test_attributes_of_later_opsets(step: Step) -> None:
+    steps, constants = (CONVOLUTION, step), {"axes": [2, 3]} if "axes" in step.inputs else {}
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants, opset=19))
