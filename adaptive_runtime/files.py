@@ -1,9 +1,11 @@
 """Files that are written whole or not at all, and that are known by their content."""
 
 import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def replace_file(file: Path, content: str | bytes) -> None:
@@ -18,6 +20,14 @@ def replace_file(file: Path, content: str | bytes) -> None:
     except OSError:
         os.unlink(name)
         raise
+
+
+def json_of(text: str | bytes) -> Any:
+    """The value of a JSON text. ValueError: it is none, or is nested too deep, which json tells as a RecursionError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 def sha256_of(file: Path) -> str:

@@ -1,12 +1,12 @@
 """Messages that are files of their own: their text, and the message that a text has."""
 
-import json
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import ValidationError
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.files import json_of
 from profiling_agents.messages import Message, one_line
 
 
@@ -47,7 +47,7 @@ class FileMessage(Message):
     @classmethod
     def _check_version(cls, version: int, text: str | bytes, where: str) -> None:
         try:
-            content: Any = json.loads(text)
+            content = json_of(text)
         except ValueError as error:  # also of decoding
             raise AdaptiveError(where, f"is no JSON ({error})", next_step=cls.NEXT_STEP) from error
         if not isinstance(content, dict):

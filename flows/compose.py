@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flows.groups import config_groups, nearest
-from tasks.errors import UserError
+from tasks.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"
 WITH_DEVICES = ("config", "adapt", "deploy", "health")
@@ -44,9 +45,22 @@ def compose_config(root: str, overrides: Sequence[str], config_folder: Path | No
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = _compose(root, others, search, config_groups(config_folder))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error, config_folder) from error
     finally:
         GlobalHydra.instance().clear()
     return _with_selectors(config, selectors) if selectors else config
+
+
+def _unreadable(error: Exception, config_folder: Path | None) -> UserError:
+    """The one line for a YAML file that is none, with the place that the parser tells."""
+    mark = getattr(error, "problem_mark", None)
+    place = "" if mark is None else f"{mark.name}:{mark.line + 1}: "
+    reason = getattr(error, "problem", None) or (
+        "nested too deep" if isinstance(error, RecursionError) else shortened(error)
+    )
+    where = "config" if config_folder is None else f"--config-dir '{config_folder}'"
+    return UserError(where, f"{place}no readable YAML ({reason})", next_step="mend the file")
 
 
 def _with_selectors(config: dict[str, Any], selectors: dict[str, Any]) -> dict[str, Any]:

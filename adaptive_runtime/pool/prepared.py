@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.files import sha256_of
+from adaptive_runtime.files import json_of, sha256_of
 from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder
 from profiling_agents.messages import RuntimeSettings
 
@@ -106,7 +106,7 @@ def _run(order: PreparationOrder) -> None:
 def _is_whole(place: Path) -> bool:
     """Whether a prepared file is as it was made."""
     try:
-        digests = json.loads((place / DIGESTS_FILE).read_text())
+        digests = json_of((place / DIGESTS_FILE).read_text())
         return MODEL_FILE in digests and all(sha256_of(place / name) == digest for name, digest in digests.items())
     except (OSError, ValueError, TypeError):
         return False

@@ -21,7 +21,7 @@ from flows.cli.arguments import (
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.imports import quick_imports
 from flows.machine.signals import Terminated, end_at_once_from_now, interruptible, is_interrupted
-from profiling_agents.lines import printable
+from profiling_agents.lines import chain, printable
 from tasks.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143
 REGRESSED = 3
+MOST_OF_NAME = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,12 +65,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             end_at_once_from_now()
         print("autotailor: interrupted; the same command goes on from here", file=sys.stderr)
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
-    except Exception as error:
-        from tasks.shortage import MAKE_ROOM, shortage
-
-        if (what := shortage(error)) is None:
+    except (Exception, SystemExit) as error:
+        if (line := _told(error)) is None:
             raise
-        return _refuse(UserError("this machine", what, next_step=MAKE_ROOM))
+        return _refuse(line)
+
+
+def _told(error: BaseException) -> UserError | None:
+    """What anything may meet anywhere, in one line: no room, a name that is not UTF-8, code that ends Python; else None."""
+    from tasks.shortage import MAKE_ROOM, shortage
+
+    if isinstance(error, SystemExit):
+        return UserError("code that was called", f"ended Python with exit code {error.code}", next_step="mend it")
+    if (what := shortage(error)) is not None:
+        return UserError("this machine", what, next_step=MAKE_ROOM)
+    for one in chain(error):
+        if isinstance(one, UnicodeEncodeError) and "surrogates" in one.reason:
+            return UserError(f"'{one.object[:MOST_OF_NAME]}'", "is a name that is not UTF-8", next_step="rename it")
+    return None
 
 
 def _refuse(error: Exception) -> int:

@@ -5,17 +5,17 @@ SubNet and of the source's tensors (BatchNorm statistics of the SubNet included)
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from adaptive_runtime.files import json_of
 from tailor_ir import Config, InputAlignment, SuperNet
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.artifacts.digests import DIGEST_LENGTH
@@ -109,7 +109,7 @@ def read_side_file(path: str | Path) -> SideFile:
         content = Path(path).read_bytes()
         state = load(content)
         facts = SideFileFacts.model_validate(_metadata(content))
-    except (OSError, SafetensorError, ValidationError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise UserError(
             f"side file '{path}'", f"cannot be read ({shortened(error)})", next_step="adapt the SubNet again"
         ) from error
@@ -122,7 +122,7 @@ def read_side_file(path: str | Path) -> SideFile:
 def _metadata(content: bytes) -> dict[str, Any]:
     """Of a whole safetensors file: its first 8 bytes are the size of the header behind them, which is JSON."""
     end = 8 + int.from_bytes(content[:8], "little")
-    found: dict[str, Any] = json.loads(content[8:end]).get("__metadata__", {})
+    found: dict[str, Any] = json_of(content[8:end]).get("__metadata__", {})
     return found
 
 

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from adaptive_runtime.files import json_of
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: temporary neighbour, fsync, rename."""
@@ -34,4 +36,4 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json_of(path.read_text(encoding="utf-8"))

@@ -88,12 +88,21 @@ class MadeFrom(BaseModel):
 
 def _mend(folder: StageFolder) -> Iterator[str]:
     """Set aside the damaged files of a folder, published or worked in; a line for each."""
-    if folder.final.exists() and not folder.anew and (what := damage(folder.final)):
+    if folder.final.exists() and not folder.anew and (what := damage(folder.final) or _no_result(folder.final)):
         place = set_aside(folder.final, folder.final)
         yield f"stored files are damaged ({what}): set aside as '{place}' and made again"
     for file in sorted(folder.partial.rglob(LINES)) if not folder.complete else ():
         if said := mend_lines(file, folder.partial):
             yield said
+
+
+def _no_result(final: Path) -> str | None:
+    """What is wrong with a result that is as it was recorded, and says nothing; None: it says something."""
+    try:
+        result = read_json(final / RESULT_FILE)
+    except (OSError, ValueError):
+        return f"{RESULT_FILE} cannot be read"
+    return None if isinstance(result, dict) and result else f"{RESULT_FILE} has no result"
 
 
 def mend_lines(file: Path, folder: Path) -> str | None:

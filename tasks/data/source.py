@@ -1,6 +1,7 @@
 """The protocol of all kinds of data: labels at once, images on demand."""
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -71,7 +72,14 @@ def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: Da
 def check_labels(
     labels: np.ndarray, names: Sequence[str], splits: Mapping[str, np.ndarray], settings: DataSettings
 ) -> None:
-    """The same of labels (N,) and the names of their classes."""
+    """The same of labels (N,) and the names of their classes; also for a class alone, of which nothing can be learned."""
+    if len(names) == 1:
+        raise UserError(
+            f"data '{settings.path or settings.kind}'",
+            f"one class alone, {names[0]}: there is nothing to tell it from",
+            allowed="2 classes or more",
+            next_step=f"add {settings.sample}s of another class",
+        )
     for name, indices in splits.items():
         counts = np.bincount(labels[indices], minlength=len(names))
         missing = [names[label] for label in np.flatnonzero(counts == 0).tolist()]
@@ -119,6 +127,7 @@ def split_folders(settings: DataSettings) -> dict[str, Path]:
     if not root.is_dir():
         got = "does not exist"
         raise UserError(f"data folder '{root}'", got, next_step="choose another with data.path=FOLDER")
+    check_files(root)
     found = {split: root / name for split, names in SPLIT_NAMES.items() for name in names if (root / name).is_dir()}
     return found if "train" in found else {"train": root}
 
@@ -163,6 +172,25 @@ def complete_splits(splits: dict[str, np.ndarray], source: Source, settings: Dat
     return splits
 
 
+def check_files(root: Path) -> None:
+    """UserError for what no reader can take: a name that is not UTF-8, a pipe or a device, which would be waited for."""
+    with os.scandir(root) as entries:
+        for entry in entries:
+            check_name(entry.path)
+            if entry.is_dir():
+                check_files(Path(entry.path))
+            elif not entry.is_file() and Path(entry.path).exists():
+                raise UserError(f"data file '{entry.path}'", "is a pipe, socket or device", next_step="remove it")
+
+
+def check_name(path: str) -> None:
+    """UserError for a path that is not UTF-8: no JSON, no page and no card could name it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"data file '{path}'", "has a name that is not UTF-8", next_step="rename it") from error
+
+
 def listing_of(root: Path) -> str:
     """A digest of all files of a folder, by relative name, size and time of change.
 
@@ -173,9 +201,12 @@ def listing_of(root: Path) -> str:
         folders.sort()
         for name in sorted(names):
             file = Path(folder) / name
+            check_name(str(file))
             try:
                 status = file.stat()
             except OSError as error:
                 raise unreadable(file, error) from error
+            if not stat.S_ISREG(status.st_mode):
+                raise UserError(f"data file '{file}'", "is a pipe, socket or device", next_step="remove it")
             rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
     return digest_of(rows)

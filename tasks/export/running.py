@@ -52,6 +52,8 @@ FileShape = tuple[int | None, ...]
 INPUT = "input"
 """Name of the only input of an archive."""
 OF_SUBNET, OF_SUPERNET, UNTIMED = "this SubNet", "SubNets of its SuperNet", "not timed: it was given"
+NO_FILE_NAME = re.compile(r"[^\w.-]", re.ASCII)
+"""Characters of names that a foreign file would bring into comments and shells."""
 
 
 def run_of(found: Capabilities, job: ModelJob) -> FileRun:
@@ -136,7 +138,15 @@ def examples(run: FileRun, model_format: str, *, on_device: bool) -> dict[str, s
 
 
 def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
-    inputs = [_told_input(one, "x" if len(run.inputs) == 1 else one.name) for one in run.inputs]
+    names = [NO_FILE_NAME.sub("_", one.name) for one in run.inputs]
+    stems = (
+        ["x"]
+        if len(names) == 1
+        else names
+        if len(set(names)) == len(names)
+        else list(map("x{}".format, range(len(names))))
+    )
+    inputs = [_told_input(one, stem) for one, stem in zip(run.inputs, stems, strict=True)]
     return {
         **WORDS,
         "version": re.sub(r"[^\w.+-]", "", run.version),
@@ -149,7 +159,7 @@ def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
         "known": run.settings,
         "inputs": inputs,
         "told": " and ".join(f"{one['type']} numbers of {one['text']}" for one in inputs),
-        "outputs": [json.dumps(one.name) for one in run.outputs],
+        "outputs": [one.name for one in run.outputs],
     }
 
 
@@ -158,7 +168,7 @@ def _told_input(one: FileTensor, stem: str) -> dict[str, Any]:
     sizes = tuple(size or 1 for size in one.shape)
     floats = one.type == "float32"
     return {
-        "name": json.dumps(one.name),
+        "name": one.name,
         "file": f"{stem}.{'f32' if floats else 'i64'}",
         "type": one.type,
         "cpp": "float" if floats else "int64_t",
@@ -169,6 +179,20 @@ def _told_input(one: FileTensor, stem: str) -> dict[str, Any]:
     }
 
 
+def _python(value: Any) -> str:
+    """A value as a Python literal; names may hold whatever a foreign file has."""
+    plain = isinstance(value, str) and value.isascii() and value.isprintable()
+    return json.dumps(value) if plain else ascii(value)
+
+
+def _cpp(value: Any) -> str:
+    """A value as a C++ literal: bytes that are no plain characters in octal, which ends after three digits."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    plain = {byte for byte in range(32, 127) if chr(byte) not in '"\\?'}
+    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in value.encode()) + '"'
+
+
 def _templates() -> Environment:
     found = Environment(
         loader=PackageLoader(__package__, EXAMPLES.name),
@@ -177,10 +201,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {
-        "cpp": json.dumps,
-        "python": lambda value: json.dumps(value) if isinstance(value, str) else repr(value),
-    }
+    found.filters |= {"cpp": _cpp, "python": _python}
     return found
 
 

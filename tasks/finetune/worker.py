@@ -93,13 +93,15 @@ def main() -> None:
     job.error_file(rank).unlink(missing_ok=True)
     try:
         train(job, meeting, pulse.move)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # of the user's network, too
         told = error
         if not isinstance(error, UserError) and not is_out_of_memory(error) and (what := shortage(error)):
             told = UserError(f"rank {rank}", what, next_step=MAKE_ROOM)
         line = str(told) if isinstance(told, UserError) else f"{type(error).__name__}: {error}"
         kind = "user" if isinstance(told, UserError) else "memory" if is_out_of_memory(error) else "other"
         write_json(job.error_file(rank), {"rank": rank, "time_s": time.time(), "line": line, "kind": kind})
+        if isinstance(error, SystemExit):
+            sys.exit(1)
         raise
 
 

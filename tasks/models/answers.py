@@ -9,7 +9,7 @@ from torch import nn
 from tasks.data.batches import tensors
 from tasks.data.samples import AnyForm
 from tasks.errors import UserError
-from tasks.models.tracebacks import told
+from tasks.models.tracebacks import USERS_ENDS, told
 from tasks.problems import CLASSIFICATION, LearningProblem
 from tasks.problems.record import AtMost
 
@@ -35,7 +35,7 @@ def check_answer(
     try:
         with torch.no_grad():
             answer = module(*tensors(form.last_words(SAMPLES)))
-    except Exception as error:
+    except USERS_ENDS as error:
         shapes = " and ".join(str(tuple(one.shape)) for one in tensors(form.last_words(SAMPLES)))
         takes = f"check that it takes {' and '.join(form.facts)}"
         raise UserError(

@@ -11,7 +11,7 @@ from tasks.data.samples import AnyForm
 from tasks.errors import UserError
 from tasks.models.own_code import ROOMS, UserModule, findable, imported, own_names, source_of
 from tasks.models.settings import ModelSettings
-from tasks.models.tracebacks import line_of, told
+from tasks.models.tracebacks import USERS_ENDS, line_of, told
 from tasks.problems.record import ONE_HEAD
 
 
@@ -29,7 +29,7 @@ def create_callable(
         function = _imported(where, settings.name, source)
         try:
             model = function(num_classes=classes, **facts, **settings.options)
-        except Exception as error:
+        except USERS_ENDS as error:
             if isinstance(error, TypeError) and line_of(error, folder) is None:  # before its first line
                 raise UserError(
                     where,
@@ -53,7 +53,7 @@ def _imported(where: str, name: str, source: UserModule | None) -> Callable[...,
     try:
         found = importlib.import_module(module) if source is None else imported(source)
         function: Callable[..., Any] = getattr(found, function_name)
-    except Exception as error:
+    except USERS_ENDS as error:
         line = line_of(error, code_folder(name))
         if line is None and isinstance(error, ImportError | AttributeError):
             raise UserError(
@@ -69,7 +69,7 @@ def _imported(where: str, name: str, source: UserModule | None) -> Callable[...,
     return function
 
 
-def _taken(error: Exception) -> str:
+def _taken(error: BaseException) -> str:
     """The advice for a user's module that was looked for in a package of ours; "" for other errors."""
     room = (getattr(error, "name", None) or "").split(".")[0] if isinstance(error, ImportError) else ""
     if room not in ROOMS:

@@ -6,6 +6,9 @@ from pathlib import Path
 from tasks.errors import shortened
 from tasks.models.own_code import INSTALLED, own_names
 
+USERS_ENDS = (Exception, SystemExit)
+"""What a user's code may end in: `sys.exit(0)` in it would end the whole command as if it were done."""
+
 
 def told(error: BaseException, folder: str | None) -> str:
     """Kind and message of an exception, and the innermost line below `folder` that it passed."""

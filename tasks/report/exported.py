@@ -9,20 +9,22 @@ Row = dict[str, Any]
 
 
 def files_of(exports: Exports) -> Row:
-    """`formats`: files, sizes and largest difference of each; `bundle`: its size, or None where none was asked for.
+    """Of the winners' files. `formats`: files, sizes and largest difference of each; `bundle`: its size, or None where none was asked for.
 
     `int8`: whether a file is quantised. `adapted`: by SubNet that has adapted what is told of it.
     """
+    winners = {row.digest for row in exports.winners}
+    cards = [card for card in exports.subnets if card.digest in winners]
     files: dict[str, list[ExportedFile]] = {}
-    for card in exports.subnets:
+    for card in cards:
         for name, file in card.files.items():
             files.setdefault(name, []).append(file)
     bundle = exports.bundle and exports.bundle.to_json()
     return {
         "formats": [_format(name, rows) for name, rows in files.items()],
         "bundle": bundle,
-        "int8": any(map(int8_of, exports.subnets)),
-        "adapted": {card.digest: card.adapted.to_json() for card in exports.subnets if card.adapted is not None},
+        "int8": any(map(int8_of, cards)),
+        "adapted": {card.digest: card.adapted.to_json() for card in cards if card.adapted is not None},
     }
 
 

@@ -335,7 +335,7 @@ class MeasuredBaseline(Record):
 
 
 class Exports(Stored):
-    """The winners of one device. `subnets`: a card for each that is different."""
+    """The winners of one device. `subnets`: a card for each SubNet that was exported, also where it lost all its budgets."""
 
     STAGE: ClassVar[str] = "export"
 

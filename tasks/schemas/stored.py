@@ -1,12 +1,12 @@
 """What all schemas share: strict records, and files with a version."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from adaptive_runtime.files import json_of
 from tasks.artifacts.files import json_bytes, write_bytes
 from tasks.errors import UserError
 
@@ -64,7 +64,7 @@ class Stored(Record):
         """Read a file that `write` wrote. UserError: it cannot be read, is of another version, or something else."""
         where = f"{cls.KIND} '{file}'"
         try:
-            return cls.of_json(json.loads(file.read_bytes()), where)
+            return cls.of_json(json_of(file.read_bytes()), where)
         except OSError as error:
             raise UserError(where, f"cannot be read ({error.strerror})", next_step=cls._again()) from error
         except ValueError as error:  # also of decoding

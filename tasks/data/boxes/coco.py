@@ -4,13 +4,13 @@ Images are in PATH/NAME, PATH/images/NAME, PATH/images or PATH, where annotation
 Source: the format of Microsoft COCO: Common Objects in Context (ECCV 2014), as on cocodataset.org.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from adaptive_runtime.files import json_of
 from tasks.data.boxes.annotated import AnnotatedImage, Box, UnusedBoxes, share_of, sized
 from tasks.data.boxes.pictures import BoxedPictures, opened_source, split_named
 from tasks.data.settings import DataSettings
@@ -96,7 +96,7 @@ class _Reader:
 
     def _content(self) -> dict[str, Any]:
         try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
+            content = json_of(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"annotations '{self._file}'", f"no readable JSON ({error})", next_step="export it again"
