@@ -24,6 +24,54 @@ INA3221_CHANNELS = (1, 2, 3)
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")
 """Jetson's rails that feed all others."""
 
+DEVICE_TREE_MODEL = "proc/device-tree/model"
+ARM_IMPLEMENTERS = {
+    "0x41": "Arm",
+    "0x46": "Fujitsu",
+    "0x48": "HiSilicon",
+    "0x4e": "NVIDIA",
+    "0x51": "Qualcomm",
+    "0x53": "Samsung",
+    "0x61": "Apple",
+    "0xc0": "Ampere",
+}
+ARM_PARTS = {
+    ("0x41", part): name
+    for part, name in {
+        "0xb76": "Arm1176",
+        "0xc07": "Cortex-A7",
+        "0xc09": "Cortex-A9",
+        "0xc0f": "Cortex-A15",
+        "0xd03": "Cortex-A53",
+        "0xd04": "Cortex-A35",
+        "0xd05": "Cortex-A55",
+        "0xd07": "Cortex-A57",
+        "0xd08": "Cortex-A72",
+        "0xd09": "Cortex-A73",
+        "0xd0a": "Cortex-A75",
+        "0xd0b": "Cortex-A76",
+        "0xd0c": "Neoverse-N1",
+        "0xd0d": "Cortex-A77",
+        "0xd40": "Neoverse-V1",
+        "0xd41": "Cortex-A78",
+        "0xd42": "Cortex-A78AE",
+        "0xd44": "Cortex-X1",
+        "0xd46": "Cortex-A510",
+        "0xd47": "Cortex-A710",
+        "0xd48": "Cortex-X2",
+        "0xd49": "Neoverse-N2",
+        "0xd4d": "Cortex-A715",
+        "0xd4e": "Cortex-X3",
+        "0xd4f": "Neoverse-V2",
+        "0xd80": "Cortex-A520",
+        "0xd81": "Cortex-A720",
+        "0xd82": "Cortex-X4",
+    }.items()
+}
+"""Of Arm's own cores, by implementer and part, as in the registers MIDR; others are named by these numbers."""
+ARM_FEATURES = ("neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme", "sme2")
+"""Those on which the speed of a runtime depends, as the kernel calls them."""
+
 PI_THROTTLED = "sys/devices/platform/soc/soc:firmware/get_throttled"
 PI_NOW = 0b1111
 """Under-voltage, capped, throttled, soft temperature limit; the higher bits tell of the past."""
@@ -52,12 +100,40 @@ def cores_root(root: Path) -> Path:
 
 
 def cpu_model(root: Path = SYSTEM) -> str:
-    """Processor as the system names it."""
-    for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Hardware", "Model") and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine()
+    """The processor by what tells it from others: its own name, or, on Arm, the board, its kinds of cores and what they can do.
+
+    Arm's kernels name neither: "model name" and "Hardware" are of a family, or of an older chip. Measurements are shared by it.
+    """
+    lines = [line.partition(":") for line in (read_text(root / "proc/cpuinfo") or "").splitlines()]
+    rows = [(name.strip(), value.strip()) for name, _, value in lines if value.strip()]
+    cores = _arm_cores(rows)
+    if cores:
+        board = board_model(root) or next((value for name, value in rows if name == "Model"), None)
+        features = {word for name, value in rows if name == "Features" for word in value.split()}
+        able = " ".join(word for word in ARM_FEATURES if word in features)
+        return ", ".join(filter(None, (board, cores, able)))
+    first = next((value for name, value in rows if name in ("model name", "Hardware", "Model")), None)
+    return first or board_model(root) or platform.processor() or platform.machine()
+
+
+def board_model(root: Path = SYSTEM) -> str | None:
+    """The board as its firmware names it, where it has a device tree."""
+    text = (read_text(root / DEVICE_TREE_MODEL) or "").strip("\0 \n")
+    return text or None
+
+
+def _arm_cores(rows: Sequence[tuple[str, str]]) -> str:
+    """The kinds of Arm's cores, each once; "" on another architecture. rows: names and values of /proc/cpuinfo, in order."""
+    kinds, implementer = set[str](), ""
+    for name, value in rows:
+        if name == "CPU implementer":
+            implementer = value.lower()
+        elif name == "CPU part" and implementer:
+            part = value.lower()
+            kinds.add(
+                ARM_PARTS.get((implementer, part), f"core {part} of {ARM_IMPLEMENTERS.get(implementer, implementer)}")
+            )
+    return " + ".join(sorted(kinds))
 
 
 def governor(core: int, root: Path = SYSTEM) -> str | None:
