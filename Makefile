@@ -8,7 +8,7 @@ WORKERS ?= 4
 
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo test test-all lint types imports unit integration nightly properties tests device-wheel lock clean
+.PHONY: help setup demo test test-all lint types imports unit integration nightly everything tests device-wheel lock clean
 
 help:
 	@echo "make demo   install what is missing, then run the whole pipeline on bundled data, and serve what comes of it under stress"
@@ -36,8 +36,8 @@ demo: setup
 test: lint imports
 	@$(MAKE) --no-print-directory -k -j2 types tests
 
-test-all: test
-	@$(MAKE) --no-print-directory -k nightly properties
+test-all: lint imports
+	@$(MAKE) --no-print-directory -k -j2 types everything
 
 lint: setup
 	$(BIN)/ruff check .
@@ -49,18 +49,19 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-tests unit integration nightly properties: export OMP_NUM_THREADS = 1
+tests unit integration nightly everything: export OMP_NUM_THREADS = 1
 tests: setup
-	$(PYTEST) -n $(WORKERS) tests/unit tests/integration
+	$(PYTEST) -n $(WORKERS) -m "not long" tests/unit tests/integration
 
 unit integration: setup
-	$(PYTEST) -n $(WORKERS) tests/$@
+	$(PYTEST) -n $(WORKERS) -m "not long" tests/$@
 
 nightly: setup
 	$(PYTEST) -n $(WORKERS) tests/nightly
 
-properties: setup
-	$(PYTEST) -n $(WORKERS) --many-examples -m hypothesis tests/unit tests/integration
+# Long cases, and as many examples of each property as it names.
+everything: setup
+	$(PYTEST) -n $(WORKERS) --many-examples tests
 
 device-wheel: setup
 	cd device && ../$(BIN)/python -m hatchling build -t wheel -d ../dist

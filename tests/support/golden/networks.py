@@ -10,6 +10,7 @@ from torch import nn
 import tailor_ir
 from benchmarks.elastic import compiled as preset
 from tailor_ir.spaces.selectors import SpaceSpec
+from tests.support import long
 from tests.support.ir.elastic_networks import Convolutional, Residual, inverted
 from tests.support.ir.elastic_networks import compiled as elastic
 from tests.support.ir.networks import small_net
@@ -73,6 +74,9 @@ REAL: dict[str, Callable[[], tailor_ir.SuperNet]] = {
 }
 
 NETWORKS = SMALL | REAL
+LARGE = ("levit", "densenet121", "convnext_tiny", "resnet50", "hrnet_w18_small", "pit_ti_224")
+CASES = [long(name) if name in LARGE else name for name in NETWORKS]
+"""Names of the networks for parametrised tests; large ones take seconds."""
 
 
 @cache

@@ -30,6 +30,7 @@ def lost_of(thresholds: Thresholds, images: HeldOut) -> float:
     return float(answers.leave(np.array(thresholds.bars))[1].mean())
 
 
+@pytest.mark.long
 def test_a_promise_at_95_percent_is_broken_in_no_more_than_5_percent_of_draws(population: HeldOut) -> None:
     broken, saved, untested = 0, [], 0
     for seed in range(RUNS):

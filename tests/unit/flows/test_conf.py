@@ -14,6 +14,7 @@ from flows.stages.inputs import model_key
 from flows.validate import validate
 from tasks.errors import UserError
 from tasks.models import ModelSettings, carry_origin, origin_of, remember_origin
+from tests.support import long
 
 MANDATORY = {
     "callable": ["model.name=pkg.module:make"],
@@ -56,7 +57,11 @@ def test_the_files_name_every_setting_so_that_each_can_be_overridden() -> None:
     assert _leaves(compose_config("config", [])) == _leaves(RunConfig().model_dump(mode="json"))
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
+SEVERAL = ("device", "preset")
+"""Groups with many options, which `make test-all` composes."""
+
+
+@pytest.mark.parametrize(("group", "option"), [long(*each) if each[0] in SEVERAL else each for each in OPTIONS])
 def test_every_option_of_every_group_is_valid(group: str, option: str) -> None:
     select = {"device": f"device=[{option}]", "preset": f"+preset={option}"}.get(group, f"{group}={option}")
     composed = compose_config("config", [select, *MANDATORY.get(option, [])])

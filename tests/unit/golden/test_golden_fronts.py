@@ -14,6 +14,7 @@ from tasks.search.problem import Problem
 from tasks.search.settings import Settings
 from tasks.search.stage import method_of
 from tasks.search.terms import chain_of, cost_tables
+from tests.support import long
 from tests.support.golden import predictions
 from tests.support.golden.fixtures import Golden
 from tests.support.golden.networks import network
@@ -31,7 +32,7 @@ def listed(problem: Problem, codes: np.ndarray) -> dict[str, Any]:
     return {"codes": lettered(codes), **predicted}
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50", "hrnet_w18_small"])
+@pytest.mark.parametrize("name", ["mobilenetv2", long("resnet50"), long("hrnet_w18_small")])
 def test_winners_and_whole_front_of_a_network_are_what_they_were(name: str, golden: Golden, tmp_path: Path) -> None:
     net = network(name)
     latency, accuracy = predictions.latency_predictor(net, tmp_path), predictions.accuracy_predictor(net)

@@ -23,7 +23,7 @@ from tailor_ir.alternatives.separable import separated
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Node
 from tailor_ir.spaces.selectors import SpaceSpec
-from tests.support import examples
+from tests.support import examples, long
 from tests.support.ir.invariants import check_largest, check_subnet, difference
 from tests.support.ir.networks import ResidualBlock, from_timm, perturb, small_net
 
@@ -107,9 +107,9 @@ def test_counts_with_elastic_sizes_are_those_of_brute_force(blocks: int, kinds: 
 @pytest.mark.parametrize(
     ("network", "kinds"),
     [
-        ("resnet26", set(ALTERNATIVES)),
+        long("resnet26", set(ALTERNATIVES)),
         ("mobilenetv2_050", {"merged", "pruned", "low_rank", "ghost"}),
-        ("vit_tiny_patch16_224", {"merged", "pruned", "low_rank"}),
+        long("vit_tiny_patch16_224", {"merged", "pruned", "low_rank"}),
     ],
 )
 def test_all_kinds_keep_the_invariants(network: str, kinds: set[str], tmp_path: Path) -> None:
@@ -123,6 +123,7 @@ def test_all_kinds_keep_the_invariants(network: str, kinds: set[str], tmp_path: 
         assert set(net.operators(config)) <= unique
 
 
+@pytest.mark.long
 def test_the_network_itself_keeps_its_weights_and_what_is_elastic() -> None:
     model, sample, net = compiled("resnet26")
     for name, tensor in model.state_dict().items():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tailor_ir
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.selectors import SpaceSpec
-from tests.support import examples
+from tests.support import examples, long
 from tests.support.ir.networks import from_timm, small_net
 
 SAMPLE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -83,7 +83,7 @@ def test_a_chain_of_segments_is_the_built_subnet(blocks: int, kinds: tuple[str, 
     assert exported.paths() == exported.net.space.distinct
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2_050", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("name", [long("mobilenetv2_050"), long("vit_tiny_patch16_224")])
 def test_families_of_networks_are_chains_of_segments(name: str, tmp_path: Path) -> None:
     model, sample = from_timm(name)
     net = tailor_ir.compile(model, sample, {"alternatives": ["merged", "pruned", "low_rank"]})

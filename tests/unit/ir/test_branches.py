@@ -7,12 +7,13 @@ import torch
 
 import tailor_ir
 from tailor_ir.subnets.branches import Branches
+from tests.support import long
 from tests.support.ir.networks import from_timm, perturb
 
 KINDS = ["merged", "pruned", "low_rank", "separable", "ghost"]
 
 
-@pytest.fixture(scope="module", params=["resnet26", "vit_tiny_patch16_224"])
+@pytest.fixture(scope="module", params=[long("resnet26"), "vit_tiny_patch16_224"])
 def net(request: pytest.FixtureRequest) -> tailor_ir.SuperNet:
     model, sample = from_timm(request.param)
     kinds = KINDS if request.param == "resnet26" else KINDS[:3]

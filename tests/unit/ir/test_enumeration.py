@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import tailor_ir
 from benchmarks.enumeration import random_configs, supernet_of
 from tailor_ir import Config, OperatorFeature
-from tests.support import examples
+from tests.support import examples, long
 from tests.support.ir.networks import ResidualBlock, from_timm, perturb
 
 CHANNELS, SIDE = 16, 24
@@ -253,7 +253,7 @@ def test_operators_have_the_shapes_and_attributes_of_the_exported_file(parts: li
         assert read == exported_layers(net, config, tmp_path / "subnet.onnx")
 
 
-@pytest.mark.parametrize("preset", ["mobilenetv3", "levit"])
+@pytest.mark.parametrize("preset", ["mobilenetv3", long("levit")])
 def test_random_subnets_of_a_preset_bring_no_other_operator(preset: str) -> None:
     net = supernet_of(preset)
     unique = net.unique_operators()
@@ -311,7 +311,7 @@ def test_every_unique_operator_runs_alone(parts: list[str]) -> None:
         run(feature)
 
 
-@pytest.mark.parametrize("name", ["test_convnext", "swin_tiny_patch4_window7_224", "sequencer2d_s"])
+@pytest.mark.parametrize("name", ["test_convnext", long("swin_tiny_patch4_window7_224"), long("sequencer2d_s")])
 def test_every_kind_of_operator_of_a_large_network_runs_alone(name: str) -> None:
     kinds = {}
     for feature in tailor_ir.compile(*large(name)).unique_operators():
@@ -346,6 +346,7 @@ def test_macs_of_recurrent_and_general_products() -> None:
     assert macs["Einsum"] == 16 * 16 * 16
 
 
+@pytest.mark.long
 def test_a_large_attention_is_one_operator_with_its_relative_positions() -> None:
     net = tailor_ir.compile(*large("swin_tiny_patch4_window7_224"))
     operators = [feature.operator for feature in net.operators(net.max_config)]

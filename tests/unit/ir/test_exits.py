@@ -16,7 +16,7 @@ import tailor_ir
 from tailor_ir.errors import SpaceError
 from tailor_ir.exits.fitting import ridge
 from tailor_ir.spaces.selectors import SpaceSpec
-from tests.support import examples
+from tests.support import examples, long
 from tests.support.ir.invariants import check_largest, check_subnet, difference
 from tests.support.ir.networks import from_timm, perturb, small_net
 
@@ -89,11 +89,11 @@ def test_what_lies_behind_an_exit_does_not_exist() -> None:
     ("network", "head"),
     [
         ("resnet26", "convolution"),
-        ("resnet26", "light"),
+        long("resnet26", "light"),
         ("mobilenetv2_050", "convolution"),
         ("mobilenetv3_small_050", "light"),
-        ("vit_tiny_patch16_224", "convolution"),
-        ("deit_tiny_distilled_patch16_224", "light"),
+        long("vit_tiny_patch16_224", "convolution"),
+        long("deit_tiny_distilled_patch16_224", "light"),
     ],
 )
 def test_exits_keep_the_invariants(network: str, head: str, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_ridge_regression_finds_a_linear_map() -> None:
     assert float(ridge(x, noise)[0].abs().max()) <= 0.1 * float(torch.linalg.lstsq(x, noise).solution.abs().max())
 
 
-@pytest.mark.parametrize("head", ["convolution", "light"])
+@pytest.mark.parametrize("head", ["convolution", long("light")])
 def test_exits_agree_more_with_the_network_after_fitting_and_leave_it_as_it_is(head: str) -> None:
     model, sample = from_timm("resnet26")
     net = tailor_ir.compile(model, sample, {"exits": "auto", "exits.head": head})

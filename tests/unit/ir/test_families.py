@@ -9,15 +9,18 @@ import timm
 import torch
 
 import tailor_ir
+from tests.support import examples, long
 from tests.support.ir.invariants import difference
 from tests.support.ir.networks import FAMILIES, from_timm
 
-SUBNETS = 20
+SUBNETS = examples(20, few=4)
+ALSO = ("resnet26", "mobilenetv2_100", "mobilenetv3_large_100", "deit_tiny_distilled_patch16_224")
+"""Networks of the same four families as the others."""
 ORIGINAL_TOLERANCE = 1e-5  # relative to the output's largest value, fp32
 EXPORT_TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+@pytest.fixture(scope="module", params=[long(name) if name in ALSO else name for name in FAMILIES])
 def pair(request: pytest.FixtureRequest) -> tuple[torch.nn.Module, tailor_ir.SuperNet]:
     model, sample = from_timm(request.param)
     net = tailor_ir.compile(model, sample)
