@@ -99,7 +99,7 @@ def run(
     train = load(data, "train")
     for remark in (*train.notes, *net.remarks):
         progress.say(remark)
-    order = sort_channels(net, data) if weights is not None or model.kind == "onnx" else []
+    order = sort_channels(net, data, trained=weights is not None or model.kind == "onnx")
     for line in order:
         progress.say(line)
     net.check_against(where="stage compile, order of channels")
@@ -119,8 +119,14 @@ def run(
     }
 
 
-def sort_channels(net: SuperNet, data: DataSettings) -> list[str]:
-    """Put channels in the order that brings smaller SubNets closer to the network on validation samples; a line on it."""
+def sort_channels(net: SuperNet, data: DataSettings, *, trained: bool) -> list[str]:
+    """Put channels in the order that brings smaller SubNets closer to the network on validation samples; a line on it.
+
+    Answers of random weights tell nothing: channels are sorted then, and nothing is told.
+    """
+    if not trained:
+        net.sort_channels()
+        return []
     fewest, most = ORDER_IMAGES
     count = min(most, max(fewest, int(ORDER_MACS / max(1, net.macs(net.max_config)))))
     fitted_to, held_out = _images(net, data, count)
