@@ -79,14 +79,15 @@ class RmsNormalization(nn.Module):
 
 
 class LpNormalization(nn.Module):
-    """x divided by its norm along one axis."""
+    """x divided by its norm along one axis; zeros stay zeros, as in onnxruntime."""
 
     def __init__(self, axis: int, power: int) -> None:
         super().__init__()
         self.axis, self.power = axis, power
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / torch.linalg.vector_norm(x, self.power, self.axis, keepdim=True)
+        norm = torch.linalg.vector_norm(x, self.power, self.axis, keepdim=True)
+        return x / torch.where(norm > 0, norm, torch.ones_like(norm))
 
 
 def _batch_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:

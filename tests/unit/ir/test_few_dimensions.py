@@ -10,6 +10,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.memory.layouts import Rules
+from tailor_ir.ops.norm import LpNormalization
 from tests.unit.ir.forms import check_forms, shaken
 
 EXAMPLES = settings(max_examples=4, deadline=None, derandomize=True)
@@ -103,3 +104,13 @@ def test_features_of_scalars_are_told_apart_by_their_shapes() -> None:
     net = tailor_ir.compile(shaken(Scaled(torch.mul, True)), torch.randn(1, 3, 16, 16))
     (feature, *_) = [one for one in net.unique_operators() if () in one.parameter_shapes]
     assert type(feature).from_json(feature.to_json()) == feature
+
+
+def test_zeros_of_unit_length_stay_zeros() -> None:
+    """As in onnxruntime: SubNets of few channels have pixels that are zero behind a Relu."""
+    x = torch.tensor([[3.0, 0.0], [4.0, 0.0]], requires_grad=True)
+    y = LpNormalization(0, 2)(x)
+    assert torch.equal(y.detach(), torch.tensor([[0.6, 0.0], [0.8, 0.0]]))
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
