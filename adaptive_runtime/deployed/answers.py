@@ -90,7 +90,8 @@ class ModelState:
     stood_in: runs that a stand-in at home answered, since other devices had not in time.
     latency_ms: of the latest request; None: there was none. used_mib: what the process takes more than before the first SubNet,
     as measured after the latest loading. format: of the files that serve, also where `serving` does not name it.
-    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt. weights: what SubNets have
+    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt. budget_ms: of each run; None: the
+    model does not adapt, or has no such limit. weights: what SubNets have
     adapted to their images; None: weights stay as they are.
     """
 
@@ -107,3 +108,4 @@ class ModelState:
     adapting: AdaptingState | None = None
     weights: WeightsState | None = None
     stood_in: int = 0
+    budget_ms: float | None = None

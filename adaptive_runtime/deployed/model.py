@@ -3,6 +3,7 @@
 Legend: N samples, C channels, H height, W width.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -152,10 +153,15 @@ class DeployedModel:
             latency_ms=self._latency_ms,
             used_mib=served.used_mib,
             budget_mib=self.pool.budget_mib,
+            budget_ms=self._budget_ms(),
             format=active.form,
             adapting=None if self.adaptation is None else self.adaptation.state,
             weights=None if self.weights is None else self.weights.state,
         )
+
+    def _budget_ms(self) -> float | None:
+        found = math.inf if self.adaptation is None else self.adaptation.limits.budget_ms
+        return found if math.isfinite(found) else None
 
     @property
     def limits(self) -> ChoiceLimits:

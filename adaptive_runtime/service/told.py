@@ -43,6 +43,7 @@ def _model(state: ModelState) -> dict[str, Any]:
         "latency_ms": state.latency_ms,
         "used_mib": state.used_mib,
         "budget_mib": state.budget_mib,
+        "budget_ms": state.budget_ms,
         "weights": None if state.weights is None else _weights(state.weights),
         "rule": None if state.adapting is None else state.adapting.rule,
         "mu": None if state.adapting is None else state.adapting.mu,

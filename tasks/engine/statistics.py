@@ -47,6 +47,8 @@ class Comparison:
         if self.high is None:
             return "timed too few times to tell"
         if self.ratio > 1 - share:
+            if self.ratio > 1:
+                return f"takes {self.ratio - 1:.1%} more time; needed: {share:.0%} less"
             return f"saves {1 - self.ratio:.1%} of the time; needed: {share:.0%}"
         if self.high >= 1:
             return "its gain is within the noise"

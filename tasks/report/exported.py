@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def files_of(exports: Exports) -> Row:
-    """Of the winners' files. `formats`: files, sizes and largest difference of each.
+    """Of the winners. `formats`: files, sizes, largest difference of each; `bundle`: its size; None where none was asked for.
 
     `bundle`: its size, or None where none was asked for. `int8`: whether a file is quantised. `adapted`: by SubNet that has adapted what is told of it.
     """

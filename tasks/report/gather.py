@@ -335,7 +335,8 @@ def _lut(lut: Lut) -> Row:
                 "operator": operator,
                 "count": len(entries),
                 "ok": len(ok),
-                "failed": len(entries) - len(ok),
+                "fused": sum(entry.state == "fused" for entry in entries),
+                "failed": sum(entry.state == "failed" for entry in entries),
                 "total_ms": sum(times_ms) if times_ms else None,
                 "median_spread": median(spreads) if spreads else None,
             }

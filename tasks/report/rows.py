@@ -60,11 +60,12 @@ class ReportedSensitivities(TypedDict):
 
 
 class ReportedOperators(TypedDict):
-    """The operators of one type in the look-up table: the sum of their latencies, and their median spread."""
+    """The operators of one type in the look-up table: how many, the sum of their latencies, and their median spread."""
 
     operator: str
     count: int
     ok: int
+    fused: int
     failed: int
     total_ms: float | None
     median_spread: float | None

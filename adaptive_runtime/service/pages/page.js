@@ -28,6 +28,12 @@ function ago(seconds) {
   return seconds < 120 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
 }
 
+function overBudget(answers, budget_ms) { // a run's budget; the deadline is that of a whole request, with its waiting
+  if (budget_ms === null) return "no budget";
+  const over = answers.filter((one) => one.latency_ms > budget_ms).length;
+  return `${over} of the latest ${answers.length} (${number(budget_ms, "ms", 2)})`;
+}
+
 function facts(state) {
   const { model, load, queue, outcomes, latency_ms: latency } = state;
   const latest = state.answers.at(-1);
@@ -48,7 +54,8 @@ function facts(state) {
     "memory": number(model.used_mib, "MiB") + (model.budget_mib === null ? "" : ` of ${number(model.budget_mib, "MiB")}`),
     "queue": `${queue.depth} of ${queue.places}`,
     "answered": `${outcomes.answered || 0}`,
-    "late": `${outcomes.late || 0}`,
+    "over the budget": overBudget(state.answers, model.budget_ms),
+    "past the deadline": `${outcomes.late || 0}`,
     "refused": `${(outcomes.rejected || 0) + (outcomes.expired || 0) + (outcomes.refused || 0)}`,
     "failed": `${outcomes.failed || 0}`,
     "switches": `${model.switches}`,
