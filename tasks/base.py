@@ -33,7 +33,8 @@ class Pretrained(NamedTuple):
 class Settings(TrainSettings):
     """Training of the base network."""
 
-    epochs: int = Field(default=8, ge=1)
+    epochs: int = Field(default=8, ge=0)
+    """0: the network is taken as it is made, also without weights of its own."""
 
 
 def run(
@@ -57,7 +58,7 @@ def run(
     module = create(model, train.classes, train.form, seed=settings.seed, problem=train.problem)
     assert isinstance(module, nn.Module), "an .onnx file has no base stage"
     device = pick_device(settings.device)
-    trained = needs_training(model, train.classes)
+    trained = settings.epochs > 0 and needs_training(model, train.classes)
     if trained and pretrained is not None:
         load_part(module, pretrained.weights, pretrained.part)
     micro_batch = _train(settings, model, data, folder, progress, module, train, name) if trained else None

@@ -1,9 +1,10 @@
 """The user's network: a timm name, an ONNX file, or a Python callable; and where its weights come from."""
 
+from tasks.models.checkpoints import load_weights
 from tasks.models.creation import create
 from tasks.models.origin import NetworkOrigin, carry_origin, origin_of, remember_origin
 from tasks.models.settings import ModelSettings
-from tasks.models.weights import load_part, load_weights, needs_training, weights_source
+from tasks.models.weights import load_part, needs_training, weights_source
 
 __all__ = [
     "ModelSettings",

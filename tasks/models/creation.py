@@ -10,10 +10,10 @@ from tasks.data.samples import AnyForm, SampleForm
 from tasks.models.answers import check_answer
 from tasks.models.backbone import classifier_of
 from tasks.models.callables import code_folder, create_callable
+from tasks.models.checkpoints import load_weights
 from tasks.models.heads import join_heads
 from tasks.models.onnx_files import network_of_file
 from tasks.models.settings import ModelSettings
-from tasks.models.weights import load_weights
 from tasks.problems import CLASSIFICATION, LearningProblem, require
 
 _DRAWING = threading.RLock()

@@ -20,7 +20,9 @@ class ModelSettings(BaseModel):
     path: Annotated[Path | None, OutsideKey("its content counts")] = None
     """onnx: the file."""
     checkpoint: Annotated[Path | None, OutsideKey("its content counts")] = None
-    """A .safetensors file with the weights of exactly this network."""
+    """A file with the weights of exactly this network: .safetensors, or torch's .pt and .pth, whose tensors alone are read."""
+    trained: bool = False
+    """callable: the function gives a network that is trained already; it is taken as it is."""
     pretrained: bool = False
     """timm: download the published weights."""
     backbone: str | None = Field(default=None, pattern=r"^\w+(\.\w+)*$")
@@ -52,6 +54,10 @@ class ModelSettings(BaseModel):
             raise ValueError(f"model.outputs={list(self.outputs)} is for model.kind=onnx, not {self.kind}")
         if self.outputs is not None and len(set(self.outputs)) < len(self.outputs):
             raise ValueError(f"model.outputs={list(self.outputs)}; allowed: each once")
+        if self.trained and self.kind != "callable":
+            raise ValueError(
+                "model.trained=true is for model.kind=callable: other networks say where their weights are"
+            )
         if self.pretrained and self.kind != "timm":
             raise ValueError("model.pretrained=true is for model.kind=timm")
         return self

@@ -2,17 +2,16 @@
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model
+from safetensors.torch import load_file
 from torch import nn
 
-from tasks.errors import UserError, shortened
+from tasks.errors import UserError
 from tasks.models.settings import ModelSettings
 
 
 def needs_training(settings: ModelSettings, classes: int) -> bool:
     """Whether the network has no weights for these classes, so that the base stage must train it."""
-    if settings.kind == "onnx" or settings.checkpoint is not None:
+    if settings.kind == "onnx" or settings.checkpoint is not None or settings.trained:
         return False
     if settings.pretrained:
         from tasks.models.timm_networks import published_config  # timm takes a second
@@ -20,20 +19,6 @@ def needs_training(settings: ModelSettings, classes: int) -> bool:
         config = published_config(settings)
         return config is None or config.num_classes != classes
     return True
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a .safetensors file into `model`, by name and shape; UserError when a tensor does not fit."""
-    if not path.is_file():
-        raise UserError(f"checkpoint '{path}'", "does not exist", next_step="choose another with model.checkpoint=FILE")
-    try:
-        load_model(model, path, strict=True)
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise UserError(
-            f"checkpoint '{path}'",
-            f"does not fit the network ({shortened(error)})",
-            allowed="a .safetensors file of this network",
-        ) from error
 
 
 def load_part(model: nn.Module, path: Path, part: str) -> None:

@@ -14,7 +14,13 @@ NO_TIMES = {"p50_ms": None, "p90_ms": None, "spread": None, "n": 1, "noisy": Fal
 
 def entry(digest: str, state: str, **more: Any) -> Entry:
     """An operator of a table."""
-    named = {"digest": digest, "operator": "Relu", "feature": "{}", "state": state, "measured_at": "2026-01-01T00:00:00+00:00"}
+    named = {
+        "digest": digest,
+        "operator": "Relu",
+        "feature": "{}",
+        "state": state,
+        "measured_at": "2026-01-01T00:00:00+00:00",
+    }
     return Entry(**cast("Any", {**named, **(TIMES if state == "ok" else NO_TIMES), **more}))
 
 

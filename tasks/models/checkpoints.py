@@ -1,0 +1,113 @@
+"""Tensors of a checkpoint: a .safetensors file, or one of torch, of which tensors alone are read and no code is run."""
+
+import pickle
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tasks.errors import UserError, shortened
+
+TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
+USUAL_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
+"""Under which training scripts keep the weights beside the optimiser's state."""
+WRAPPERS = ("module.", "_orig_mod.", "model.", "net.")
+"""What DataParallel, torch.compile and Lightning put before all names."""
+COUNTER = ".num_batches_tracked"
+"""Of BatchNorm, which older files lack; it does not matter for outputs."""
+UNREADABLE = (
+    SafetensorError,
+    pickle.UnpicklingError,
+    BadZipFile,
+    struct.error,
+    OSError,
+    EOFError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+)
+"""What readers of files raise for bytes that are none of theirs."""
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a checkpoint into `model`, by name and shape; UserError when it cannot be read or a tensor does not fit."""
+    where = f"checkpoint '{path}'"
+    if not path.is_file():
+        raise UserError(where, "does not exist", next_step="choose another with model.checkpoint=FILE")
+    found = tensors_of(path)
+    named = model.state_dict()
+    for wrapper in WRAPPERS:
+        if found and all(name.startswith(wrapper) for name in found) and not any(map(named.__contains__, found)):
+            found = {name.removeprefix(wrapper): tensor for name, tensor in found.items()}
+    shared = _tied(named)
+    missing = [name for name in named if name not in found and not name.endswith(COUNTER)]
+    missing = [name for name in missing if not any(other in found for other in shared.get(name, ()))]
+    if surplus := [name for name in found if name not in named]:
+        missing = missing[:1]
+        got = f"'{surplus[0]}' is none of its tensors" + (f", and '{missing[0]}' is missing" if missing else "")
+    elif missing:
+        got = f"'{missing[0]}' is missing"
+    else:
+        shapes = ((name, tuple(found[name].shape), tuple(named[name].shape)) for name in found)
+        got = next((f"'{name}' has shape {ours}, there {own}" for name, ours, own in shapes if ours != own), "")
+    if got:
+        raise UserError(where, f"does not fit the network ({got})", allowed="weights of exactly this network")
+    model.load_state_dict(found, strict=False)
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name; UserError for one that is no checkpoint, or holds more than tensors."""
+    where = f"checkpoint '{path}'"
+    allowed = "a .safetensors file, or torch.save(model.state_dict(), 'FILE.pt')"
+    try:
+        if _is_of_torch(path):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            content = load_file(path)
+    except UNREADABLE as error:
+        raise UserError(where, f"cannot be read ({shortened(error)})", allowed=allowed) from error
+    found = _state_dict(content)
+    if found is None:
+        raise UserError(where, f"has no weights (it holds {_told(content)})", allowed=allowed)
+    return found
+
+
+def _is_of_torch(path: Path) -> bool:
+    """By its name, or by its first bytes: a zip archive, or an old file of pickle."""
+    with path.open("rb") as stream:
+        first = stream.read(9)
+    by_content = first[:2] in (b"PK", b"\x80\x02")
+    return by_content or (path.suffix.lower() in TORCH_FILES and first[8:9] != b"{")
+
+
+def _state_dict(content: Any) -> dict[str, Tensor] | None:
+    """The content, or what it has under one of the usual keys, where that is tensors by name."""
+    if not isinstance(content, Mapping):
+        return None
+    if content and all(isinstance(value, Tensor) for value in content.values()):
+        return {str(name): tensor for name, tensor in content.items()}
+    inner = (_state_dict(content[key]) for key in USUAL_KEYS if key in content)
+    return next((found for found in inner if found is not None), None)
+
+
+def _tied(named: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Names of one tensor that has several, of which files keep one."""
+    places: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for name, tensor in named.items():
+        places.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append(name)
+    return {name: names for names in places.values() if len(names) > 1 for name in names}
+
+
+def _told(content: Any) -> str:
+    return (
+        f"the keys {', '.join(map(str, list(content)[:5]))}" if isinstance(content, Mapping) else type(content).__name__
+    )
