@@ -6,6 +6,8 @@ Names of this package are imported when they are asked for: its errors are those
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import quiet_libraries  # noqa: F401  # before any library
+
 if TYPE_CHECKING:
     from adaptive_runtime.adapting import AdaptingOptions
     from adaptive_runtime.adapting_weights import WeightOptions

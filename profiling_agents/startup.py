@@ -4,7 +4,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import quiet_libraries
+
 PACKAGE = Path(__file__).resolve().parent
+QUIET_LIBRARIES = Path(quiet_libraries.__file__).resolve().parent
+"""The other package that an agent needs."""
 TOKEN_VARIABLE = "AUTOTAILOR_AGENT_TOKEN"
 READY = "agent ready: "
 """The words that the agent prints before its address when it listens."""

@@ -1,5 +1,6 @@
 """Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
 
+import quiet_libraries  # noqa: F401  # before any library
 from tailor_ir.alignment import NODES as ALIGNMENT_NODES
 from tailor_ir.alignment import InputAlignment
 from tailor_ir.alternatives import PASSES as FITTING_PASSES

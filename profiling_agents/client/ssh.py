@@ -25,7 +25,7 @@ from profiling_agents.client import far_side
 from profiling_agents.client.agent import AgentClient
 from profiling_agents.client.local import stop, wait_until_ready
 from profiling_agents.messages import AgentError
-from profiling_agents.startup import PACKAGE
+from profiling_agents.startup import PACKAGE, QUIET_LIBRARIES
 
 SILENCE_LIMIT_S = 30
 BEAT_S = 5.0
@@ -139,7 +139,11 @@ def _arguments(backend: str, threads: int, options: Sequence[str]) -> list[str]:
 
 def _send(process: subprocess.Popen[bytes], backend: str, arguments: Sequence[str], token: str) -> None:
     """Send the agent's files and the token, as `far_side` reads them. The output of ssh tells of a lost connection."""
-    sources = {f"{PACKAGE.name}/{path.relative_to(PACKAGE)}": path.read_bytes() for path in PACKAGE.rglob("*.py")}
+    sources = {
+        f"{package.name}/{path.relative_to(package)}": path.read_bytes()
+        for package in (PACKAGE, QUIET_LIBRARIES)
+        for path in package.rglob("*.py")
+    }
     request = json.dumps(
         {
             "files": [(name, len(content)) for name, content in sources.items()],

@@ -9,7 +9,9 @@ from flows.stages.table import PIPELINE
 from tests.support.docs.documents import FENCE, ROOT
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
-ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "solvers", "tailor_ir", "tasks", "tests")
+ROOMS = (
+    "adaptive_runtime", "conf", "flows", "profiling_agents", "quiet_libraries", "solvers", "tailor_ir", "tasks", "tests",
+)  # fmt: skip
 FOLDERS = (*ROOMS, "benchmarks", "docs", "notebooks")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*")
 DOTTED = re.compile(rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+")

@@ -1,0 +1,1 @@
+import quiet_libraries  # noqa: F401  # before any library
