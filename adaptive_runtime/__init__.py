@@ -6,7 +6,7 @@ Names of this package are imported when they are asked for: its errors are those
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import quiet_libraries  # noqa: F401  # before any library
+import importing  # noqa: F401  # before any library
 
 if TYPE_CHECKING:
     from adaptive_runtime.adapting import AdaptingOptions

@@ -1,1 +1,1 @@
-import quiet_libraries  # noqa: F401  # before any library
+import importing  # noqa: F401  # before any library

@@ -1,3 +1,3 @@
 """Flows, configuration, tracking and the command line."""
 
-import quiet_libraries  # noqa: F401  # before any library
+import importing  # noqa: F401  # before any library

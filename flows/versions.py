@@ -39,8 +39,8 @@ FROM = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import\b[ \t]*(\([^()]*\)|[^(
 PLAIN = re.compile(r"^[ \t]*import\b([^()\n;\\]*)$", re.MULTILINE)
 WORD = re.compile(r"\bimport\b")
 """FROM and PLAIN are statements on lines of their own; where WORD is outside of them, a statement may be missed."""
-FOR_TYPES_ALONE = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+\S.*\n|[ \t]*\n)+", re.MULTILINE)
-"""A block that type checkers alone read."""
+FOR_TYPES_ALONE = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+\S.*\n|[ \t]*\n)++(?!else:)", re.MULTILINE)
+"""A block that type checkers alone read. With `else:` its names are imported when they are asked for (`importing.lazy`)."""
 _PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together
 
 

@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import quiet_libraries
+import importing
 
 PACKAGE = Path(__file__).resolve().parent
-QUIET_LIBRARIES = Path(quiet_libraries.__file__).resolve().parent
+IMPORTING = Path(importing.__file__).resolve().parent
 """The other package that an agent needs."""
 TOKEN_VARIABLE = "AUTOTAILOR_AGENT_TOKEN"
 READY = "agent ready: "

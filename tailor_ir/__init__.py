@@ -1,43 +1,51 @@
 """Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
 
-import quiet_libraries  # noqa: F401  # before any library
-from tailor_ir.alignment import NODES as ALIGNMENT_NODES
-from tailor_ir.alignment import InputAlignment
-from tailor_ir.alternatives import PASSES as FITTING_PASSES
-from tailor_ir.alternatives import FirstWeights
-from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
-from tailor_ir.errors import CheckFailed, ConfigError, ImportFailed, InputError, JoinError, SpaceError, TailorError
-from tailor_ir.exits import PASSES as EXIT_PASSES
-from tailor_ir.exits import ExitParts, FirstExit
-from tailor_ir.operators.features import OperatorFeature, operator_model
-from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
-from tailor_ir.partition import (
-    HandedValue,
-    NetworkPiece,
-    NetworkPieces,
-    OperatorFlow,
-    PrePartition,
-    SubnetDataflow,
-    find_flows,
-    find_pieces,
-)
-from tailor_ir.reading.trace import load_onnx
-from tailor_ir.spaces.kinds import KINDS
-from tailor_ir.spaces.selectors import asks_for_exits
-from tailor_ir.spaces.space import Space
-from tailor_ir.spaces.variables import Choice, Config, Variable, choice_text
-from tailor_ir.storage import load_spec
-from tailor_ir.structure.regions import Block, Regions
-from tailor_ir.subnets.batch_norms import Statistics
-from tailor_ir.subnets.elastic import Elastic
-from tailor_ir.subnets.segments import BlockSegment, Segment
-from tailor_ir.supernet import ChannelOrder, Reference, SuperNet, compile, load
+from typing import TYPE_CHECKING
+
+import importing  # noqa: F401  # before any library
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tailor_ir.alignment import NODES as ALIGNMENT_NODES
+    from tailor_ir.alignment import InputAlignment
+    from tailor_ir.alternatives import PASSES as FITTING_PASSES
+    from tailor_ir.alternatives import FirstWeights
+    from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
+    from tailor_ir.errors import CheckFailed, ConfigError, ImportFailed, InputError, JoinError, SpaceError, TailorError
+    from tailor_ir.exits import PASSES as EXIT_PASSES
+    from tailor_ir.exits import ExitParts, FirstExit
+    from tailor_ir.operators.features import OperatorFeature, operator_model
+    from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
+    from tailor_ir.partition import (
+        HandedValue,
+        NetworkPiece,
+        NetworkPieces,
+        OperatorFlow,
+        PrePartition,
+        SubnetDataflow,
+        find_flows,
+        find_pieces,
+    )
+    from tailor_ir.reading.trace import load_onnx
+    from tailor_ir.spaces.kinds import KINDS
+    from tailor_ir.spaces.selectors import OF_SEVERAL, asks_for_exits
+    from tailor_ir.spaces.space import Space
+    from tailor_ir.spaces.variables import Choice, Config, Variable, choice_text
+    from tailor_ir.storage import load_spec
+    from tailor_ir.structure.regions import Block, Regions
+    from tailor_ir.subnets.batch_norms import Statistics
+    from tailor_ir.subnets.elastic import Elastic
+    from tailor_ir.subnets.segments import BlockSegment, Segment
+    from tailor_ir.supernet import ChannelOrder, Reference, SuperNet, compile, load
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "ALIGNMENT_NODES",
     "EXIT_PASSES",
     "FITTING_PASSES",
     "KINDS",
+    "OF_SEVERAL",
     "UNREACHED_KERNELS",
     "Block",
     "BlockSegment",

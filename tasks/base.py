@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import Field
 from safetensors.torch import save_model
 from torch import nn
 
@@ -14,6 +13,7 @@ from tasks.finetune import checkpoint
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.launcher import launch
+from tasks.finetune.settings import BaseSettings as Settings
 from tasks.finetune.settings import TrainSettings
 from tasks.models import ModelSettings, create, load_part, needs_training
 from tasks.progress import Progress
@@ -28,13 +28,6 @@ class Pretrained(NamedTuple):
 
     part: str
     weights: Path
-
-
-class Settings(TrainSettings):
-    """Training of the base network."""
-
-    epochs: int = Field(default=8, ge=0)
-    """0: the network is taken as it is made, also without weights of its own."""
 
 
 def run(

@@ -6,7 +6,6 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 import tailor_ir
 from tailor_ir import EXIT_PASSES, FITTING_PASSES, Space, SuperNet
@@ -17,6 +16,7 @@ from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.models import ModelSettings, create, load_weights, remember_origin
 from tasks.models.answers import check_shapes
+from tasks.models.settings import CompileSettings as Settings
 from tasks.progress import Progress
 
 BATCH = 32
@@ -26,21 +26,6 @@ validation."""
 ORDER_MACS = 2e9
 """Multiply-accumulates of the largest SubNet on these images, at most, where the fewest allow it: seconds for all SubNets."""
 SEED = 0
-
-
-class Settings(BaseModel):
-    """How the SuperNet is made, apart from its space."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    kernel_transform: bool = False
-    """Smaller kernels are learned transforms of larger ones, not just their centre (Once-for-all, ICLR 2020)."""
-    alternative_images: int = Field(default=256, ge=0)
-    """Training images that the first weights of alternatives are fitted to; as many for validation judge them. 0: first weights
-    follow from the network's weights alone."""
-    exit_images: int = Field(default=512, ge=0)
-    """Training images that the heads of exits are fitted to, by the network's own answers; as many for validation judge them.
-    0: first weights are random."""
 
 
 class SpaceSizes(TypedDict):

@@ -1,5 +1,7 @@
 """SubNets as ONNX models, and the conversion of those to other formats, in child processes that can be killed."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import resource
@@ -9,9 +11,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profiling_agents.messages import MIB
-from tailor_ir import Config, Statistics, SuperNet
+
+if TYPE_CHECKING:
+    from tailor_ir import Config, Statistics, SuperNet
 
 CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same machine
 
@@ -83,7 +88,7 @@ def last_line(log: str) -> str:
 
 
 @contextlib.contextmanager
-def _killed_at_exit(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _killed_at_exit(child: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:

@@ -10,25 +10,23 @@ batch, the next is made and converted to the format that the device takes.
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing import Any, TypedDict
 
 import tailor_ir
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Capabilities, Format, Measurement, MeasureSettings, Precision
+from profiling_agents.messages import Capabilities, Format, Measurement, Precision
 from tailor_ir import OperatorFeature
-from tasks.artifacts import OutsideKey, append_line, read_lines
+from tasks.artifacts import append_line, read_lines
 from tasks.conversion import ConversionError, ConversionLimits
 from tasks.enumerate import read_operators
 from tasks.executorch.programs import operator_jobs
 from tasks.insitu import measure as insitu
-from tasks.insitu.cover import ENOUGH_TIMES
-from tasks.lut import DeviceKey, Entry, Lut, LutStore, ProfilingMethod, feature_text, now, settings_text
+from tasks.lut import DeviceKey, Entry, Lut, LutStore, feature_text, now
 from tasks.lut.summaries import LutSummary
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.fleet import Meter
 from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.measuring.settings import ProfileSettings as Settings
 from tasks.ncnn.conversion import convert_operators
 from tasks.progress import Bar, Progress
 from tasks.quantise.timing import int8_operator
@@ -43,70 +41,6 @@ MEASURED = {"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy", "ener
 """The fields that an entry takes from a measurement as they are."""
 
 FeaturesByDigest = Mapping[str, OperatorFeature]
-
-
-def _folder(value: Any) -> Any:
-    if isinstance(value, str) and "://" in value:
-        raise ValueError("got an address; allowed: a folder of this machine; with output_dir=URL null has them there")
-    return value
-
-
-class Settings(BaseModel):
-    """How operators are measured, where the table is and how often it is written.
-
-    `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `subnets_per_operator`: SubNets that each
-    operator is timed in, in situ, where fewer than 150 SubNets have all operators. `store`: folder of the tables that
-    networks and runs share; None: one of the stage's own. `remeasure`: what is measured again though it is known.
-    `other_settings`: entries that were measured with another `measure` count too.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    method: ProfilingMethod = "in situ"
-    measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
-    subnet: MeasureSettings = MeasureSettings(warmup_ms=10.0, min_blocks=2, time_cap_ms=100.0, layers_ms=150.0)
-    subnets_per_operator: int = Field(default=ENOUGH_TIMES, ge=1, le=1000)
-    store: Annotated[
-        Path | None, BeforeValidator(_folder), OutsideKey("where entries are, not how they are measured")
-    ] = None
-    remeasure: Annotated[
-        tuple[Literal["noisy", "failed", "all"], ...], OutsideKey("the stage is worked anew whatever its key is")
-    ] = ()
-    other_settings: bool = False
-    batch_operators: Annotated[int, OutsideKey("how many are made at a time")] = Field(default=100, ge=1, le=200)
-    flush_s: Annotated[float, OutsideKey("what a killed run loses, not what is measured")] = Field(default=2.0, gt=0)
-    conversion_wall_s: Annotated[float, OutsideKey("for what it made fail there is remeasure=[failed]")] = Field(
-        default=120.0, gt=0
-    )
-    conversion_memory_mib: Annotated[int, OutsideKey("for what it made fail there is remeasure=[failed]")] = Field(
-        default=8192, ge=512
-    )
-
-    @property
-    def limits(self) -> ConversionLimits:
-        """The limits of one conversion."""
-        return ConversionLimits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
-
-    def measured_with(self, method: ProfilingMethod) -> str:
-        """The `settings` of the entries that are measured with these."""
-        settings = self.measure if method == "alone" else self.subnet
-        return settings_text(settings.model_dump(mode="json"))
-
-    def meters(self, capabilities: Capabilities) -> bool:
-        """Whether operators are measured alone for their energy, wherever their time comes from."""
-        return self.measure.energy_ms > 0 and bool(capabilities.power_sensors)
-
-    @property
-    def methods(self) -> tuple[ProfilingMethod, ...]:
-        """In order of trust, those of the table."""
-        return ("in situ", "alone") if self.method == "in situ" else ("alone",)
-
-    def measures(self, entry: Entry | None, since: str = "") -> bool:
-        """Whether an operator with this entry is measured; `since`: not if that was done since then (UTC, ISO 8601)."""
-        if entry is None:
-            return True
-        wanted = {"all": True, "noisy": entry.noisy, "failed": entry.state == "failed"}
-        return any(wanted[kind] for kind in self.remeasure) and (not since or entry.measured_at < since)
 
 
 def device_key(capabilities: Capabilities) -> DeviceKey:

@@ -3,35 +3,42 @@
 [The run time](docs/runtime.md) lists the files and says what is checked when.
 """
 
-from adaptive_runtime.bundles.blocks import BLOCKS_FILE, BlocksManifest, BundledSegment
-from adaptive_runtime.bundles.bundle import OpenBundle
-from adaptive_runtime.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, CalibrationSample, half
-from adaptive_runtime.bundles.formats import BUNDLE_FORMATS, CHAIN_FORMATS, BundleFormat
-from adaptive_runtime.bundles.found import FOUND_FILE, FoundSubNets
-from adaptive_runtime.bundles.manifest import (
-    BUNDLE_FILE,
-    SIGNATURE_FILE,
-    BundleDevice,
-    BundleManifest,
-    BundleOrigin,
-    BundleRun,
-    FileFacts,
-)
-from adaptive_runtime.bundles.signatures import read_key, signature, verify
-from adaptive_runtime.bundles.sources import AdaptationSource, SourceImages
-from adaptive_runtime.bundles.subnets import (
-    AdaptableNet,
-    AdaptableNorm,
-    BundledExit,
-    BundledNet,
-    BundledPlacement,
-    BundledSubNet,
-    EarlyAnswers,
-    NetFigures,
-    SubNetLatency,
-    SubNetMemory,
-)
-from adaptive_runtime.bundles.taken import TakenSamples
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from adaptive_runtime.bundles.blocks import BLOCKS_FILE, BlocksManifest, BundledSegment
+    from adaptive_runtime.bundles.bundle import OpenBundle
+    from adaptive_runtime.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, CalibrationSample, half
+    from adaptive_runtime.bundles.formats import BUNDLE_FORMATS, CHAIN_FORMATS, BundleFormat
+    from adaptive_runtime.bundles.found import FOUND_FILE, FoundSubNets
+    from adaptive_runtime.bundles.manifest import (
+        BUNDLE_FILE,
+        SIGNATURE_FILE,
+        BundleDevice,
+        BundleManifest,
+        BundleOrigin,
+        BundleRun,
+        FileFacts,
+    )
+    from adaptive_runtime.bundles.signatures import read_key, signature, verify
+    from adaptive_runtime.bundles.sources import AdaptationSource, SourceImages
+    from adaptive_runtime.bundles.subnets import (
+        AdaptableNet,
+        AdaptableNorm,
+        BundledExit,
+        BundledNet,
+        BundledPlacement,
+        BundledSubNet,
+        EarlyAnswers,
+        NetFigures,
+        SubNetLatency,
+        SubNetMemory,
+    )
+    from adaptive_runtime.bundles.taken import TakenSamples
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "BLOCKS_FILE",

@@ -3,25 +3,32 @@
 [Exits](docs/exits.md#on-the-device) shows the files and host programs in Python and C++.
 """
 
-from adaptive_runtime.chains.chain import ChainAnswers, ExitChain, all_leave_at
-from adaptive_runtime.chains.joined import JoinedFiles
-from adaptive_runtime.chains.manifest import (
-    SEGMENTS_FILE,
-    ChainFormat,
-    ChainManifest,
-    ChainSegment,
-    ChainTensor,
-    ImagePreparation,
-    InputPreparation,
-    InputsPreparation,
-    NcnnPair,
-    SamplePreparation,
-    text_of,
-)
-from adaptive_runtime.chains.ncnn_runs import NcnnChain, free_net
-from adaptive_runtime.chains.onnx_runs import OnnxChain, inputs_of
-from adaptive_runtime.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
-from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, require_runtime, session_options
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from adaptive_runtime.chains.chain import ChainAnswers, ExitChain, all_leave_at
+    from adaptive_runtime.chains.joined import JoinedFiles
+    from adaptive_runtime.chains.manifest import (
+        SEGMENTS_FILE,
+        ChainFormat,
+        ChainManifest,
+        ChainSegment,
+        ChainTensor,
+        ImagePreparation,
+        InputPreparation,
+        InputsPreparation,
+        NcnnPair,
+        SamplePreparation,
+        text_of,
+    )
+    from adaptive_runtime.chains.ncnn_runs import NcnnChain, free_net
+    from adaptive_runtime.chains.onnx_runs import OnnxChain, inputs_of
+    from adaptive_runtime.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
+    from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, require_runtime, session_options
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "PARTS_FILE",

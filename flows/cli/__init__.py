@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["main"]
 
-ROOMS = ("adaptive_runtime", "conf", "profiling_agents", "quiet_libraries", "solvers", "tailor_ir", "tasks")
+ROOMS = ("adaptive_runtime", "conf", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
 BAD_INPUT = 2
 
 

@@ -6,7 +6,7 @@ As the parameter of a flow it is a form in the Prefect UI.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,27 +23,28 @@ from flows.storage.layout import TABLES_FOLDER
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
 from tasks.adaptation.settings import AdaptationSettings
-from tasks.base import Settings as BaseSettings
 from tasks.baselines.settings import Settings as BaselineSettings
 from tasks.choose import Question
-from tasks.compile import Settings as CompileSettings
 from tasks.data.drift.settings import DriftSettings
 from tasks.data.settings import DataSettings
 from tasks.engine.settings import Settings as EngineSettings
 from tasks.exits.settings import Settings as PolicySettings
 from tasks.export import Settings as ExportSettings
+from tasks.finetune.settings import BaseSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
-from tasks.models import ModelSettings, origin_of
+from tasks.measuring.settings import ProfileSettings
+from tasks.models.settings import CompileSettings, ModelSettings
 from tasks.nightly.settings import Settings as NightlySettings
 from tasks.partition.settings import Settings as PartitionSettings
-from tasks.predict.resources import Settings as ResourceSettings
+from tasks.predict.settings import ResourceSettings
 from tasks.predict.settings import Settings as PredictSettings
-from tasks.profile import Settings as ProfileSettings
-from tasks.quantise import Int8
 from tasks.refine.settings import Settings as RefineSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
 from tasks.streams.settings import Settings as StreamSettings
+
+if TYPE_CHECKING:
+    from tasks.quantise import Int8
 
 
 class TrackingSettings(BaseModel):
@@ -226,14 +227,16 @@ class CommonConfig(BaseModel):
             parameter_bytes=profile.parameter_bytes,
         )
 
-    def precision_of(self, device: str) -> Int8 | None:
+    def precision_of(self, device: str) -> "Int8 | None":
         """The precision in which SubNets are evaluated for one device; None: torch's."""
+        from tasks.quantise import Int8
+
         return Int8(self.export.quantise) if self.device[device].precision == "int8" else None
 
     @property
     def in_int8(self) -> tuple[str, ...]:
         """The devices in int8."""
-        return tuple(name for name in self.device if self.precision_of(name) is not None)
+        return tuple(name for name, device in self.device.items() if device.precision == "int8")
 
     def engine_of(self, device: str) -> EngineSettings:
         """The engine settings of one device, with what its own profile fixes."""
@@ -301,6 +304,8 @@ class AdaptConfig(CommonConfig, GivenConfig):
     @property
     def name(self) -> str:
         """The name of runs: the network that the SuperNet was made of, and its data."""
+        from tasks.models import origin_of
+
         return _name_of_run(origin_of(self.supernet).name, self.data)
 
 

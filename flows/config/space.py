@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator
 
-from tailor_ir import KINDS
+from tailor_ir import OF_SEVERAL
 
 RANGE = ("from", "to", "step")
 MOST_CHOICES = 1000
@@ -24,8 +24,7 @@ def _selectors(space: Any) -> Any:
         return space
     selectors: dict[str, Any] = {}
     for name, choices in _leaves(space, ""):
-        several = name in KINDS and KINDS[name].scope != "global"
-        selector = f"*.{name}" if several else name
+        selector = f"*.{name}" if name in OF_SEVERAL else name
         if isinstance(choices, str) and choices not in WORDS:
             allowed = "convolution, light" if name == "exits.head" else "auto, frozen, or a list [a,b,…]"
             raise ValueError(f"{name}={choices}; allowed: {allowed}")

@@ -5,10 +5,17 @@ with local_agent(backend="ncnn") as client, client.lease():
         ...
 """
 
-from profiling_agents.client.agent import AgentClient
-from profiling_agents.client.jobs import ModelJob, ModelTooLargeError, RunError
-from profiling_agents.client.local import local_agent
-from profiling_agents.messages import AgentBusyError, AgentError, Measurement, MeasureSettings
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from profiling_agents.client.agent import AgentClient
+    from profiling_agents.client.jobs import ModelJob, ModelTooLargeError, RunError
+    from profiling_agents.client.local import local_agent
+    from profiling_agents.messages import AgentBusyError, AgentError, Measurement, MeasureSettings
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "AgentBusyError",

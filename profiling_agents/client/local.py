@@ -9,11 +9,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from profiling_agents.client.agent import AgentClient
 from profiling_agents.messages import AgentError
 from profiling_agents.startup import READY, TOKEN_VARIABLE, python_path
+
+if TYPE_CHECKING:
+    from profiling_agents.client.agent import AgentClient
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 8.0
@@ -28,11 +30,13 @@ def local_agent(
     *,
     cores: Sequence[int] | None = None,
     options: Sequence[str] = (),
-) -> Iterator[AgentClient]:
+) -> Iterator["AgentClient"]:
     """An agent as a separate process on loopback with a random token, and its client; it ends with the block.
 
     It also ends when this process dies. `options`: further options of `autotailor agent`, such as limits.
     """
+    from profiling_agents.client.agent import AgentClient
+
     with (
         start_local_agent(backend, threads, cores, options) as (url, token),
         AgentClient(url, token, patience_s=LOCAL_PATIENCE_S) as client,

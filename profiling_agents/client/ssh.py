@@ -17,15 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from profiling_agents.backends import BACKEND_MODULES
 from profiling_agents.client import far_side
-from profiling_agents.client.agent import AgentClient
 from profiling_agents.client.local import stop, wait_until_ready
 from profiling_agents.messages import AgentError
-from profiling_agents.startup import PACKAGE, QUIET_LIBRARIES
+from profiling_agents.startup import IMPORTING, PACKAGE
+
+if TYPE_CHECKING:
+    from profiling_agents.client.agent import AgentClient
 
 SILENCE_LIMIT_S = 30
 BEAT_S = 5.0
@@ -99,11 +101,13 @@ class SshTarget:
 @contextmanager
 def ssh_agent(
     target: SshTarget, backend: str, threads: int = 1, *, options: Sequence[str] = ()
-) -> Iterator[AgentClient]:
+) -> Iterator["AgentClient"]:
     """The client of an agent on the device, which ends with the block, with this process, or with the connection.
 
     `options`: further options of `autotailor agent`. AgentError with one line when it cannot be started.
     """
+    from profiling_agents.client.agent import AgentClient
+
     if shutil.which("ssh") is None:
         raise AgentError("ssh: no 'ssh' on this machine; install the OpenSSH client")
     token = secrets.token_hex(32)
@@ -141,7 +145,7 @@ def _send(process: subprocess.Popen[bytes], backend: str, arguments: Sequence[st
     """Send the agent's files and the token, as `far_side` reads them. The output of ssh tells of a lost connection."""
     sources = {
         f"{package.name}/{path.relative_to(package)}": path.read_bytes()
-        for package in (PACKAGE, QUIET_LIBRARIES)
+        for package in (PACKAGE, IMPORTING)
         for path in package.rglob("*.py")
     }
     request = json.dumps(

@@ -13,6 +13,9 @@ ALTERNATIVES, EVERY_BLOCK = "alternatives", "stage.*.block.*.block"
 EXIT, EXIT_HEAD = "exit", "exit.head"
 """The selectors of the places of exits, and of the kind of their heads."""
 
+OF_SEVERAL = ("depth", "width_mult", "growth_mult", "expand_ratio", "heads", "v_scale", "kernel_size", "block")
+"""Kinds of which a network has several variables; the records of all kinds are in `tailor_ir.spaces.kinds`."""
+
 SpaceSpec = Mapping[str, Sequence[Choice] | str]
 """Selector -> choices, "auto" (the proposed ones) or "frozen" (as the network is). Later selectors override earlier ones.
 

@@ -1,17 +1,24 @@
 """Weights that adapt: drift is noticed, corrected, and undone when it was wrong."""
 
-from adaptive_runtime.adapting_weights import GuardEvent, GuardSettings
-from tasks.adaptation.guards import Anchor, GuardedAnswer, GuardedSubnet
-from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
-from tasks.adaptation.settings import (
-    GUARDED_METHOD,
-    AdaptationSettings,
-    MethodName,
-    MethodSettings,
-    StepSettings,
-)
-from tasks.adaptation.side_file import SideFile, load_adapted, read_side_file, save_adapted
-from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from adaptive_runtime.adapting_weights import GuardEvent, GuardSettings
+    from tasks.adaptation.guards import Anchor, GuardedAnswer, GuardedSubnet
+    from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
+    from tasks.adaptation.settings import (
+        GUARDED_METHOD,
+        AdaptationSettings,
+        MethodName,
+        MethodSettings,
+        StepSettings,
+    )
+    from tasks.adaptation.side_file import SideFile, load_adapted, read_side_file, save_adapted
+    from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "GUARDED_METHOD",

@@ -1,8 +1,15 @@
 """Baselines: the peers of a search's winners, evaluated and timed on the same images and devices in the same way."""
 
-from tasks.baselines.networks import Trained
-from tasks.baselines.settings import Settings, Sibling
-from tasks.baselines.stage import choose, compare_on
-from tasks.schemas.baselines import BASELINES_FILE, COMPARED_FILE
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.baselines.networks import Trained
+    from tasks.baselines.settings import Settings, Sibling
+    from tasks.baselines.stage import choose, compare_on
+    from tasks.schemas.baselines import BASELINES_FILE, COMPARED_FILE
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = ["BASELINES_FILE", "COMPARED_FILE", "Settings", "Sibling", "Trained", "choose", "compare_on"]

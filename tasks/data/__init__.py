@@ -1,14 +1,22 @@
 """Images, sounds, motion, texts, and several of these together, with targets: drawn and synthesised ones, and files."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.dataset import Batch, Dataset, Split
+from importing.lazy import public_names
 from tasks.data.settings import RESTORED, DataSettings
-from tasks.data.source import Source, check_classes
 
-Opened = tuple[Source, dict[str, np.ndarray]]
+if TYPE_CHECKING:
+    from tasks.data.dataset import Batch, Dataset, Split
+    from tasks.data.source import Source
+else:
+    __getattr__ = public_names(__name__, __file__)
+
+Opened = tuple["Source", dict[str, np.ndarray]]
 
 __all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
 
@@ -184,6 +192,9 @@ CHECKED = ("coco", "voc", "masks", *RESTORED, "tagged_texts", "tagged_jsonl")
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
     """All three splits, opened once. Raises UserError for data that is absent, empty, malformed or lacks a class."""
+    from tasks.data.dataset import Dataset
+    from tasks.data.source import check_classes
+
     source, splits = OPENERS[settings.kind](settings)
     if settings.kind not in CHECKED and settings.targets is None:
         check_classes(source, splits, settings)

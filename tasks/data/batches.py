@@ -1,14 +1,21 @@
 """Batches of samples with one input or several. Legend: B batch, C channels, H height, W width."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, overload
+from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Union, overload
+
 from numpy.typing import NDArray
 
 from adaptive_runtime.several import packed
+from importing.lazy import Later
 
-Inputs = torch.Tensor | tuple[torch.Tensor, ...]
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
+
+Inputs = Union["torch.Tensor", tuple["torch.Tensor", ...]]
 """A batch: one tensor, or of samples with several inputs one for each, in the order in which networks take them."""
 
 

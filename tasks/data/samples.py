@@ -3,19 +3,25 @@
 Legend: B batch, C channels, H height, W width, T words.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import TextPreparation
+from importing.lazy import Later
 from tasks.data.batches import Inputs, each
 from tasks.data.settings import DataSettings
 from tasks.data.source import OtherInput, Scaling
 from tasks.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
 
 Size = tuple[int, ...]
 """(height, width) of images, (words,) of texts. Of samples with several inputs: of all their images and sounds."""

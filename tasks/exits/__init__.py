@@ -1,6 +1,14 @@
 """Exits before deployment: thresholds with a promise about accuracy, from held-out images and measured latencies."""
 
-from tasks.exits.calibrate import CalibratedExits, PromiseSettings, calibrate
-from tasks.exits.held_out import HeldOut
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.exits.calibration import CalibratedExits, calibrate
+    from tasks.exits.held_out import HeldOut
+    from tasks.exits.settings import PromiseSettings
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = ["CalibratedExits", "HeldOut", "PromiseSettings", "calibrate"]

@@ -15,7 +15,7 @@ from tasks.data import Split
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.exits.answers import Answers, answers_of
-from tasks.exits.calibrate import CalibratedExits, calibrate
+from tasks.exits.calibration import CalibratedExits, calibrate
 from tasks.exits.expected import ExpectedLatency, expected_winners, weighed_by, weighed_subnets
 from tasks.exits.held_out import HeldOut
 from tasks.exits.judged import Leaving, classes_leaving, exits_left, outcome_of

@@ -1,16 +1,32 @@
 """Settings of the export stage."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from adaptive_runtime.bundles import BundleFormat
 from tasks.artifacts import OutsideKey
 from tasks.executorch.conversion import require_executorch
 from tasks.measuring.settings import TimingSettings, Tolerance
 from tasks.quantise import Settings as QuantiseSettings
 
 FileFormat = Literal["onnx", "onnx_int8", "ncnn", "ncnn_fp16", "torch", "executorch"]
+FILES: Mapping[BundleFormat, FileFormat] = {
+    "onnx": "onnx",
+    "onnx_int8": "onnx_int8",
+    "ncnn": "ncnn",
+    "ncnn_fp16": "ncnn_fp16",
+    "ncnn_bf16": "ncnn",
+}
+"""The exported files of which a format is."""
+BUNDLE_FOLDER = "bundle"
+
+
+def required_files(forms: Sequence[BundleFormat]) -> tuple[FileFormat, ...]:
+    """The exported files that some formats are of; those of ONNX are in every bundle."""
+    return tuple(dict.fromkeys(FILES[form] for form in forms if form != "onnx"))
 
 
 class Settings(TimingSettings):

@@ -1,26 +1,23 @@
 """Fine-tune a SuperNet under torchrun with DistributedDataParallel."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tailor_ir
-from tailor_ir import Space
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load_splits
-from tasks.data.description import remember
 from tasks.errors import UserError
-from tasks.evaluation.ends import accuracies_of_ends
-from tasks.evaluation.subnets import EvaluationData
-from tasks.finetune import checkpoint, ranges
-from tasks.finetune.device import pick_device
-from tasks.finetune.job import Job
-from tasks.finetune.launcher import launch
 from tasks.finetune.phases import split_epochs
 from tasks.finetune.settings import AUTO, FROZEN, OF_BLOCKS, OF_EXITS, Settings, TrainSettings
-from tasks.models import carry_origin
 from tasks.progress import Progress
 from tasks.schemas.results import FinetuneResult
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tailor_ir import Space
 
 __all__ = ["Settings", "TrainSettings", "run"]
 
@@ -33,6 +30,15 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     alternative that stands alone in it.
     A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
     """
+    from tasks.data.description import remember
+    from tasks.evaluation.ends import accuracies_of_ends
+    from tasks.evaluation.subnets import EvaluationData, statistics_of
+    from tasks.finetune import checkpoint, ranges
+    from tasks.finetune.device import pick_device
+    from tasks.finetune.job import Job
+    from tasks.finetune.launcher import launch
+    from tasks.models import carry_origin
+
     splits = load_splits(data)
     net = tailor_ir.load(supernet)
     before = net.answers()

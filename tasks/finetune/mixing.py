@@ -1,9 +1,20 @@
 """Mixup and CutMix of micro-batches. Legend: B batch, C channels, H height, W width, K classes."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch.nn import functional
+
+from importing.lazy import Later
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 
 class Mixing(BaseModel):

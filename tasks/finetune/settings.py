@@ -268,3 +268,10 @@ class Settings(TrainSettings):
                     "SubNet in each step; allowed: teacher=base, or divergence=kl"
                 )
         return self
+
+
+class BaseSettings(TrainSettings):
+    """Training of the base network."""
+
+    epochs: int = Field(default=8, ge=0)
+    """0: the network is taken as it is made, also without weights of its own."""

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailor_ir import OperatorFeature, SuperNet
+from tasks.measuring.settings import ENOUGH_TIMES
 
 Code = NDArray[np.int64]
 SWEEPS = 3
-ENOUGH_SUBNETS, ENOUGH_TIMES = 150, 20
+ENOUGH_SUBNETS = 150
 
 
 @dataclass(frozen=True, slots=True)

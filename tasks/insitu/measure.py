@@ -17,7 +17,7 @@ from profiling_agents.messages import Measurement, MeasureSettings
 from tailor_ir import Config, OperatorFeature, SuperNet
 from tasks.artifacts import append_line, read_lines
 from tasks.conversion import ConversionLimits
-from tasks.insitu.cover import ENOUGH_TIMES, covering_codes
+from tasks.insitu.cover import covering_codes
 from tasks.insitu.maker import SubNetMaker
 from tasks.insitu.networks import WholeSubNet
 from tasks.insitu.order import ForeignLayersError
@@ -28,6 +28,7 @@ from tasks.lut import Entry, feature_text, now
 from tasks.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.fleet import Meter
+from tasks.measuring.settings import ENOUGH_TIMES
 from tasks.progress import Progress
 from tasks.schemas.operators import ChosenImplementations
 

@@ -1,8 +1,15 @@
 """Look-up tables (LUTs): latencies of operators on devices, in append-only Parquet parts that runs and networks share."""
 
-from tasks.lut.entry import Cache, DeviceKey, Entry, ProfilingMethod, feature_text, now, settings_text
-from tasks.lut.store import LutStore
-from tasks.lut.table import Lut
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.lut.entry import Cache, DeviceKey, Entry, ProfilingMethod, feature_text, now, settings_text
+    from tasks.lut.store import LutStore
+    from tasks.lut.table import Lut
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "Cache",

@@ -6,7 +6,9 @@ the table, so that predictors and searches see one latency for each operator.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+ProfilingMethod = Literal["alone", "in situ"]
 
 LEAST_GAIN = 0.02
 """Share of the latency under the runtime's own choice that another implementation saves at least."""

@@ -11,10 +11,9 @@ import pyarrow as pa
 
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
-from tasks.lut.choice import TimedImplementation
+from tasks.lut.choice import ProfilingMethod, TimedImplementation
 
 State = Literal["ok", "fused", "failed"]
-ProfilingMethod = Literal["alone", "in situ"]
 Cache = Literal["warm", "cold"]
 Row = dict[str, Any]
 METHODS: tuple[ProfilingMethod, ...] = ("in situ", "alone")

@@ -21,8 +21,8 @@ from pyarrow import parquet
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
 from tasks.lut.entry import SCHEMA, Row, as_schema, device_of
+from tasks.schemas.operators import PARTS
 
-PARTS = "part-*.parquet"
 LEFTOVERS = ".part-*.tmp"
 LEFTOVER_AGE = timedelta(hours=1)
 DIGEST = re.compile(r"-sha256\.([0-9a-f]{16})\.parquet$")

@@ -1,9 +1,20 @@
-"""Settings for timing SubNets, and for comparing their outputs."""
+"""Settings for timing operators and SubNets, and for comparing the outputs of SubNets."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from profiling_agents.messages import MeasureSettings, Precision
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from profiling_agents.messages import Capabilities, MeasureSettings, Precision
+from tasks.artifacts import OutsideKey
 from tasks.conversion import ConversionLimits
+from tasks.lut.choice import ProfilingMethod
+
+if TYPE_CHECKING:
+    from tasks.lut import Entry
+
+ENOUGH_TIMES = 20
+"""SubNets in which each operator is timed."""
 
 HANDLING_MS = 15.0
 """Upload, loading and answering of one model; measured on loopback, two busy cores: 10 to 30 ms."""
@@ -15,7 +26,7 @@ class TimingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
-    # Both count in the key, unlike those of operators (`tasks.profile.Settings`): a SubNet that a limit made fail stays in the
+    # Both count in the key, unlike those of operators (`ProfileSettings`): a SubNet that a limit made fail stays in the
     # stage's result as a failure, and no setting measures failed SubNets again.
     conversion_wall_s: float = Field(120.0, gt=0)
     conversion_memory_mib: int = Field(8192, ge=512)
@@ -51,3 +62,69 @@ class Tolerance(BaseModel):
         """The tolerance of one precision."""
         name = "fp16" if precision == "fp16_storage" else precision
         return float(getattr(self, name))
+
+
+def _folder(value: Any) -> Any:
+    if isinstance(value, str) and "://" in value:
+        raise ValueError("got an address; allowed: a folder of this machine; with output_dir=URL null has them there")
+    return value
+
+
+class ProfileSettings(BaseModel):
+    """How operators are measured, where the table is and how often it is written.
+
+    `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `subnets_per_operator`: SubNets that each
+    operator is timed in, in situ, where fewer than 150 SubNets have all operators. `store`: folder of the tables that
+    networks and runs share; None: one of the stage's own. `remeasure`: what is measured again though it is known.
+    `other_settings`: entries that were measured with another `measure` count too.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: ProfilingMethod = "in situ"
+    measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
+    subnet: MeasureSettings = MeasureSettings(warmup_ms=10.0, min_blocks=2, time_cap_ms=100.0, layers_ms=150.0)
+    subnets_per_operator: int = Field(default=ENOUGH_TIMES, ge=1, le=1000)
+    store: Annotated[
+        Path | None, BeforeValidator(_folder), OutsideKey("where entries are, not how they are measured")
+    ] = None
+    remeasure: Annotated[
+        tuple[Literal["noisy", "failed", "all"], ...], OutsideKey("the stage is worked anew whatever its key is")
+    ] = ()
+    other_settings: bool = False
+    batch_operators: Annotated[int, OutsideKey("how many are made at a time")] = Field(default=100, ge=1, le=200)
+    flush_s: Annotated[float, OutsideKey("what a killed run loses, not what is measured")] = Field(default=2.0, gt=0)
+    conversion_wall_s: Annotated[float, OutsideKey("for what it made fail there is remeasure=[failed]")] = Field(
+        default=120.0, gt=0
+    )
+    conversion_memory_mib: Annotated[int, OutsideKey("for what it made fail there is remeasure=[failed]")] = Field(
+        default=8192, ge=512
+    )
+
+    @property
+    def limits(self) -> ConversionLimits:
+        """The limits of one conversion."""
+        return ConversionLimits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
+
+    def measured_with(self, method: ProfilingMethod) -> str:
+        """The `settings` of the entries that are measured with these."""
+        settings = self.measure if method == "alone" else self.subnet
+        from tasks.lut import settings_text
+
+        return settings_text(settings.model_dump(mode="json"))
+
+    def meters(self, capabilities: Capabilities) -> bool:
+        """Whether operators are measured alone for their energy, wherever their time comes from."""
+        return self.measure.energy_ms > 0 and bool(capabilities.power_sensors)
+
+    @property
+    def methods(self) -> tuple[ProfilingMethod, ...]:
+        """In order of trust, those of the table."""
+        return ("in situ", "alone") if self.method == "in situ" else ("alone",)
+
+    def measures(self, entry: "Entry | None", since: str = "") -> bool:
+        """Whether an operator with this entry is measured; `since`: not if that was done since then (UTC, ISO 8601)."""
+        if entry is None:
+            return True
+        wanted = {"all": True, "noisy": entry.noisy, "failed": entry.state == "failed"}
+        return any(wanted[kind] for kind in self.remeasure) and (not since or entry.measured_at < since)

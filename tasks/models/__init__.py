@@ -1,10 +1,17 @@
 """The user's network: a timm name, an ONNX file, or a Python callable; and where its weights come from."""
 
-from tasks.models.checkpoints import load_weights
-from tasks.models.creation import create
-from tasks.models.origin import NetworkOrigin, carry_origin, origin_of, remember_origin
-from tasks.models.settings import ModelSettings
-from tasks.models.weights import load_part, needs_training, weights_source
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.models.checkpoints import load_weights
+    from tasks.models.creation import create
+    from tasks.models.origin import NetworkOrigin, carry_origin, origin_of, remember_origin
+    from tasks.models.settings import ModelSettings
+    from tasks.models.weights import load_part, needs_training, weights_source
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "ModelSettings",

@@ -17,7 +17,7 @@ from typing import Any
 from tasks.artifacts import digest_of
 
 INSTALLED = frozenset(("site-packages", "dist-packages"))
-ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "quiet_libraries", "solvers", "tailor_ir", "tasks")
+ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
 HOME = Path(__file__).resolve().parents[2]
 WORLD = "own_code_"
 """The beginning of the packages under which modules with taken names are imported."""

@@ -1,4 +1,4 @@
-"""Settings of the network."""
+"""Settings of the network, and of the SuperNet that is made of it."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -61,3 +61,18 @@ class ModelSettings(BaseModel):
         if self.pretrained and self.kind != "timm":
             raise ValueError("model.pretrained=true is for model.kind=timm")
         return self
+
+
+class CompileSettings(BaseModel):
+    """How the SuperNet is made, apart from its space."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    kernel_transform: bool = False
+    """Smaller kernels are learned transforms of larger ones, not just their centre (Once-for-all, ICLR 2020)."""
+    alternative_images: int = Field(default=256, ge=0)
+    """Training images that the first weights of alternatives are fitted to; as many for validation judge them. 0: first weights
+    follow from the network's weights alone."""
+    exit_images: int = Field(default=512, ge=0)
+    """Training images that the heads of exits are fitted to, by the network's own answers; as many for validation judge them.
+    0: first weights are random."""

@@ -4,10 +4,17 @@ What a night leaves is one record. Latencies in it are measured anew every night
 is seen although no stage is worked again.
 """
 
-from tasks.nightly.comparison import NightComparison, compare
-from tasks.nightly.history import History
-from tasks.nightly.records import DeviceNight, Finding, Night, NightTimes, StageNight
-from tasks.nightly.settings import Settings
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.nightly.comparison import NightComparison, compare
+    from tasks.nightly.history import History
+    from tasks.nightly.records import DeviceNight, Finding, Night, NightTimes, StageNight
+    from tasks.nightly.settings import Settings
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "DeviceNight",

@@ -1,21 +1,28 @@
 """A SubNet split over several devices: plans from tables of devices and links, a page, and the parts as files."""
 
-from tasks.partition.answer import CutRow, PartitionAnswer
-from tasks.partition.page import picture, render, sections
-from tasks.partition.parts import write_parts
-from tasks.partition.planning import plan_partition
-from tasks.partition.plans import PlansAhead, placement_plans, plan_ahead, write_chain, write_plans
-from tasks.partition.settings import PartitionLink, PlacementSettings, Settings
-from tasks.partition.tables import (
-    DeviceTable,
-    DeviceTimes,
-    FeatureTimes,
-    find_supernet,
-    open_tables,
-    stages_of,
-    table_of,
-)
-from tasks.schemas.placed import PlanRow, StayRow
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.partition.answer import CutRow, PartitionAnswer
+    from tasks.partition.page import picture, render, sections
+    from tasks.partition.parts import write_parts
+    from tasks.partition.planning import plan_partition
+    from tasks.partition.plans import PlansAhead, placement_plans, plan_ahead, write_chain, write_plans
+    from tasks.partition.settings import PartitionLink, PlacementSettings, Settings
+    from tasks.partition.tables import (
+        DeviceTable,
+        DeviceTimes,
+        FeatureTimes,
+        find_supernet,
+        open_tables,
+        stages_of,
+        table_of,
+    )
+    from tasks.schemas.placed import PlanRow, StayRow
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "CutRow",

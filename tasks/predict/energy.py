@@ -18,48 +18,23 @@ Instructions, static power, and operators without multiply-accumulates beyond th
 """
 
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
 from solvers.tables import Codes, Values
 from tailor_ir import OperatorFeature, SuperNet
 from tasks.predict.calibration import Calibration
 from tasks.predict.latency import LatencyPredictor, LatencyRecord
+from tasks.predict.settings import FLOAT_BYTES, EnergySettings
 from tasks.predict.sums import Sums, SumsRecord
 from tasks.schemas.stored import Stored
 
-FLOAT_BYTES = 4
 MJ = 1e-9  # of one pJ
-
-
-class EnergySettings(BaseModel):
-    """A device's arithmetic and memory. Caches from the nearest to the farthest; energies in pJ."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    pj_per_mac: float = Field(default=4.6, ge=0, description="one fp32 multiplication and addition")
-    register_bytes: int = Field(default=512, ge=FLOAT_BYTES, description="what the vector registers hold")
-    cache_bytes: tuple[int, ...] = Field(default=(32 * 2**10, 2**20), min_length=1)
-    cache_pj_per_byte: tuple[float, ...] = Field(default=(2.5, 12.5), description="to read a byte from each cache")
-    dram_pj_per_byte: float = Field(default=243.75, ge=0)
-
-    @model_validator(mode="after")
-    def _caches_are_a_hierarchy(self) -> Self:
-        sizes = (self.register_bytes, *self.cache_bytes)
-        if any(far <= near for near, far in pairwise(sizes)):
-            raise ValueError(f"cache_bytes={list(self.cache_bytes)}; allowed: ascending, above register_bytes")
-        if len(self.cache_pj_per_byte) != len(self.cache_bytes) or min(self.cache_pj_per_byte) < 0:
-            got = list(self.cache_pj_per_byte)
-            raise ValueError(
-                f"cache_pj_per_byte={got}; allowed: a number from 0 on for each of {len(self.cache_bytes)}"
-            )
-        return self
 
 
 def operator_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> float:

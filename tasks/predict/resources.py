@@ -11,17 +11,17 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 import tailor_ir
 from profiling_agents.messages import MIB
 from tailor_ir import SuperNet
-from tailor_ir.memory import Rules
 from tasks.lut import Lut
 from tasks.predict.calibration import FEWEST_SUBNETS
-from tasks.predict.energy import EnergyPredictor, EnergySettings
+from tasks.predict.energy import EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
+from tasks.predict.settings import EnergySettings
+from tasks.predict.settings import ResourceSettings as Settings
 from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.predict.validate import LATENCY_FILE, errors
 from tasks.profile import LUT_FOLDER
@@ -33,25 +33,6 @@ from tasks.schemas.stored import StageResult
 MACS_FILE = "macs.json"
 PARAMETERS_FILE = "parameters.json"
 ENERGY_FILE = "energy.json"
-
-
-class Settings(EnergySettings):
-    """A device's arithmetic and memory, and what its runtime does with memory (`tailor_ir.memory.Rules`)."""
-
-    channel_block: int = Field(
-        default=16, ge=1, description="channels that lie side by side; 8 with AVX2; 1: no blocks"
-    )
-    same_shape: bool = Field(default=True, description="tensors take the place of dead ones of the same shape")
-
-    @property
-    def rules(self) -> Rules:
-        """Of the runtime."""
-        return Rules(channel_block=self.channel_block, same_shape=self.same_shape)
-
-    @property
-    def energy(self) -> EnergySettings:
-        """Of the device."""
-        return EnergySettings.model_validate(self.model_dump(include=set(EnergySettings.model_fields)))
 
 
 def run(

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.base import Settings as BaseSettings
 from tasks.data.settings import DataSettings
+from tasks.finetune.settings import BaseSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.models import ModelSettings
 

@@ -1,16 +1,24 @@
 """Classification: one class for each image. Legend: B batch, K classes, N images."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
+from importing.lazy import Later
 from tasks.problems.record import ONE_HEAD, Batch, Divergence, Tallied
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 ACCURACY, MACRO_F1 = "accuracy", "macro_f1"
 
@@ -82,7 +90,7 @@ class Classification:
         self.judged_by = judged_by
         self.metric, self.score, self.lacks = JUDGED[judged_by]
 
-    def fitted(self, source: Any) -> "Classification":
+    def fitted(self, source: Any) -> Classification:
         """Itself: it is the same for all sources."""
         return self
 

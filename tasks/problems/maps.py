@@ -1,7 +1,17 @@
 """Raw outputs that are maps (B, C, h, w), of any height and width. Legend: B batch, C channels or classes."""
 
-import torch
-from torch.nn import functional
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from importing.lazy import Later
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 
 def enlarged(maps_BChw: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:

@@ -1,23 +1,30 @@
 """What a learning problem is to the stages. Legend: B batch, N samples, K classes, C channels, H height, W width."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from importing.lazy import Later
 from tasks.errors import UserError
 from tasks.schemas.exports import Decoding
 
-Batch = tuple[Any, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
+
+Batch = tuple[Any, "torch.Tensor"]
 """x_BCHW float32, or what samples are else (`tasks.data.batches.Inputs`), and the targets, whose first axis is B.
 
 What knows samples of one input alone takes x for the tensor that it is.
 """
 
-Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """The mean divergence () of distributions from a teacher's; both are rows of logits (N, K)."""
 
 LACKS_OF_PARTS: Mapping[str, str] = MappingProxyType(
@@ -108,7 +115,7 @@ class LearningProblem(Protocol):
         """Of samples with several targets, the number of classes of each by name; {}: one target."""
         ...
 
-    def fitted(self, source: Any) -> "LearningProblem":
+    def fitted(self, source: Any) -> LearningProblem:
         """The record for a source of data, where it depends on that."""
         ...
 

@@ -5,15 +5,23 @@ stay at the base resolution, or with super-resolution at so many times of it. Th
 hundreds of decibels: 0.25 is 25 dB, and a point is 1 dB.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.nn import functional
 
+from importing.lazy import Later
 from tasks.problems.maps import enlarged, resized
 from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, AtMost, Batch, Divergence, Tallied
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 """Their names by number, which stand for those of classes."""
@@ -57,7 +65,7 @@ class Restoration:
         self.name = "restoration" if upscale == 1 else f"super_resolution_x{upscale}"
         self.upscale = upscale
 
-    def fitted(self, source: Any) -> "Restoration":
+    def fitted(self, source: Any) -> Restoration:
         """Itself: it is the same for all sources."""
         return self
 

@@ -4,17 +4,25 @@ Raw outputs (B, K, h, w) may be of any height and width. They are enlarged to th
 resolution whatever the size of the images that a SubNet takes. So SubNets of all resolutions are judged by the same pixels.
 """
 
+from __future__ import annotations
+
 import math
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.nn import functional
 
+from importing.lazy import Later
 from tasks.problems.maps import enlarged, resized
 from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 IGNORED = -1
 """The class of pixels that nobody has labelled, or that are outside of the image: no loss and no score counts them."""
@@ -58,7 +66,7 @@ class Segmentation:
     lacks = LACKS_OF_PARTS
     heads = ONE_HEAD
 
-    def fitted(self, source: Any) -> "Segmentation":
+    def fitted(self, source: Any) -> Segmentation:
         """Itself: it is the same for all sources."""
         return self
 

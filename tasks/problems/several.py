@@ -3,16 +3,24 @@
 A raw output (B, K) has the logits of all targets side by side. Each target is a distribution of its own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.nn import functional
 
+from importing.lazy import Later
 from tasks.problems.record import LACKS_OF_PARTS, Batch, Divergence, Tallied
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 LACKS: Mapping[str, str] = MappingProxyType(
     {name: "samples have several classes" for name in LACKS_OF_PARTS if name != "timm"}
@@ -23,7 +31,7 @@ LACKS: Mapping[str, str] = MappingProxyType(
 class TargetAnswers:
     """Which targets of each sample are answered correctly, and their mean cross-entropy."""
 
-    problem: "SeveralClasses"
+    problem: SeveralClasses
     loss: float = 0.0
     right: list[torch.Tensor] = field(default_factory=list)
 
@@ -53,7 +61,7 @@ class SeveralClasses:
     def __init__(self, heads: Mapping[str, int] = MappingProxyType({})) -> None:
         self.heads = heads
 
-    def fitted(self, source: Any) -> "SeveralClasses":
+    def fitted(self, source: Any) -> SeveralClasses:
         """With the targets of a source."""
         return SeveralClasses(source.heads)
 

@@ -5,14 +5,22 @@ outputs (B, t, K) are logits of the first t words. SubNets of smaller lengths le
 counts as a wrong one; so all are judged by the same words.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.nn import functional
 
+from importing.lazy import Later
 from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 IGNORED = -1
 """The class of what fills a text up: no loss and no score counts it."""
@@ -52,7 +60,7 @@ class Tagging:
     lacks = LACKS_OF_PARTS
     heads = ONE_HEAD
 
-    def fitted(self, source: Any) -> "Tagging":
+    def fitted(self, source: Any) -> Tagging:
         """Itself: it is the same for all sources."""
         return self
 

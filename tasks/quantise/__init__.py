@@ -1,7 +1,14 @@
 """int8 files of SubNets by static quantisation, with the layers in fp32 that lose too much accuracy."""
 
-from tasks.quantise.accuracy import Int8
-from tasks.quantise.mixed import QuantisedSubNet, quantise
-from tasks.quantise.settings import Settings
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.quantise.accuracy import Int8
+    from tasks.quantise.mixed import QuantisedSubNet, quantise
+    from tasks.quantise.settings import Settings
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = ["Int8", "QuantisedSubNet", "Settings", "quantise"]

@@ -1,12 +1,17 @@
 """Report: everything a run found, as a page that works offline, as data, and as tables for the terminal."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from importing.lazy import public_names
 from tasks.artifacts import write_bytes, write_json
 from tasks.report.settings import Settings
-from tasks.report.sources import DeviceSources, PretrainingSources, Sources
-from tasks.report.terminal import terminal_table
+
+if TYPE_CHECKING:
+    from tasks.report.sources import DeviceSources, PretrainingSources, Sources
+    from tasks.report.terminal import terminal_table
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 PAGE_FILE = "report.html"
 DATA_FILE = "report.json"
@@ -23,7 +28,7 @@ __all__ = [
 ]
 
 
-def run(sources: Sources, settings: Settings, out: Path) -> dict[str, Any]:
+def run(sources: "Sources", settings: Settings, out: Path) -> dict[str, Any]:
     """Write report.html and report.json into `out`; returns the content of report.json."""
     from tasks.report.gather import gather  # plotly takes a second
     from tasks.report.page import render

@@ -6,6 +6,8 @@ from tasks.schemas.stored import Config, Record, Stored
 
 OPERATORS_FILE = "operators.json"
 IMPLEMENTATIONS_FILE = "implementations.json"
+PARTS = "part-*.parquet"
+"""Files of a look-up table."""
 
 
 class UniqueOperator(Record):

@@ -1,8 +1,15 @@
 """Search: the SubNet with the best predicted accuracy for every latency budget, per device."""
 
-from tasks.schemas.front import FRONT_FILE
-from tasks.search.results import WHOLE_FRONT_FILE, read_front
-from tasks.search.settings import Settings
-from tasks.search.stage import Target, run
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.schemas.front import FRONT_FILE
+    from tasks.search.results import WHOLE_FRONT_FILE, read_front
+    from tasks.search.settings import Settings
+    from tasks.search.stage import Target, run
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = ["FRONT_FILE", "WHOLE_FRONT_FILE", "Settings", "Target", "read_front", "run"]

@@ -15,9 +15,10 @@ from tailor_ir import Space
 from tailor_ir.memory.moments import moments
 from tasks.errors import UserError
 from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.energy import FLOAT_BYTES, MJ, EnergyPredictor
+from tasks.predict.energy import MJ, EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor, MemoryWithin
+from tasks.predict.settings import FLOAT_BYTES
 from tasks.predict.sums import Sums
 from tasks.search.problem import CostModel
 

@@ -1,10 +1,17 @@
 """Streams that drift as a stage: a SubNet plays a stream under several methods, and its error is told over time."""
 
-from tasks.streams.images import KnownImages, check_images, held_out_images
-from tasks.streams.players import StreamMethod, make_player
-from tasks.streams.settings import Settings
-from tasks.streams.stage import WINDOWS_FILE, run
-from tasks.streams.terminal import streamed_table
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.streams.images import KnownImages, check_images, held_out_images
+    from tasks.streams.players import make_player
+    from tasks.streams.settings import Settings, StreamMethod
+    from tasks.streams.stage import WINDOWS_FILE, run
+    from tasks.streams.terminal import streamed_table
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "WINDOWS_FILE",

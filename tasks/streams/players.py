@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -13,14 +13,11 @@ from tasks.adaptation import (
     AdaptiveSubnet,
     GuardedSubnet,
     GuardEvent,
-    MethodName,
     MethodSettings,
     make_method,
 )
 from tasks.streams.images import KnownImages
-
-StreamMethod = Literal["source", MethodName, "guarded"]
-STREAM_METHODS: tuple[StreamMethod, ...] = get_args(StreamMethod)
+from tasks.streams.settings import StreamMethod
 
 
 class StreamPlayer(Protocol):

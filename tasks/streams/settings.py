@@ -1,14 +1,17 @@
 """Settings of the stage that plays streams: SubNets, methods, and how often an error is told."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tasks.adaptation.settings import MethodName
 from tasks.artifacts import OutsideKey
 from tasks.choose.pick import FILE_END, pick
 from tasks.errors import UserError
-from tasks.streams.players import STREAM_METHODS, StreamMethod
+
+StreamMethod = Literal["source", MethodName, "guarded"]
+STREAM_METHODS: tuple[StreamMethod, ...] = get_args(StreamMethod)
 
 ORIGINAL, LARGEST, SMALLEST_BUDGET = "original", "largest", "smallest_budget"
 WITHOUT_SEARCH = (ORIGINAL, LARGEST)

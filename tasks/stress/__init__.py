@@ -3,9 +3,16 @@
 Beside it a second service answers the same images by the most accurate SubNet alone.
 """
 
-from tasks.stress.results import StressReport
-from tasks.stress.settings import Settings
-from tasks.stress.stressing import run
-from tasks.stress.tables import stress_tables
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.stress.results import StressReport
+    from tasks.stress.settings import Settings
+    from tasks.stress.stressing import run
+    from tasks.stress.tables import stress_tables
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = ["Settings", "StressReport", "run", "stress_tables"]

@@ -7,26 +7,14 @@ by the same blur. The random numbers of an image follow from a seed and its plac
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
 from tasks.data.drift.filters import box_resized, compressed, defocused, gaussian_blurred
 from tasks.data.drift.plasma import plasma
+from tasks.data.drift.settings import CorruptionName
 
-CorruptionName = Literal[
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "gaussian_blur",
-    "defocus_blur",
-    "fog",
-    "brightness",
-    "contrast",
-    "pixelate",
-    "jpeg",
-]
 Level = tuple[float, ...]
 SEVERITIES = 5
 CLEAN = 0

@@ -1,11 +1,21 @@
 """Settings of streams of images that drift."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.data.drift.corruptions import CORRUPTIONS, CorruptionName
-
+CorruptionName = Literal[
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "gaussian_blur",
+    "defocus_blur",
+    "fog",
+    "brightness",
+    "contrast",
+    "pixelate",
+    "jpeg",
+]
 StreamKind = Literal["clean", "continual", "mixed", "gradual", "correlated", "returning", "shares"]
 
 
@@ -18,7 +28,7 @@ class DriftSettings(BaseModel):
     """clean: as the data are. continual: one corruption after another. mixed: another one for each image. gradual: each
     corruption gets stronger and weaker again. correlated: continual, with images of one class behind each other. returning: as
     continual, with clean images after each corruption. shares: clean images, whose class shares change."""
-    corruptions: tuple[CorruptionName, ...] = Field(default=tuple(CORRUPTIONS), min_length=1)
+    corruptions: tuple[CorruptionName, ...] = Field(default=get_args(CorruptionName), min_length=1)
     """In this order."""
     severity: int = Field(default=5, ge=1, le=5)
     """Of gradual streams: the largest."""

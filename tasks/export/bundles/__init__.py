@@ -1,10 +1,18 @@
 """Bundles: all winners of a device in one folder, to switch between at run time (`adaptive_runtime.bundles`)."""
 
-from tasks.export.bundles.adaptable import require_adaptable
-from tasks.export.bundles.blocks import require_blocks, single_replacements
-from tasks.export.bundles.formats import FurtherFormat, further_formats, required_files
-from tasks.export.bundles.placements import BundlePlacements
-from tasks.export.bundles.writing import BUNDLE_FOLDER, write_bundle
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.export.bundles.adaptable import require_adaptable
+    from tasks.export.bundles.blocks import require_blocks, single_replacements
+    from tasks.export.bundles.formats import FurtherFormat, further_formats
+    from tasks.export.bundles.placements import BundlePlacements
+    from tasks.export.bundles.writing import write_bundle
+    from tasks.export.settings import BUNDLE_FOLDER, required_files
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "BUNDLE_FOLDER",

@@ -1,7 +1,7 @@
 """Further formats of a bundle's SubNets: their files, how they run on the device, and what is known of the SubNets in them."""
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,12 @@ from adaptive_runtime.shares import clipped_share
 from profiling_agents.messages import Capabilities
 from tasks.export.chains import BundledChain
 from tasks.export.files import SUFFIXES, Images, in_batches
-from tasks.export.settings import FileFormat
+from tasks.export.settings import FILES
 from tasks.levels.rows import LevelRow, Levels
 from tasks.measuring.settings import Tolerance
 from tasks.schemas.exports import Card, ExportedFile, FileTensor
 
 RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
-FILES: Mapping[BundleFormat, FileFormat] = {
-    "onnx": "onnx",
-    "onnx_int8": "onnx_int8",
-    "ncnn": "ncnn",
-    "ncnn_fp16": "ncnn_fp16",
-    "ncnn_bf16": "ncnn",
-}
-"""The exported files of which a format is."""
 WITH_CHAIN: tuple[BundleFormat, ...] = ("ncnn", "ncnn_bf16")
 """Formats besides ONNX whose exported files have segments."""
 
@@ -138,8 +130,3 @@ def further_formats(levels: Levels, devices: Mapping[str, Capabilities]) -> tupl
         for form, name in of.items()
         if form != own
     )
-
-
-def required_files(forms: Sequence[BundleFormat]) -> tuple[FileFormat, ...]:
-    """The exported files that some formats are of; those of ONNX are in every bundle."""
-    return tuple(dict.fromkeys(FILES[form] for form in forms if form != "onnx"))

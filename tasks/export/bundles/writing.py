@@ -62,12 +62,11 @@ from tasks.export.card import preparation, write_vocabulary
 from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, chain_statistics, copy_ncnn_chain
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
-from tasks.export.settings import Settings
+from tasks.export.settings import BUNDLE_FOLDER, Settings
 from tasks.problems import CLASSIFICATION, require
 from tasks.progress import Progress
 from tasks.schemas.exports import Bundle, Card, FileTensor
 
-BUNDLE_FOLDER = "bundle"
 ON_CPU = ("cpu", "CPUExecutionProvider")
 
 

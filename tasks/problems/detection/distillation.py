@@ -4,12 +4,21 @@ A student learns from the anchors at which its teacher sees objects most clearly
 Learning Efficient Object Detection Models with Knowledge Distillation (NeurIPS 2017) §3, where background counts less.
 """
 
-import torch
-from torch.nn import functional
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from adaptive_runtime.boxes import DetectionHead
+from importing.lazy import Later
 from tasks.problems.detection.losses import DetectionLoss
 from tasks.problems.record import Divergence
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
 
 SHARE = 1 / 8
 """Anchors of an image that count: those at which the teacher finds an object most probable."""

@@ -4,13 +4,14 @@ Legend: B batch, P anchors, K classes with the background, C columns of a raw ou
 that have a box. Boxes and anchors are (x0, y0, x1, y1) [px]. The losses are those of torchvision's networks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import functional
-
+from importing.lazy import Later
 from tasks.problems.detection.matching import (
     BACKGROUND,
     BETWEEN,
@@ -19,7 +20,14 @@ from tasks.problems.detection.matching import (
     matched_centres,
 )
 
-LossParts = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
+
+LossParts = dict[str, "torch.Tensor"]
 """Losses () by name: of classes, of boxes, and of centre-ness where the head has it."""
 NEGATIVES = 3
 """Anchors without a box that SSD counts for each one that has one."""

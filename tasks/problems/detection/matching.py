@@ -3,9 +3,18 @@
 A match (P,) is the number of a box, or `BACKGROUND`, or `BETWEEN` for anchors that no loss counts.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from importing.lazy import Later
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
+
 
 BACKGROUND, BETWEEN = -1, -2
 CENTRE_RADIUS = 1.5

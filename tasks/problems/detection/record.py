@@ -5,17 +5,19 @@ Raw outputs (B, P, C) have a row for each anchor (`adaptive_runtime.boxes.heads`
 are square. Legend: B batch, M boxes of an image at most, P anchors, C columns, K classes, N images.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from adaptive_runtime.boxes import HEADS, DetectionHead, Detections, detect
+from importing.lazy import Later
 from tasks.problems.detection.average_precision import (
     MOST_DETECTIONS,
     THRESHOLDS,
@@ -29,6 +31,11 @@ from tasks.problems.detection.targets import ABSENT, packed, present
 from tasks.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
 from tasks.schemas.exports import Decoding
 
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
+
 MAP50, COCO_MAP = "map50", "coco_map"
 SCORES = {MAP50: ("mAP@0.5", THRESHOLDS[:1]), COCO_MAP: ("COCO mAP", THRESHOLDS)}
 """What a score is called, and the overlaps at which detections are judged, by metric."""
@@ -40,7 +47,7 @@ SHOWN_SCORE = 0.5
 class JudgedDetections:
     """The detections of all images beside their boxes, the scores of single images, and the loss."""
 
-    problem: "Detection"
+    problem: Detection
     classes: int = 0
     loss: float = 0.0
     images: list[JudgedImage] = field(default_factory=list)
@@ -87,7 +94,7 @@ class Detection:
             head, candidates=min(head.candidates, MOST_DETECTIONS), most=min(head.most, MOST_DETECTIONS)
         )
 
-    def fitted(self, source: Any) -> "Detection":
+    def fitted(self, source: Any) -> Detection:
         """Itself: it is the same for all sources."""
         return self
 

@@ -4,11 +4,20 @@ A target (B, M, 5) float32 has rows of a class and a box (x0, y0, x1, y1), in sh
 fits images of all resolutions. The class is a number from 1, since 0 is the background, and `ABSENT` in rows without a box.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from importing.lazy import Later
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
 
 ABSENT = -1
 COLUMNS = 5

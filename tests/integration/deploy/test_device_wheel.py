@@ -22,7 +22,7 @@ from tests.support.docs.documents import ROOT
 from tests.support.ir.networks import small_net
 from tests.support.runtime.bundled import write_plain_bundle
 
-ROOMS = {"adaptive_runtime", "profiling_agents", "quiet_libraries", "solvers"}
+ROOMS = {"adaptive_runtime", "profiling_agents", "importing", "solvers"}
 MOST_DEPENDENCIES = 6
 MOST_OF_AN_EXTRA = 3
 RUNTIMES = {"onnxruntime", "ncnn"}

@@ -15,7 +15,7 @@ import solvers
 
 ROOM = Path(solvers.__path__[0])
 MODULES = ["solvers", *(module.name for module in pkgutil.walk_packages([str(ROOM)], "solvers."))]
-ROOMS = {"adaptive_runtime", "flows", "tasks", "tailor_ir", "profiling_agents", "quiet_libraries"}
+ROOMS = {"adaptive_runtime", "flows", "tasks", "tailor_ir", "profiling_agents", "importing"}
 LISTED = "import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
 
 

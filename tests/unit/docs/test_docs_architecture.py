@@ -10,7 +10,7 @@ from tests.support.docs.documents import FENCE, ROOT
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
 ROOMS = (
-    "adaptive_runtime", "conf", "flows", "profiling_agents", "quiet_libraries", "solvers", "tailor_ir", "tasks", "tests",
+    "adaptive_runtime", "conf", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks", "tests",
 )  # fmt: skip
 FOLDERS = (*ROOMS, "benchmarks", "docs", "notebooks")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.docs.documents import ROOT
 
-ROOMS = ("adaptive_runtime", "flows", "profiling_agents", "quiet_libraries", "solvers", "tailor_ir", "tasks")
+ROOMS = ("adaptive_runtime", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
 FOLDERS = (*ROOMS, "benchmarks", "conf", "tests")
 OPEN_IR_MODULES = {"axes", "graph", "memory", "subnets", "summary"}
 """Submodules of `tailor_ir` that other rooms import."""

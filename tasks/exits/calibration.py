@@ -7,7 +7,6 @@ promise holds with the stated confidence for any network, any data and any numbe
 draws of what will come.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,44 +22,10 @@ from adaptive_runtime.exits import (
     predict,
 )
 from tasks.errors import UserError
-from tasks.exits.bounds import images_needed, p_value
+from tasks.exits.bounds import p_value
 from tasks.exits.held_out import HeldOut, check_exits
 from tasks.exits.path import ExitAnswers, Values, find_path
-
-FEWEST_CHOOSING = 20
-"""Images that a path is found on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseSettings:
-    """epsilon: accuracy lost at most (0.01: one point). confidence: that it holds. choosing_share: of the held-out images."""
-
-    epsilon: float = 0.01
-    confidence: float = 0.95
-    choosing_share: float = 0.4
-    measures: Sequence[MeasureName] = tuple(MEASURES)
-
-    def __post_init__(self) -> None:
-        for name, value in (("epsilon", self.epsilon), ("confidence", self.confidence)):
-            if not 0 < value < 1:
-                raise UserError(f"exits.{name}", f"{value:g}", allowed="between 0 and 1, as 0.01")
-
-    @property
-    def level(self) -> float:
-        """Most probability of a broken promise."""
-        return 1 - self.confidence
-
-    def choosing(self, images: int) -> int:
-        """How many of the held-out images choose."""
-        return int(images * self.choosing_share)
-
-    def images_needed(self) -> int:
-        """Fewest held-out images with which the promise can be given."""
-        tested = images_needed(self.epsilon, self.level)
-        images = tested
-        while images - self.choosing(images) < tested or self.choosing(images) < FEWEST_CHOOSING:
-            images += 1
-        return images
+from tasks.exits.settings import PromiseSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

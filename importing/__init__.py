@@ -1,7 +1,7 @@
 """No library and no runtime reports to its maker: every room imports this package before anything else.
 
 Libraries read most of these settings when they are imported, so they are in the environment before. Child processes inherit
-them. What a user has set stays (docs/security.md). For commands of others, `python -m quiet_libraries` prints the settings.
+them. What a user has set stays (docs/security.md). For commands of others, `python -m importing` prints the settings.
 """
 
 import os

@@ -1,8 +1,0 @@
-"""`eval "$(python -m quiet_libraries)"`: commands of Prefect and MLflow that follow in this shell report nothing either."""
-
-import shlex
-
-from quiet_libraries import SETTINGS
-
-if __name__ == "__main__":
-    print("export", *(f"{name}={shlex.quote(value)}" for name, value in SETTINGS.items()))
