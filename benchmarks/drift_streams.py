@@ -18,7 +18,8 @@ from tasks.data import Dataset, Split, load_splits
 from tasks.data.drift import DriftSettings, LabelledImages, StreamBatch, StreamKind, stream
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.streams import KnownImages, StreamMethod, held_out_images, make_player
-from tasks.streams.players import STREAM_METHODS, StreamPlayer, left_out
+from tasks.streams.players import StreamPlayer, left_out
+from tasks.streams.settings import STREAM_METHODS
 
 METHODS = STREAM_METHODS
 ROUNDS: tuple[tuple[StreamMethod, ...], ...] = (

@@ -8,6 +8,7 @@ from prefect import get_run_logger
 from flows.config import FlowConfig
 from flows.pages.publish import publish_plan
 from flows.pages.tables import plan_rows
+from flows.refusals import check_given, check_places
 from flows.run import Run
 from flows.session import open_run
 from flows.stages.joint import found_jointly
@@ -34,6 +35,8 @@ def tailor(
     conclude: Conclude = lambda run, outputs: {},
 ) -> dict[str, Any]:
     """Work the stages of a table up to command `until`. question: to the search with which it ends."""
+    check_given(config)
+    check_places(config)
     check_streams(config, until)
     check_adapted(config)
     with open_run(config, until) as run:

@@ -91,7 +91,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _execute(arguments: Arguments) -> int:
-    """Compose, then start the server, which loads while the configs are validated and the libraries imported."""
+    """Compose, validate and refuse; then start the server, which loads while the libraries are imported."""
     from flows.cli.composed import composed, shown, sweep_of, validated
 
     if arguments.shows_config:
@@ -110,15 +110,14 @@ def _execute(arguments: Arguments) -> int:
     from flows.machine.server import start_server
 
     sweep = sweep_of(arguments)
-    configs = [composed(overrides, arguments) for overrides in sweep]
-    prepare(quiet=True)
+    with quick_imports():
+        valid = [validated(composed(overrides, arguments), arguments) for overrides in sweep]
     worked = not arguments.dry_run or arguments.command in PLANNING
+    _refuse_impossible(valid, worked=worked)
+    prepare(quiet=True)
     wait_until_ready = start_server() if worked else lambda: None
-
     with quick_imports():
         from flows.cli.commands import USERS_ERRORS, execute, execute_sweep
-
-    valid = [validated(config, arguments) for config in configs]
     wait_until_ready()
     try:
         if arguments.multirun:
@@ -134,6 +133,16 @@ def _execute(arguments: Arguments) -> int:
     if arguments.json:
         _write(arguments.json, result)
     return REGRESSED if isinstance(result, dict) and result.get("regressed") else 0
+
+
+def _refuse_impossible(configs: "Sequence[RunConfig | AdaptConfig]", *, worked: bool) -> None:
+    """UserError for what no run can be made of. worked: whether something is written, so that places for it are looked at."""
+    from flows.refusals import check_given, check_places
+
+    for config in configs:
+        check_given(config)
+        if worked:
+            check_places(config)
 
 
 def _execute_alone(arguments: Arguments) -> int:

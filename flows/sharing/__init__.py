@@ -1,6 +1,13 @@
 """Who works what in an output folder: one run alone, or several workers by locks in a PostgreSQL database."""
 
-from flows.sharing.locks import FolderLocks, RunLocks, StageElsewhere
-from flows.sharing.opened import database_turn, run_locks
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from flows.sharing.locks import FolderLocks, RunLocks, StageElsewhere
+    from flows.sharing.opened import database_turn, run_locks
+else:
+    __getattr__ = public_names(__name__, __file__)
 
 __all__ = ["FolderLocks", "RunLocks", "StageElsewhere", "database_turn", "run_locks"]

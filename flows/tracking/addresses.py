@@ -15,7 +15,6 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from adaptive_runtime.errors import without_passwords
 from flows.machine.locks import in_turn
 from flows.machine.reachable import refuse_dead
-from flows.sharing import database_turn
 from tasks.errors import UserError
 
 ENVIRONMENT = "MLFLOW_TRACKING_URI"
@@ -27,6 +26,7 @@ SETTING = "tracking.uri"
 TABLES = "MLflow's tables"
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
+SQLITE_BEGINS = b"SQLite format 3\0"
 ADDRESSES = (
     ("runs", "artifact_uri"),
     ("logged_models", "artifact_location"),
@@ -78,6 +78,8 @@ def alone_at(address: TrackingAddress) -> Iterator[None]:
 
     UserError in one line: a damaged database, a folder that is not there, a server that does not answer.
     """
+    from flows.sharing import database_turn  # its driver takes a fifth of a second
+
     with ExitStack() as stack:
         stack.enter_context(in_turn(address.uri))
         file = database_of(address.uri)
@@ -86,14 +88,39 @@ def alone_at(address: TrackingAddress) -> Iterator[None]:
         elif file is not None:
             _check_database(file)
         else:
-            refuse_dead(SETTING, address.uri, f"start that server, or {CHOOSE}")
+            _refuse_dead(address)
         yield
 
 
-def _check_database(file: Path) -> None:
-    where = f"MLflow's database '{file}'"
+def check_usable(address: TrackingAddress) -> None:
+    """UserError where a look suffices to see that runs cannot be kept there. Nothing is made or locked."""
+    file = database_of(address.uri)
+    if file is None:
+        if not address.is_postgres:
+            _refuse_dead(address)
+        return
+    _check_folder(file)
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise _unusable(file, "it cannot be written")
+    if file.exists():
+        with file.open("rb") as stream:
+            begins = stream.read(len(SQLITE_BEGINS))
+        if begins and begins != SQLITE_BEGINS:
+            raise _unusable(file, "file is not a database")
+
+
+def _refuse_dead(address: TrackingAddress) -> None:
+    refuse_dead(SETTING, address.uri, f"start that server, or {CHOOSE}")
+
+
+def _check_folder(file: Path) -> None:
     if not file.parent.is_dir():
+        where = f"MLflow's database '{file}'"
         raise UserError(where, "its folder does not exist", next_step=f"make it, or {CHOOSE}")
+
+
+def _check_database(file: Path) -> None:
+    _check_folder(file)
     if not file.exists():
         return
     with _opened(file) as database:

@@ -13,10 +13,12 @@ from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import TextPreparation, Vocabulary
 from tasks.artifacts import digest_of
 from tasks.data.batches import Inputs
-from tasks.data.settings import DataSettings
+from tasks.data.settings import WITHOUT_FILES, DataSettings
 from tasks.data.stratified import TooFewError, stratified
 from tasks.errors import UserError
 
+WITH_CLASS_FOLDERS = ("imagefolder", "wavfolder")
+"""Kinds with a folder for each class."""
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 """How folders and files of splits may be called."""
 
@@ -117,6 +119,24 @@ def named_file(where: str, row: int, column: str, name: str | None, folder: Path
     return folder / name
 
 
+def check_folder(settings: DataSettings) -> None:
+    """UserError: the folder of the data is not there, is empty, or has no folders of classes where the kind asks for them."""
+    root, another = settings.path, "choose another with data.path=FOLDER"
+    if root is None or settings.kind in WITHOUT_FILES or (settings.kind == "parquet" and root.is_file()):
+        return
+    if not root.is_dir():
+        got = "is no folder" if root.exists() else "does not exist"
+        raise UserError(f"data folder '{root}'", got, next_step=another)
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise UserError(f"data folder '{root}'", "cannot be read (Permission denied)", next_step=another)
+    if not any(root.iterdir()):
+        raise UserError(f"data folder '{root}'", "is empty", next_step=another)
+    for folder in split_folders(settings).values() if settings.kind in WITH_CLASS_FOLDERS else ():
+        if not any(one.is_dir() and not one.name.startswith(".") for one in folder.iterdir()):
+            allowed = f"CLASS/FILES: a folder for each class of {settings.sample}s"
+            raise UserError(f"data folder '{folder}'", "no class folder", allowed=allowed, next_step=another)
+
+
 def split_folders(settings: DataSettings) -> dict[str, Path]:
     """The folder of each split in `settings.path`; that one alone where there is none for training.
 
@@ -125,7 +145,7 @@ def split_folders(settings: DataSettings) -> dict[str, Path]:
     root = settings.path
     assert root is not None
     if not root.is_dir():
-        got = "does not exist"
+        got = "is no folder" if root.exists() else "does not exist"
         raise UserError(f"data folder '{root}'", got, next_step="choose another with data.path=FOLDER")
     check_files(root)
     found = {split: root / name for split, names in SPLIT_NAMES.items() for name in names if (root / name).is_dir()}

@@ -32,7 +32,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     """
     from tasks.data.description import remember
     from tasks.evaluation.ends import accuracies_of_ends
-    from tasks.evaluation.subnets import EvaluationData, statistics_of
+    from tasks.evaluation.subnets import EvaluationData
     from tasks.finetune import checkpoint, ranges
     from tasks.finetune.device import pick_device
     from tasks.finetune.job import Job

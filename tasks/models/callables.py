@@ -10,6 +10,7 @@ from torch import nn
 from tasks.data.samples import AnyForm
 from tasks.errors import UserError
 from tasks.models.own_code import ROOMS, UserModule, findable, imported, own_names, source_of
+from tasks.models.refusals import check_source
 from tasks.models.settings import ModelSettings
 from tasks.models.tracebacks import USERS_ENDS, line_of, told
 from tasks.problems.record import ONE_HEAD
@@ -48,8 +49,7 @@ def create_callable(
 
 def _imported(where: str, name: str, source: UserModule | None) -> Callable[..., Any]:
     module, function_name = name.split(":")
-    if source is None and module.endswith(".py"):
-        raise UserError(where, f"there is no file '{module}'", allowed="FILE.py:function, or module:function")
+    check_source(name)
     try:
         found = importlib.import_module(module) if source is None else imported(source)
         function: Callable[..., Any] = getattr(found, function_name)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tasks.errors import UserError, shortened
+from tasks.models.refusals import check_checkpoint
 
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 USUAL_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
@@ -41,8 +42,7 @@ UNREADABLE = (
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a checkpoint into `model`, by name and shape; UserError when it cannot be read or a tensor does not fit."""
     where = f"checkpoint '{path}'"
-    if not path.is_file():
-        raise UserError(where, "does not exist", next_step="choose another with model.checkpoint=FILE")
+    check_checkpoint(path)
     found = tensors_of(path)
     named = model.state_dict()
     for wrapper in WRAPPERS:

@@ -11,6 +11,7 @@ import tailor_ir
 from tasks.data.samples import AnyForm, SampleForm, SeveralInputs
 from tasks.errors import UserError
 from tasks.models.answers import check_shapes, sizes_told
+from tasks.models.refusals import check_network_file
 from tasks.models.settings import ModelSettings
 from tasks.problems import CLASSIFICATION, LearningProblem
 
@@ -28,8 +29,7 @@ def network_of_file(
     path = settings.path
     assert path is not None
     where = f"model file '{path}'"
-    if not path.is_file():
-        raise UserError(where, "does not exist", next_step="choose another with model.path=FILE.onnx")
+    check_network_file(path)
     model = tailor_ir.load_onnx(path)
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in stored]

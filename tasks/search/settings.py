@@ -1,15 +1,29 @@
 """Settings of the search stage."""
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.artifacts import OutsideKey
 from tasks.partition.settings import PlacementSettings
 
 PositiveBudget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
+WITH_UNIT = re.compile(rf"\s*([\d.]+(?:[eE][+-]?\d+)?)\s*({'|'.join(MILLISECONDS)})\s*", re.IGNORECASE)
 
+
+def _without_unit(value: Any) -> Any:
+    if isinstance(value, str) and (found := WITH_UNIT.fullmatch(value)):
+        number = float(found[1]) * MILLISECONDS[found[2].lower()]
+        raise ValueError(f"got '{value}'; allowed: a number of milliseconds, without a unit: {number:g}")
+    return value
+
+
+LatencyBudget = Annotated[PositiveBudget, BeforeValidator(_without_unit)]
+"""A latency [ms]."""
 
 SIZES_OF_SUBNETS = ("parameters", "macs")
 """The limits that are the same wherever a SubNet runs."""
@@ -47,12 +61,12 @@ class Settings(BaseModel):
         "predicted", description="measured: the genetic search evaluates the SubNets of its populations"
     )
     tolerance: float = Field(1e-3, ge=0, lt=0.1, description="of the budget, that the exact search may miss")
-    budgets_ms: tuple[PositiveBudget, ...] | None = Field(
+    budgets_ms: tuple[LatencyBudget, ...] | None = Field(
         None,
         min_length=1,
         description="latency budgets; null: `budget_count` from the fastest SubNet to the best",
     )
-    device_budgets_ms: dict[str, Annotated[tuple[PositiveBudget, ...], Field(min_length=1)]] | None = Field(
+    device_budgets_ms: dict[str, Annotated[tuple[LatencyBudget, ...], Field(min_length=1)]] | None = Field(
         None, description="latency budgets of single devices, in the place of budgets_ms"
     )
     budget_count: int = Field(12, ge=2, le=1000)
@@ -83,6 +97,18 @@ class Settings(BaseModel):
     )
     beam_width: int = Field(16, ge=0, description="states that a beam keeps for the first population; 0: no beam")
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _budgets_rise(self) -> Self:
+        of_devices = (
+            {} if self.together else self.device_budgets_ms or {}
+        )  # together: the first belong together, and so on
+        named = {f"device_budgets_ms.{name}": budgets for name, budgets in of_devices.items()}
+        for name, budgets in {"budgets_ms": self.budgets_ms or (), **named}.items():
+            if any(later <= earlier for earlier, later in pairwise(budgets)):
+                got, rising = (",".join(f"{one:g}" for one in ones) for ones in (budgets, sorted(set(budgets))))
+                raise ValueError(f"{name}=[{got}]; allowed: each above the one before, as [{rising}]")
+        return self
 
     @model_validator(mode="after")
     def _populations_can_be_evaluated(self) -> Self:
