@@ -1,4 +1,4 @@
-"""What settings name that cannot be a network or its weights, found without a library: in milliseconds, before torch is there."""
+"""What settings name that cannot be a network or its weights, found without a library, in milliseconds."""
 
 import difflib
 import importlib.util
