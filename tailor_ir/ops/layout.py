@@ -1,6 +1,8 @@
 """Operators that move elements without computing: reshaping, slicing, joining. Their constants follow the config."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -302,11 +304,22 @@ def _lower_expand(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 def _concat_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     operands = [p.of(name) for name in node.inputs]
     axis = node.int("axis", 0) % len(operands[0])
-    joined = p.pool.concat(tuple(dims[axis] for dims in operands))
+    along = tuple(dims[axis] for dims in operands)
+    joined = _shifted(p, along) or p.pool.concat(along)
     others = [tuple(d for i, d in enumerate(dims) if i != axis) for dims in operands]
     result = list(p.broadcast(node, others)) if others[0] else []
     result.insert(axis, joined)
     return (tuple(result),)
+
+
+def _shifted(p: Propagation, parts: Sequence[Dim]) -> Dim | None:
+    """The positions that were cropped by as many as stand beside them now, as where rows are shifted; None for others."""
+    moved = [part for part in parts if not p.is_fixed(part)]
+    form = moved[0].root.form if len(moved) == 1 else None
+    if form is None or form.kind != "window" or not p.pool.has_positions(moved[0]):
+        return None
+    beside = sum(part.size for part in parts) - moved[0].size
+    return form.parts[0] if form.attributes[:2] == (1, -beside) else None
 
 
 def _lower_concat(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -328,11 +341,17 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
                 parts.append(part)
             offset += part.size
         if parts and sum(part.size for part in parts) == stop - start:
+            if node.op != "Split" and stop != dim.size:  # counted from the begin, so what is before keeps its size
+                sizes = list(accumulate(part.size for part in form.parts))
+                p.freeze(form.parts[: bisect_right(sizes, start)], node, f"takes elements {start} to {stop} behind it")
             return p.pool.concat(tuple(parts))
         if stop <= form.parts[0].size and p.is_fixed(form.parts[0]):
             return p.pool.fixed(stop - start)
-    if form is not None and form.kind in (*POSITIONS, "window", "scaled") and 2 * (stop - start) > dim.size:
-        return p.pool.window(dim, 1, stop - start - dim.size)
+    if form is not None and form.kind in (*POSITIONS, "window", "scaled"):
+        if 2 * (stop - start) > dim.size:
+            return p.pool.window(dim, 1, stop - start - dim.size)
+        if stop - start == 1 and (start == 0 or stop == dim.size):
+            return p.pool.fixed(1)  # an end of the axis is there at every resolution
     p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
     return p.pool.fixed(stop - start)
 
