@@ -123,7 +123,7 @@ def _fold_once(graph: gs.Graph) -> bool:
             continue
         elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
             _become_constant(node, _evaluate(node, graph.opset))
-        elif node.op != "ScatterND" or not write_block(graph, node):
+        elif node.op not in ("ScatterElements", "ScatterND") or not write_block(graph, node):
             continue
         folded = True
     return folded

@@ -251,6 +251,45 @@ def _antialiased(mode: str) -> Callable[..., Any]:
     return resize
 
 
+def _slice_scatter(g: Any, x: Any, values: Any, dim: Any, start: Any, end: Any, step: Any) -> Any:
+    """x with a range along one axis replaced. Source: torch.slice_scatter."""
+    shape, _ = _traced_sizes(g)
+    axis = symbolic_helper._get_const(dim, "i", "dim") % len(shape)
+    bounds = (
+        None if symbolic_helper._is_none(v) else symbolic_helper._get_const(v, "i", "bound") for v in (start, end)
+    )
+    places = range(shape[axis])[slice(*bounds, symbolic_helper._get_const(step, "i", "step"))]
+    return _written(g, x, values, axis, places, shape)
+
+
+def _select_scatter(g: Any, x: Any, values: Any, dim: Any, index: Any) -> Any:
+    """x with one entry of an axis replaced. Source: torch.select_scatter."""
+    shape, _ = _traced_sizes(g)
+    axis = symbolic_helper._get_const(dim, "i", "dim") % len(shape)
+    place = symbolic_helper._get_const(index, "i", "index") % shape[axis]
+    return _written(g, x, symbolic_helper._unsqueeze_helper(g, values, [axis]), axis, range(place, place + 1), shape)
+
+
+def _written(g: Any, x: Any, values: Any, axis: int, places: range, shape: list[int]) -> Any:
+    """x of a shape, with values at the places of an axis."""
+    if not places:
+        return g.op("Identity", x)
+    if places.step == 1:
+        ends = ((0, places.start), (places.stop, shape[axis]))
+        sides = [
+            symbolic_helper._slice_helper(g, x, axes=[axis], starts=[a], ends=[b]) if a < b else None for a, b in ends
+        ]
+        parts = [part for part in (sides[0], values, sides[1]) if part is not None]
+        result = g.op("Concat", *parts, axis_i=axis)
+    else:
+        order = torch.arange(shape[axis])
+        order[list(places)] = shape[axis] + torch.arange(len(places))
+        both = g.op("Concat", x, values, axis_i=axis)
+        result = g.op("Gather", both, g.op("Constant", value_t=order), axis_i=axis)
+    result.setType(x.type().with_sizes(shape))
+    return result
+
+
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
     **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},
@@ -262,6 +301,8 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     "aten::instance_norm": _instance_norm,
     "aten::mv": _inner_product,
     "aten::repeat_interleave": _repeat_interleave,
+    "aten::select_scatter": _select_scatter,
+    "aten::slice_scatter": _slice_scatter,
     "aten::threshold": _threshold,
     "aten::vdot": _inner_product,
     "aten::constant_pad_nd": _constant_pad,
