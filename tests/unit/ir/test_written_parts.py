@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from tailor_ir.reading.scatter import write_block
-from tests.unit.ir.forms import WIDTH, check, is_elastic, network
+from tests.unit.ir.around import WIDTH, check, is_elastic, network
 
 Write = Callable[[torch.Tensor], torch.Tensor]
 
