@@ -297,9 +297,16 @@ class SuperNet:
         """Store BatchNorm statistics as the shared ones: those of the largest SubNet, and of alternatives."""
         self._store(statistics)
 
-    def statistics(self) -> Statistics:
-        """A copy of the BatchNorm statistics of the largest SubNet, which are those that are stored: its own."""
-        nodes = self.structure.subnet(self.space.row(self.max_config)).nodes
+    def own_statistics(self, config: Mapping[str, Choice]) -> Statistics | None:
+        """A copy of the BatchNorm statistics that are stored, for SubNets whose own they are; None: others need images.
+
+        They are those of the largest SubNet, and of what leaves it early at an exit: both normalise the same values.
+        """
+        codes = self.space.row(config)
+        sizes = [column for column, variable in enumerate(self.space.variables) if variable.kind != EXIT.name]
+        if (codes[sizes] != (self.space.cardinalities - 1)[sizes]).any():
+            return None
+        nodes = self.structure.subnet(codes).nodes
         names = [name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:5]]
         return {name: self.elastic.tensor(name).detach().clone() for name in names}
 

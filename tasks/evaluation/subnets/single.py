@@ -46,20 +46,20 @@ def evaluated(forward: Callable[..., torch.Tensor], size: Size, data: Evaluation
     return Accuracy.tallied(found, confusions=data.tells_confusions)
 
 
-def known_statistics(net: Any, digest: str, data: EvaluationData) -> Statistics | None:
+def known_statistics(net: Any, config: Config, data: EvaluationData) -> Statistics | None:
     """BatchNorm statistics of a SubNet that need not be taken from training images any more."""
-    if digest == net.space.digest(net.max_config):
-        return net.statistics()
-    return data.known.get(net.elastic, digest)
+    own: Statistics | None = net.own_statistics(config)
+    return data.known.get(net.elastic, net.space.digest(config)) if own is None else own
 
 
 def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
     """BatchNorm statistics of one SubNet, for evaluation and export: from the training images, unless they are known.
 
-    Those of the largest SubNet are known: they are stored, and are the network's own until a training replaces them.
+    Those of the largest SubNet, and of its exits, are known: they are stored, and are the network's own until a training
+    replaces them.
     """
     digest = net.space.digest(config)
-    statistics = known_statistics(net, digest, data)
+    statistics = known_statistics(net, config, data)
     if statistics is None:
         statistics = net.recalibrate(config, data.calibration(net.input_size(config)))
         data.known.put(net.elastic, digest, statistics)

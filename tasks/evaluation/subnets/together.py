@@ -95,7 +95,8 @@ class _Work:
     def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
         elastic, known = self.net.elastic, self.data.known
         digests = [self.net.space.digest(config) for config in configs]
-        found = {digest: known_statistics(self.net, digest, self.data) for digest in digests}
+        pairs = zip(digests, configs, strict=True)
+        found = {digest: known_statistics(self.net, config, self.data) for digest, config in pairs}
         missing = [position for position, digest in enumerate(digests) if found[digest] is None]
         if missing:
             together = self._together([configs[position] for position in missing])

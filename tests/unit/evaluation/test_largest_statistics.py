@@ -24,7 +24,7 @@ def unlike_its_data() -> tuple[tailor_ir.SuperNet, EvaluationData]:
 
 def test_the_largest_subnet_is_evaluated_with_the_statistics_that_the_network_has(tmp_path: Path) -> None:
     net, images = unlike_its_data()
-    stored = {name: tensor.clone() for name, tensor in net.statistics().items()}
+    stored = {name: net.elastic.tensor(name).clone() for name in net.structure.graph.statistics}
     assert all(torch.equal(stored[name], tensor) for name, tensor in statistics_of(net, net.max_config, images).items())
     anew = net.recalibrate(net.max_config, images.calibration(net.input_size(net.max_config)))
     assert not any(torch.equal(stored[name], tensor) for name, tensor in anew.items())
