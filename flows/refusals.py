@@ -4,6 +4,7 @@ Nothing here may import torch, Prefect or MLflow: what takes a look costs no mor
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 from flows.config import FlowConfig, RunConfig
@@ -39,11 +40,9 @@ def check_writable(output: Path) -> None:
     place = output.resolve()
     while not os.path.lexists(place):
         place = place.parent
-    reason = None
-    if not place.is_dir():
-        reason = "Not a directory"
-    elif not os.access(place, os.W_OK | os.X_OK):
-        reason = "Read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "Permission denied"
-    if reason is not None:
-        next_step = "choose another with output_dir=PATH"
-        raise UserError(f"output folder '{output}'", f"cannot be written ({reason})", next_step=next_step)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return
+    except OSError as error:
+        got, next_step = f"cannot be written ({error.strerror})", "choose another with output_dir=PATH"
+        raise UserError(f"output folder '{output}'", got, next_step=next_step) from error

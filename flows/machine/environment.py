@@ -37,6 +37,7 @@ def prepare(*, quiet: bool) -> None:
     quiet: Prefect logs nothing to the terminal (its server and UI still get the logs).
     """
     defaults = {
+        "MPLCONFIGDIR": str(cache_folder() / "matplotlib"),
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
         # torch's threads wait for each other longer than they work on small networks; devices need cores as well
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
