@@ -51,6 +51,8 @@ class Progress:
     begun: float = field(default_factory=time.monotonic)
 
     def add(self, result: Result) -> None:
+        if result.state == "fault" and result.kind not in {each.kind for each in self.results}:
+            sys.stderr.write(f"\nseed {result.seed}: {result.kind}\n")
         self.results.append(result)
         if len(self.results) % 20 and len(self.results) != self.count:
             return
