@@ -156,6 +156,9 @@ def _normalise(node: gs.Node, samples: int) -> None:
     if node.op == "RMSNormalization" and len(node.inputs[1].shape) == 1:
         node.op = "RmsNorm"
         node.attrs = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-5)}
+    if node.op == "DFT":
+        node.inputs = list(node.inputs[:1])  # the length of the result is its shape
+        node.attrs.setdefault("axis", 1)
     if node.op == "Swish" and node.attrs.pop("alpha", 1.0) == 1.0:
         node.op = "Silu"
     if node.op in RECURRENT:

@@ -66,7 +66,7 @@ def lines_of(model: onnx.ModelProto) -> dict[str, str]:
 def _own_line(frames: Iterable[tuple[str, str]]) -> str:
     """The innermost frame of a network's own code; of a package's where the whole network comes from packages."""
     inside = takewhile(lambda frame: frame[0] != TRACE, frames)
-    found = [(path, int(number)) for path, number in inside if not path.startswith((TORCH_FOLDER, OWN_FOLDER))]
+    found = [(path, int(number)) for path, number in inside if not path.startswith((TORCH_FOLDER, OWN_FOLDER, "<"))]
     own = next((frame for frame in found if PACKAGES.isdisjoint(Path(frame[0]).parts)), None) or next(iter(found), None)
     return shown_line(Path(own[0]), own[1]) if own else ""
 

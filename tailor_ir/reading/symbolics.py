@@ -1,5 +1,6 @@
 """Operators that torch's exporter does not know at our opset, in terms of those that it knows."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,8 @@ from torch.onnx import (
     symbolic_helper,
     symbolic_opset9,
     symbolic_opset11,
-    symbolic_opset12,
     symbolic_opset13,
+    symbolic_opset14,
     unregister_custom_op_symbolic,
 )
 
@@ -76,10 +77,10 @@ def _unfold(g: Any, x: Any, dimension: Any, size: Any, step: Any) -> Any:
         symbolic_helper._get_const(v, "i", name)
         for v, name in ((dimension, "dimension"), (size, "size"), (step, "step"))
     )
-    rank, whole = symbolic_helper._get_tensor_rank(x), symbolic_helper._get_tensor_dim_size(x, axis)
-    if rank is None or whole is None:
-        return symbolic_opset12.unfold(g, x, dimension, size, step)
+    shape, _ = _traced_sizes(g)
+    rank = len(shape)
     axis %= rank
+    whole = shape[axis]
     starts = torch.arange((whole - length) // stride + 1) * stride
     positions = g.op("Constant", value_t=starts[:, None] + torch.arange(length)[None])
     windows = g.op("Gather", x, positions, axis_i=axis)
@@ -195,7 +196,11 @@ def _repeat_interleave(g: Any, x: Any, repeats: Any, dim: Any = None, size: Any 
     if not known or not isinstance(count, torch.Tensor) or count.numel() != 1:
         return symbolic_opset13.repeat_interleave(g, x, repeats, dim, size)
     assert isinstance(axis, int)
-    axis, times = axis % len(shape), int(count)
+    return _each_several_times(g, x, axis % len(shape), int(count), shape)
+
+
+def _each_several_times(g: Any, x: Any, axis: int, times: int, shape: list[int]) -> Any:
+    """Each entry of an axis of x `times` in a row."""
     apart = symbolic_helper._unsqueeze_helper(g, x, [axis + 1])
     tiling = [1] * (len(shape) + 1)
     tiling[axis + 1] = times
@@ -251,6 +256,42 @@ def _antialiased(mode: str) -> Callable[..., Any]:
     return resize
 
 
+def _channel_shuffle(g: Any, x: Any, groups: Any) -> Any:
+    """Channels of all groups side by side, the first of each, the second …. Source: torch.nn.ChannelShuffle."""
+    shape, _ = _traced_sizes(g)
+    count = symbolic_helper._get_const(groups, "i", "groups")
+    apart = [shape[0], count, shape[1] // count, *shape[2:]]
+    pieces = g.op("Reshape", x, g.op("Constant", value_t=torch.tensor(apart)))
+    turned = g.op("Transpose", pieces, perm_i=[0, 2, 1, *range(3, len(apart))])
+    result = g.op("Reshape", turned, g.op("Constant", value_t=torch.tensor(shape)))
+    result.setType(x.type())
+    return result
+
+
+def _sinc(g: Any, x: Any) -> Any:
+    """sin πx / πx, one at zero. The zero is left out before the division, so that gradients are finite. Source: torch.sinc."""
+    one = symbolic_helper._if_scalar_type_as(torch.tensor(1.0), x)
+    angle = g.op("Mul", x, symbolic_helper._if_scalar_type_as(torch.tensor(math.pi), x))
+    is_zero = g.op("Equal", x, symbolic_helper._if_scalar_type_as(torch.tensor(0.0), x))
+    safe = g.op("Where", is_zero, one, angle)
+    return g.op("Where", is_zero, one, g.op("Div", g.op("Sin", safe), safe))
+
+
+def _attention(g: Any, q: Any, k: Any, v: Any, mask: Any, dropout: Any, causal: Any, scale: Any, grouped: Any) -> Any:
+    """Attention whose keys and values may have fewer heads than its queries. Source: scaled_dot_product_attention."""
+    if symbolic_helper._get_const(grouped, "b", "enable_gqa"):
+        heads = symbolic_helper._get_tensor_sizes(q)[-3]
+        k, v = (_repeated_heads(g, x, heads) for x in (k, v))
+    return symbolic_opset14.scaled_dot_product_attention(g, q, k, v, mask, dropout, causal, scale, False)
+
+
+def _repeated_heads(g: Any, x: Any, heads: int) -> Any:
+    """x (…, own heads, N, D), each head several times in a row, up to `heads`."""
+    shape = symbolic_helper._get_tensor_sizes(x)
+    axis, times = len(shape) - 3, heads // shape[-3]
+    return x if times == 1 else _each_several_times(g, x, axis, times, shape)
+
+
 def _slice_scatter(g: Any, x: Any, values: Any, dim: Any, start: Any, end: Any, step: Any) -> Any:
     """x with a range along one axis replaced. Source: torch.slice_scatter."""
     shape, _ = _traced_sizes(g)
@@ -296,12 +337,15 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     "aten::_upsample_bicubic2d_aa": _antialiased("bicubic"),
     "aten::_upsample_bilinear2d_aa": _antialiased("bilinear"),
     "aten::affine_grid_generator": _affine_grid,
+    "aten::channel_shuffle": _channel_shuffle,
     "aten::col2im": _fold,
     "aten::dot": _inner_product,
     "aten::instance_norm": _instance_norm,
     "aten::mv": _inner_product,
     "aten::repeat_interleave": _repeat_interleave,
+    "aten::scaled_dot_product_attention": _attention,
     "aten::select_scatter": _select_scatter,
+    "aten::sinc": _sinc,
     "aten::slice_scatter": _slice_scatter,
     "aten::threshold": _threshold,
     "aten::vdot": _inner_product,

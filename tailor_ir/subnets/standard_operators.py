@@ -8,6 +8,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from tailor_ir.graph import Attribute
+from tailor_ir.ops.spectra import transform_matrix
 
 
 class _Writer:
@@ -147,8 +148,23 @@ def _batch_standardization(w: _Writer, inputs: Inputs, attributes: Attributes) -
     w.add("Add", scaled, w.spread(bias, 1, rank), last=True)
 
 
+def _fourier_transform(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    (x,) = inputs
+    axis, rank = int(attributes["axis"]), len(x.shape)  # type: ignore[arg-type]
+    before, after = ((tensor.shape[axis], tensor.shape[-1]) for tensor in (x, w.outputs[0]))
+    matrix = transform_matrix(before, after, inverse=bool(attributes.get("inverse", 0)))
+    others = [i for i in range(rank - 1) if i != axis]
+    rows = [x.shape[i] for i in others]
+    turned = w.add("Transpose", x, perm=[*others, axis, rank - 1])
+    flat = w.reshape(turned, (*rows, before[0] * before[1]))
+    product = w.add("MatMul", flat, gs.Constant(f"{w.name}/matrix", matrix))
+    apart = w.reshape(product, (*rows, *after))
+    w.add("Transpose", apart, last=True, perm=[*range(axis), rank - 2, *range(axis, rank - 2), rank - 1])
+
+
 WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
     "BatchStandardization": _batch_standardization,
+    "DFT": _fourier_transform,
     "Embedding": _embedding,
     "Gelu": _gelu,
     "GroupNorm": _group_norm,
