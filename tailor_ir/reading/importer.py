@@ -13,6 +13,7 @@ from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
+from tailor_ir.reading.batches import OTHER_BATCH, follow_samples, may_hold_samples
 from tailor_ir.reading.folding import fold, lay_aside, restore
 from tailor_ir.reading.normal_forms import drop_idle, normalise, resolve_identities, share_rows
 from tailor_ir.reading.places import unknown_operator
@@ -49,17 +50,39 @@ def import_onnx(
     state: Mapping[str, torch.Tensor] | None = None,
     example_shapes: Mapping[str, Sequence[int]] | None = None,
     known: Collection[str] = (),
+    again: Callable[[int], onnx.ModelProto] | None = None,
 ) -> tuple[Graph, Tensors]:
     """The IR graph and its tensors.
 
     `state` holds the network's own values where the model's are not to be trusted; `example_shapes`, by input name,
-    fills in input dimensions that the model leaves open. `known`: operators that may be in the graph; () allows all.
+    fills in input dimensions that the model leaves open. `known`: operators that may be in the graph; () allows all. `again`
+    traces the network once more, for another batch (without it, a file with an open batch tells what follows the batch, and one
+    with a fixed batch does not).
     """
+    surgeon, weights, values = _folded(model, state, example_shapes or {}, TRACE_BATCH)
+    if may_hold_samples(surgeon):
+        if again is not None:
+            other, _, _ = _folded(again(OTHER_BATCH), state, {}, OTHER_BATCH)
+        else:
+            other, _, _ = _folded(model, state, example_shapes or {}, OTHER_BATCH)
+        if surgeon.inputs[0].shape[0] != other.inputs[0].shape[0]:
+            follow_samples(surgeon, other)
+    for rewrite in PASSES:
+        rewrite(surgeon)
+    restore(surgeon, values)
+    normalise(surgeon)
+    return _to_graph(surgeon, weights, state, known)
+
+
+def _folded(
+    model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None, shapes: Mapping[str, Sequence[int]], samples: int
+) -> tuple[gs.Graph, frozenset[str], dict[str, np.ndarray]]:
+    """The graph without its weights, constants folded; names of the weights; their values. samples: where the batch is open."""
     _refuse_unsupported(model)
     model = _at_least(model, OPSET)
     weights = _weight_names(model, state)
     surgeon = gs.import_onnx(model)
-    _fix_input_shapes(surgeon, example_shapes or {})
+    _fix_input_shapes(surgeon, shapes, samples)
     resolve_identities(surgeon)
     surgeon.cleanup(remove_unused_graph_inputs=False).toposort()
     if state is None:
@@ -67,11 +90,7 @@ def import_onnx(
     values = lay_aside(surgeon, weights)
     surgeon = fold(surgeon)
     _refuse_control_flow(surgeon)
-    for rewrite in PASSES:
-        rewrite(surgeon)
-    restore(surgeon, values)
-    normalise(surgeon)
-    return _to_graph(surgeon, weights, state, known)
+    return surgeon, weights, values
 
 
 def _refuse_unsupported(model: onnx.ModelProto) -> None:
@@ -109,8 +128,8 @@ def _at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         ) from error
 
 
-def _fix_input_shapes(graph: gs.Graph, example_shapes: Mapping[str, Sequence[int]]) -> None:
-    """An open batch becomes the other inputs', or else the trace's; other open dimensions follow the examples."""
+def _fix_input_shapes(graph: gs.Graph, example_shapes: Mapping[str, Sequence[int]], samples: int) -> None:
+    """An open batch becomes the other inputs', or else `samples`; other open dimensions follow the examples."""
     closed = [tensor.shape[0] for tensor in graph.inputs if tensor.shape and _is_size(tensor.shape[0])]
     changed = False
     for tensor in graph.inputs:
@@ -120,7 +139,7 @@ def _fix_input_shapes(graph: gs.Graph, example_shapes: Mapping[str, Sequence[int
             if _is_size(size):
                 continue
             if position == 0:
-                shape[0] = closed[0] if closed else TRACE_BATCH
+                shape[0] = closed[0] if closed else samples
             elif len(example) == len(shape):
                 shape[position] = example[position]
             else:

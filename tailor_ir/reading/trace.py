@@ -33,19 +33,24 @@ LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
 TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
 
 
-def trace_module(model: nn.Module, examples: ExampleInputs) -> tuple[onnx.ModelProto, Tensors]:
-    """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
+def trace_module(
+    model: nn.Module, examples: ExampleInputs, samples: int = TRACE_BATCH
+) -> tuple[onnx.ModelProto, Tensors]:
+    """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name.
+
+    samples: the batch that the graph is for.
+    """
     _refuse_too_large(f"network '{type(model).__name__}'", sum(t.nbytes for t in model.state_dict().values()))
     held = model.state_dict().items()
     state = {name: (torch.view_as_real(t) if t.is_complex() else t).detach().clone() for name, t in held}
-    exported, read = _exported(model, examples, frozenset())
+    exported, read = _exported(model, examples, samples, frozenset())
     if read:  # what Python reads of them is part of the trace, so these have to be the real values
-        exported, _ = _exported(model, examples, read)
+        exported, _ = _exported(model, examples, samples, read)
     return exported, state
 
 
 def _exported(
-    model: nn.Module, examples: ExampleInputs, kept: frozenset[str]
+    model: nn.Module, examples: ExampleInputs, samples: int, kept: frozenset[str]
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
     """ONNX of a copy whose values are all different but for the `kept` ones, and the names of tensors that Python read."""
     probe = _copy(model).eval()
@@ -65,7 +70,7 @@ def _exported(
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 probe,
-                examples.batches(TRACE_BATCH),
+                examples.batches(samples),
                 buffer,  # type: ignore[arg-type]
                 dynamo=False,
                 training=torch.onnx.TrainingMode.PRESERVE,

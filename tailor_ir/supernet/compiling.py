@@ -1,7 +1,7 @@
 """Networks made SuperNets, and SuperNets that were saved."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,12 +51,13 @@ def compile(
         examples = examples_of_module(model, example_input)
         proto, state = trace_module(model, examples)
         shapes: Mapping[str, Sequence[int]] = {}
+        again: Callable[[int], onnx.ModelProto] | None = lambda samples: trace_module(model, examples, samples)[0]
     else:
         proto, state = model if isinstance(model, onnx.ModelProto) else load_onnx(Path(model)), None
-        shapes = examples_of_file(proto, example_input)
+        shapes, again = examples_of_file(proto, example_input), None
     modules = [name for name, _ in model.named_modules()] if isinstance(model, nn.Module) else []
     with located(proto, modules):
-        graph, tensors = import_onnx(proto, state, shapes, OPERATORS)
+        graph, tensors = import_onnx(proto, state, shapes, OPERATORS, again)
         graph, tensors = repeat_for_samples(*simplify(graph, tensors))
 
     def read(graph: Graph, tensors: Tensors) -> Structure:
