@@ -1,6 +1,6 @@
 """Dimensions while a network is being read: union-find over axes, with a reason for everything that got frozen."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Literal
@@ -50,6 +50,19 @@ def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
         elif form is None or form.kind != "fixed" or dim.size != 1:
             found.append(dim)
     return tuple(found)
+
+
+def _nested(left: Sequence[Dim], right: Sequence[Dim]) -> Iterator[tuple[list[Dim], list[Dim]]]:
+    """Runs of factors of two flattenings of one size, from the left, each as short as equal sizes allow."""
+    ones, others = list(left), list(right)
+    while ones and others:
+        one, other = [ones.pop(0)], [others.pop(0)]
+        while prod(d.size for d in one) != prod(d.size for d in other):
+            shorter, rest = (one, ones) if prod(d.size for d in one) < prod(d.size for d in other) else (other, others)
+            if not rest:
+                return
+            shorter.append(rest.pop(0))
+        yield one, other
 
 
 Windows = Literal["number", "size"]
@@ -214,10 +227,23 @@ class DimPool:
         left, right = a.parts, b.parts
         if a.kind == "product":
             left, right = factors_of(left), factors_of(right)
+            if [p.size for p in left] != [p.size for p in right]:
+                return self._unify_factors(left, right, reason)
         if a.attributes != b.attributes or [p.size for p in left] != [p.size for p in right]:
             return False
         for x, y in zip(left, right, strict=True):
             self.unify(x, y, reason)
+        return True
+
+    def _unify_factors(self, left: Sequence[Dim], right: Sequence[Dim], reason: str) -> bool:
+        """Unify factors of two flattenings where one factor of a side is several of the other; False where they do not nest."""
+        groups = list(_nested(left, right))
+        if not groups or any(min(len(one), len(other)) > 1 for one, other in groups):
+            return False
+        if any(len(one) != len(other) and (one if len(one) == 1 else other)[0].root.form for one, other in groups):
+            return False  # one factor is several only where nothing is known of it
+        for one, other in groups:
+            self.unify(self.product(tuple(one)), self.product(tuple(other)), reason)
         return True
 
     def _contains(self, dim: Dim, wanted: Dim) -> bool:

@@ -1,7 +1,8 @@
 """Constants that follow the number of samples, told by two traces of one network with batches of different sizes.
 
 A trace holds values that were made for its own batch: a row for each sample, positions that count samples, repetitions. Two
-folded graphs that differ in nothing but the batch show which ones these are, and the first is rewritten for batches of any size.
+folded graphs that differ in nothing but the batch show which values these are, and the first is rewritten for batches of any
+size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,9 @@ class _Pair:
         for position, (one, two) in enumerate(zip(self.node.inputs, self.other.inputs, strict=True)):
             if not isinstance(one, gs.Constant) or one.values is two.values:
                 continue
-            if one.values.shape != two.values.shape or not np.array_equal(one.values, two.values, equal_nan=_floats(one)):
+            if one.values.shape != two.values.shape or not np.array_equal(
+                one.values, two.values, equal_nan=_floats(one)
+            ):
                 yield position, one.values, two.values
 
 
@@ -117,7 +120,10 @@ def _pairs(graph: gs.Graph, other: gs.Graph) -> Iterator[_Pair]:
         seen.add(id(node))
         if node.op != same.op or len(node.inputs) != len(same.inputs) or len(node.outputs) != len(same.outputs):
             return
-        if any(isinstance(a, gs.Constant) != isinstance(b, gs.Constant) for a, b in zip(node.inputs, same.inputs, strict=True)):
+        if any(
+            isinstance(a, gs.Constant) != isinstance(b, gs.Constant)
+            for a, b in zip(node.inputs, same.inputs, strict=True)
+        ):
             return
         yield _Pair(node, same)
         waiting += zip(node.inputs, same.inputs, strict=True)
@@ -152,7 +158,13 @@ class _Writer:
         return f"{base}{self.names[base] or ''}"
 
     def _add(
-        self, at: gs.Node, op: str, inputs: Sequence[gs.Tensor], shape: Sequence[int], into: gs.Tensor | None = None, **attrs: int
+        self,
+        at: gs.Node,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        shape: Sequence[int],
+        into: gs.Tensor | None = None,
+        **attrs: int,
     ) -> gs.Tensor:
         """A new operator; `into`: the result that it gives instead of a new one."""
         name = self._name(at, op.lower())
@@ -194,7 +206,9 @@ class _Writer:
             count = value.shape[axis] // self.samples
             if value.shape[axis] == count * self.samples and other.shape[axis] == count * self.others:
                 for inner in (False, True):
-                    pieces = [_apart(v, axis, n, count, inner) for v, n in ((value, self.samples), (other, self.others))]
+                    pieces = [
+                        _apart(v, axis, n, count, inner) for v, n in ((value, self.samples), (other, self.others))
+                    ]
                     row = pieces[0].take([0], axis + inner)
                     if all(_equal(piece, np.broadcast_to(row, piece.shape)) for piece in pieces):
                         shape = (*value.shape[:axis], 1, *value.shape[axis + 1 :])
@@ -222,7 +236,9 @@ class _Writer:
         """Look rows of a weight up once, and repeat what is found."""
         result = node.outputs[0]
         place = node.attrs.get("axis", 0) % len(node.inputs[0].shape) + axis
-        once = gs.Variable(self._name(node, "once"), result.dtype, [*result.shape[:place], 1, *result.shape[place + 1 :]])
+        once = gs.Variable(
+            self._name(node, "once"), result.dtype, [*result.shape[:place], 1, *result.shape[place + 1 :]]
+        )
         node.inputs[1] = positions
         node.outputs = [once]
         self._shaped(node, "Expand", once, result.shape, into=result)
@@ -237,7 +253,9 @@ class _Writer:
         axis = axes[0]
         count = int(repeats[axis]) // self.samples
         if len(axes) > 1 or repeats[axis] != count * self.samples or others[axis] != count * self.others:
-            raise ImportFailed(f"{pair.where}: repeats {repeats.tolist()} times for a batch of {self.samples}; {ALLOWED}")
+            raise ImportFailed(
+                f"{pair.where}: repeats {repeats.tolist()} times for a batch of {self.samples}; {ALLOWED}"
+            )
         plain = repeats.copy()
         plain[axis] = count
         node.outputs = []

@@ -11,10 +11,10 @@ from torch import nn
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.reading.inputs import ExampleInputs
-from tailor_ir.reading.trace import plain_attention
+from tailor_ir.reading.trace import plain_attention, plain_transformers
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
-BATCH = 2  # networks may drop an axis of 1
+BATCH = 4  # more samples than the trace has
 TOLERANCE = 1e-3
 """Share of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
 ROUNDING = 8  # times the type's precision
@@ -22,7 +22,7 @@ NUDGE = 1e-6  # of an input, to see how much an ill-conditioned network amplifie
 NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
 MOST_LINES = 3
 
-REFUSALS = (ArithmeticError, AssertionError, IndexError, RuntimeError, ValueError)
+REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
 """Errors of networks for inputs that they do not take."""
 
 Answer = list[torch.Tensor]
@@ -33,25 +33,49 @@ Batches = tuple[torch.Tensor, ...]
 def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
     """A line for each place where Python decides by values of the input, although the answers were equal.
 
-    One batch is tried; where Python reads values, more batches with other signs and sizes. Inputs that the module itself
-    refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
+    A batch and a single sample are tried; where Python reads values, more batches with other signs and sizes. Inputs that the
+    module itself refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
     more than rounding explains.
     """
     places: dict[str, None] = {}
-    with evaluated(module), evaluated(compiled), torch.no_grad(), plain_attention():
+    where = f"network '{type(module).__name__}'"
+    compared = False
+    with evaluated(module), evaluated(compiled), torch.no_grad(), plain_attention(), plain_transformers(module):
         for batches in _inputs(examples):
+            if compared and not places and len(batches[0]) > 1:
+                continue
             expected = _answer(module, examples, batches, places)
             if expected is None:
                 continue
-            difference = _excess(module, examples, batches, expected, _tensors(compiled(*batches)))
+            compared = True
+            found = answer_of(compiled, batches, where)
+            if len(batches[0]) == 1:  # networks may drop an axis of 1
+                found = [_like(one, other) for one, other in zip(found, expected, strict=False)] + found[
+                    len(expected) :
+                ]
+            difference = _excess(module, examples, batches, expected, found)
             if difference > TOLERANCE:
                 raise ImportFailed(_refusal(module, difference, places))
-            if not places:
-                break
     return tuple(
         f"values of the input decide at {place}: the compiled network keeps what was decided for the example input"
         for place in places
     )
+
+
+def answer_of(compiled: nn.Module, batches: Batches, where: str) -> Answer:
+    """What a compiled network answers. ImportFailed: it cannot run a batch of this size."""
+    try:
+        return _tensors(compiled(*batches))
+    except (IndexError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ImportFailed(
+            f"{where}: the compiled network cannot run a batch of {len(batches[0])} ({reason}); allowed: networks that treat "
+            "all samples alike, in batches of any size; look for sizes that are written as numbers"
+        ) from error
+
+
+def _like(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return found.reshape(expected.shape) if found.numel() == expected.numel() else found
 
 
 def _refusal(module: nn.Module, difference: float, places: dict[str, None]) -> str:
@@ -65,16 +89,31 @@ def _refusal(module: nn.Module, difference: float, places: dict[str, None]) -> s
 
 
 def _inputs(examples: ExampleInputs) -> Iterator[Batches]:
-    """Inputs whose sums, means and extremes are above zero, below zero, and as the examples'; integers as the examples'."""
+    """Inputs whose sums, means and extremes are above zero, below zero, and as the examples'; integers as the examples'.
+
+    Samples of a batch differ: each has the examples' integers moved on by one more place. At last one sample alone.
+    """
     own = examples.batches(BATCH)
+    moved = tuple(map(_moved, own))
     if any(one.is_floating_point() for one in own):
         generator = torch.Generator().manual_seed(0)
         shifted = tuple(
-            torch.randn(one.shape, generator=generator).to(one) + 0.5 if one.is_floating_point() else one for one in own
+            torch.randn(one.shape, generator=generator).to(one) + 0.5 if one.is_floating_point() else one
+            for one in moved
         )
         yield shifted
         yield tuple(-4 * one if one.is_floating_point() else one for one in shifted)
+    if any(one is not other for one, other in zip(own, moved, strict=True)):
+        yield moved
     yield own
+    yield tuple(one[:1] for one in moved)
+
+
+def _moved(batch: torch.Tensor) -> torch.Tensor:
+    """Sequences of integers, each sample's moved on by one more place than those of the one before."""
+    if batch.is_floating_point() or batch.ndim < 2 or batch.shape[-1] == 1:
+        return batch
+    return torch.stack([sample.roll(index, -1) for index, sample in enumerate(batch)])
 
 
 def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: dict[str, None]) -> Answer | None:
@@ -112,10 +151,10 @@ def difference_of_answers(expected: Answer, found: Answer) -> float:
     """The largest difference of two answers, each relative to its largest number; infinite where shapes differ."""
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in found]:
         return float("inf")
-    return max((_difference_of(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
+    return max((_one_difference(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
 
 
-def _difference_of(expected: torch.Tensor, found: torch.Tensor) -> float:
+def _one_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     if not expected.is_floating_point():  # labels: the share of those that differ
         return float((expected != found).double().mean()) if expected.numel() else 0.0
     one, other = expected.double(), found.double()

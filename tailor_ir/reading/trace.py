@@ -8,8 +8,9 @@ import copy
 import io
 import logging
 import math
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -25,12 +26,14 @@ from tailor_ir.graph import Tensors
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.places import export_refusal
 from tailor_ir.reading.symbolics import more_operators
-from tailor_ir.reading.value_reads import ValueReads, tensors_in
+from tailor_ir.reading.value_reads import ValueReads, names_in, tensors_in
 from tailor_ir.reading.written_out.functions import WrittenOut, complex_as_pairs
 
 OPSET = 17  # the newest that onnx2torch's converters cover
 LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
 TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
+PLAIN_SETTINGS = {"_attn_implementation_internal": "eager", "use_cache": False}
+"""Settings of transformers' configurations for tracing: attention that masks by what it is given, and no caches as outputs."""
 
 
 def trace_module(
@@ -57,7 +60,7 @@ def _exported(
     pairs = complex_as_pairs(probe)
     _make_values_unique(probe, kept)
     reads = ValueReads({**dict(probe.named_parameters()), **dict(probe.named_buffers())})
-    _take_tensors(probe, examples, reads, pairs)
+    output_names = _take_tensors(probe, examples, reads, pairs)
     buffer = io.BytesIO()
     try:
         with (
@@ -65,6 +68,7 @@ def _exported(
             torch.no_grad(),
             more_operators(OPSET),
             plain_attention(),
+            plain_transformers(probe),
             _quiet_exporter(),
         ):
             warnings.simplefilter("ignore")
@@ -82,7 +86,9 @@ def _exported(
     except Exception as error:
         raise ImportFailed(export_refusal(model, error, OPSET)) from error
     names = (names for names in reads.places.values() if names.isdisjoint(examples.names))
-    return onnx.load_from_string(buffer.getvalue()), frozenset[str]().union(*names)
+    exported = onnx.load_from_string(buffer.getvalue())
+    _name_outputs(exported.graph, output_names)
+    return exported, frozenset[str]().union(*names)
 
 
 @contextmanager
@@ -111,19 +117,66 @@ def _refuse_too_large(where: str, size: int) -> None:
         )
 
 
-def _take_tensors(module: nn.Module, examples: ExampleInputs, reads: ValueReads, pairs: Sequence[torch.Tensor]) -> None:
-    """Leave the module its examples as arguments (the exporter traces defaults of others too), and plain tensors as results."""
+def _name_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    """Give the network's outputs the names that the module gives them; those that are taken stay."""
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    taken |= {one.name for one in (*graph.input, *graph.initializer, *graph.output)}
+    made = {name for node in graph.node for name in node.output}
+    if len(names) != len(graph.output):
+        return
+    new = {
+        one.name: name for one, name in zip(graph.output, names, strict=True) if one.name in made and name not in taken
+    }
+    for node in graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
+        node.output[:] = [new.get(name, name) for name in node.output]
+    for one in graph.output:
+        one.name = new.get(one.name, one.name)
+
+
+def _take_tensors(
+    module: nn.Module, examples: ExampleInputs, reads: ValueReads, pairs: Sequence[torch.Tensor]
+) -> list[str]:
+    """Leave the module its examples as arguments (the exporter traces defaults of others too), and plain tensors as results.
+
+    The list is of the results' names, and is filled when the module is called.
+    """
     forward = module.forward
+    output_names: list[str] = []
 
     def of_tensors(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         for name, tensor in zip(examples.names, given, strict=True):
             reads.add(name, tensor)
         torch._C._jit_set_onnx_log_enabled(False)  # the exporter turns it on, and would print the whole graph
         with reads, WrittenOut(pairs):  # the exporter's own reads say nothing of the network
-            found = tuple(tensors_in(examples.call(forward, given)))
+            answer = examples.call(forward, given)
+            found = tuple(tensors_in(answer))
+        output_names[:] = names_in(answer) if isinstance(answer, Mapping) else []
         return found[0] if len(found) == 1 else found
 
     module.forward = of_tensors
+    return output_names
+
+
+@contextmanager
+def plain_transformers(model: nn.Module) -> Iterator[None]:
+    """While inside, networks of Hugging Face's transformers compute attention by ordinary operators, and give no caches."""
+    library = sys.modules.get("transformers.configuration_utils")  # not there: nobody can have made such a network
+    held = [vars(part).get("config") for part in model.modules()] if library is not None else []
+    kind = library.PreTrainedConfig if library is not None else ()
+    configs = {id(config): config for config in held if isinstance(config, kind)}
+    before = [
+        (config, name, vars(config)[name])
+        for config in configs.values()
+        for name in PLAIN_SETTINGS.keys() & vars(config).keys()
+    ]
+    try:
+        for config, name, _ in before:
+            setattr(config, name, PLAIN_SETTINGS[name])
+        yield
+    finally:
+        for config, name, value in before:
+            setattr(config, name, value)
 
 
 @contextmanager

@@ -81,6 +81,15 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(part)
 
 
+def names_in(value: object, name: str = "") -> Iterator[str]:
+    """Names of the tensors of a value, in the order of `tensors_in`: keys and numbers, joined by dots."""
+    if isinstance(value, torch.Tensor):
+        yield name
+    elif isinstance(value, Mapping | Sequence) and not isinstance(value, str) and type(value) not in PLAIN:
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from names_in(part, f"{name}.{key}" if name else str(key))
+
+
 def _calling_line() -> str:
     """The innermost line that is neither torch's nor ours."""
     frame = sys._getframe(1)

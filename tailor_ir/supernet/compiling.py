@@ -18,7 +18,7 @@ from tailor_ir.ops import OPERATORS
 from tailor_ir.reading.comparison import compare
 from tailor_ir.reading.folded_norms import folded_norms
 from tailor_ir.reading.importer import import_onnx
-from tailor_ir.reading.inputs import GivenExample, examples_of_file, examples_of_module
+from tailor_ir.reading.inputs import ExampleInputs, GivenExample, examples_of_file, examples_of_module
 from tailor_ir.reading.places import located
 from tailor_ir.reading.trace import load_onnx, trace_module
 from tailor_ir.rewriting.kernel_transforms import transform_kernels
@@ -51,7 +51,7 @@ def compile(
         examples = examples_of_module(model, example_input)
         proto, state = trace_module(model, examples)
         shapes: Mapping[str, Sequence[int]] = {}
-        again: Callable[[int], onnx.ModelProto] | None = lambda samples: trace_module(model, examples, samples)[0]
+        again: Callable[[int], onnx.ModelProto] | None = partial(_traced, model, examples)
     else:
         proto, state = model if isinstance(model, onnx.ModelProto) else load_onnx(Path(model)), None
         shapes, again = examples_of_file(proto, example_input), None
@@ -87,6 +87,11 @@ def compile(
 
 def _drawn(net: SuperNet, rng: np.random.Generator, batch: int) -> Sequence[np.ndarray]:
     return net.sample_inputs(net.max_config, rng, batch)
+
+
+def _traced(model: nn.Module, examples: ExampleInputs, samples: int) -> onnx.ModelProto:
+    """The network traced for a batch of so many samples."""
+    return trace_module(model, examples, samples)[0]
 
 
 def _refuse_other_answers(net: SuperNet, where: str) -> None:
