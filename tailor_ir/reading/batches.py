@@ -61,8 +61,9 @@ def may_hold_samples(graph: gs.Graph) -> bool:
 
 
 def _may_hold(node: gs.Node, samples: int) -> bool:
-    if node.op in ("Gather", "Slice", "Split") and has_fixed_shape(node.inputs[0]) and node.inputs[0].inputs:
-        if node.inputs[0].shape[:1] == [samples] and node.attrs.get("axis", 0) == 0 and node.op != "Slice":
+    if node.op in ("Gather", "Split") and node.attrs.get("axis", 0) == 0:
+        divided = node.inputs[0]
+        if divided.inputs and has_fixed_shape(divided) and divided.shape[:1] == [samples]:
             return True
     settings = SETTINGS.get(node.op, ())
     for position, operand in enumerate(node.inputs):

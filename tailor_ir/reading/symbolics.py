@@ -1,6 +1,7 @@
 """Operators that torch's exporter does not know at our opset, in terms of those that it knows."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -211,6 +212,18 @@ def _each_several_times(g: Any, x: Any, axis: int, times: int, shape: list[int])
     return joined
 
 
+def _diff(g: Any, x: Any, count: Any, dim: Any, before: Any = None, after: Any = None) -> Any:
+    """Differences of neighbours along an axis. Source: torch.diff."""
+    axis, times = (symbolic_helper._get_const(v, "i", name) for v, name in ((dim, "dim"), (count, "n")))
+    parts = [part for part in (before, x, after) if not symbolic_helper._is_none(part)]
+    result = g.op("Concat", *parts, axis_i=axis) if len(parts) > 1 else x
+    for _ in range(times):
+        later = symbolic_helper._slice_helper(g, result, axes=[axis], starts=[1], ends=[sys.maxsize])
+        earlier = symbolic_helper._slice_helper(g, result, axes=[axis], starts=[0], ends=[-1])
+        result = g.op("Sub", later, earlier)
+    return result
+
+
 def _affine_grid(g: Any, theta: Any, size: Any, corners: Any) -> Any:
     """Positions (B, H, W, 2) that an affine map theta (B, 2, 3) takes an image's from.
 
@@ -339,6 +352,7 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     "aten::affine_grid_generator": _affine_grid,
     "aten::channel_shuffle": _channel_shuffle,
     "aten::col2im": _fold,
+    "aten::diff": _diff,
     "aten::dot": _inner_product,
     "aten::instance_norm": _instance_norm,
     "aten::mv": _inner_product,

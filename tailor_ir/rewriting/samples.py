@@ -17,7 +17,7 @@ def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
     samples = graph.shapes[graph.inputs[0]][0]
     stored = (*graph.parameters, *graph.constants)
     if samples == 1 or not any(samples in graph.shapes[name] for name in stored if tensors[name].is_floating_point()):
-        return graph, tensors
+        return _made_late(graph), tensors
     axes = propagate(graph, tensors).axes
     found = {
         name: next(dim for dim, axis in enumerate(axes[name]) if axis.batched)
@@ -25,7 +25,7 @@ def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
         if any(axis.batched for axis in axes[name])
     }
     if not found:
-        return graph, tensors
+        return _made_late(graph), tensors
     shapes, tensors, nodes = dict(graph.shapes), dict(tensors), []
     for name, dim in found.items():
         row, target = f"{name}/row", f"{name}/shape"
@@ -35,7 +35,35 @@ def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
         nodes.append(Node(name=f"{name}/repeat", op="Expand", inputs=(row, target), outputs=(name,)))
     kept = tuple(name for name in graph.constants if name not in found)
     added = tuple(name for node in nodes for name in node.inputs)
-    return replace(graph, nodes=(*nodes, *graph.nodes), shapes=shapes, constants=(*kept, *added)), tensors
+    repeated = replace(graph, nodes=(*nodes, *graph.nodes), shapes=shapes, constants=(*kept, *added))
+    return _made_late(repeated), tensors
+
+
+def _made_late(graph: Graph) -> Graph:
+    """Values that are repeated from constants alone are made right before their readers, so that they belong to these."""
+    data = graph.data_values()
+    plain = set(graph.constants)
+    early: dict[str, Node] = {}
+    for node in graph.nodes:
+        if plain.issuperset(name for name in node.inputs if name):
+            plain.update(node.outputs)
+            if node.outputs[0] in data:
+                early.update(dict.fromkeys(node.outputs, node))
+    ordered: dict[str, Node] = {}
+
+    def add(node: Node) -> None:
+        for name in node.inputs:
+            if name in early and early[name].name not in ordered:
+                add(early[name])
+        ordered[node.name] = node
+
+    for node in graph.nodes:
+        if node.outputs[0] not in early:
+            add(node)
+    for node in early.values():  # those that are outputs
+        if node.name not in ordered:
+            add(node)
+    return replace(graph, nodes=tuple(ordered.values()))
 
 
 def _row(graph: Graph, name: str, tensor: torch.Tensor, dim: int, samples: int) -> torch.Tensor:

@@ -67,17 +67,23 @@ def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple
             continue
         a, b = (axis_map.axes[name] for name in node.inputs)
         for axis in (*a[:-2], *b[:-2]):
-            heads |= _first_group(axis)
+            heads |= {factor.group for factor in _first_factor(axis)}
         contracted |= a[-1].groups | b[-2].groups
         last |= b[-1].groups | a[-2].groups
         key_size = key_size or a[-1].size
     return heads & own, contracted & own, last & own, key_size or 1
 
 
-def _first_group(axis: Axis) -> set[int]:
-    """The channel group that an axis is; of several in a row, as of heads that share a key, the one that is cut in wholes."""
+def _first_factor(axis: Axis) -> tuple[Channels, ...]:
+    """The channels that an axis is, alone or flattened with samples and positions.
+
+    Of several (heads that share keys and values) it is the first, so that they are cut in whole groups.
+    """
     factors = axis.factors if isinstance(axis, Product) else (axis,)
-    return next(({factor.group} for factor in factors if isinstance(factor, Channels)), set())
+    elastic = [factor for factor in factors if factor.groups]
+    return tuple(factor for factor in elastic if isinstance(factor, Channels))[
+        : all(isinstance(f, Channels) for f in elastic)
+    ]
 
 
 def _element_channels(group: int, names: frozenset[str], axis_map: AxisMap) -> int:

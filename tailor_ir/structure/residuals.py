@@ -7,6 +7,32 @@ from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.structure.propagation import AxisMap
 
+MIXING = frozenset(("Conv", "ConvTranspose", "Einsum", "Embedding", "GRU", "Gemm", "LSTM", "Linear", "MatMul", "RNN"))
+
+
+def side_values(graph: Graph) -> frozenset[str]:
+    """Values of a network with several inputs that only accompany its features, such as masks: blocks read them on the way.
+
+    They come from the inputs without passing a layer that has weights, and go into none.
+    """
+    if len(graph.inputs) == 1:
+        return frozenset()
+    data = graph.data_values()
+    weights = set(graph.parameters)
+    features: set[str] = set()
+    for node in graph.nodes:
+        read = [name for name in node.inputs if name]
+        if node.outputs[0] not in data:
+            weights.update(node.outputs if not weights.isdisjoint(read) else ())
+        elif not features.isdisjoint(read) or (node.op in MIXING and not weights.isdisjoint(read)):
+            features.update(node.outputs)
+    side = set(data) - features
+    for node in reversed(graph.nodes):
+        goes_on = not side.issuperset(node.outputs) and features.isdisjoint(node.outputs)
+        if goes_on or (node.op in MIXING and not weights.isdisjoint(node.inputs)):
+            side.difference_update(node.inputs)
+    return frozenset(side)
+
 
 @dataclass(frozen=True, slots=True)
 class ResidualRegion:
@@ -22,7 +48,7 @@ class _Finder:
 
     def __init__(self, graph: Graph, axis_map: AxisMap) -> None:
         self.axes = axis_map.axes
-        self.data = graph.data_values()
+        self.data = graph.data_values() - side_values(graph)
         self.outputs = frozenset(graph.outputs)
         self.producers = graph.producers()
         self.consumers = graph.consumers()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.structure.propagation import AxisMap
+from tailor_ir.structure.residuals import side_values
 
 NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormalization"))
 SUMS = frozenset(("Add", "Sub"))
@@ -72,18 +73,22 @@ def _holds_network(inside: Sequence[Block], axis_map: AxisMap) -> bool:
 
 
 def _segments(graph: Graph, axis_map: AxisMap, around: Block | None = None) -> list[Block]:
-    """Cut the data path wherever a single value is alive. around: a segment whose last node reads its entry unseen."""
-    data = graph.data_values()
+    """Cut the data path wherever a single value is alive, beside those that accompany it.
+
+    around: a segment whose last node reads its entry unseen.
+    """
+    side = side_values(graph)
+    data = graph.data_values() - side
     pending = {
         name: sum(1 for user in users if any(o in data for o in user.outputs))
         for name, users in graph.consumers().items()
     }
     if around is not None:
         pending[around.entry] -= 1
-    alive: set[str] = set(graph.inputs)
+    alive: set[str] = set(graph.inputs) - side
     segments: list[Block] = []
     nodes: list[Node] = []
-    entry = graph.inputs[0]
+    entry = next((name for name in graph.inputs if name in alive), graph.inputs[0])
     for node in graph.nodes:
         if not any(output in data for output in node.outputs):
             continue
@@ -104,7 +109,7 @@ def _segments(graph: Graph, axis_map: AxisMap, around: Block | None = None) -> l
 
 def reads_entry_alone(nodes: Sequence[Node], entry: str, graph: Graph) -> bool:
     """Whether nodes read no other input of the network than their entry."""
-    others = set(graph.inputs) - {entry}
+    others = set(graph.inputs) - {entry} - side_values(graph)
     return not any(name in others for node in nodes for name in node.inputs)
 
 
