@@ -26,6 +26,8 @@ REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueErr
 """Errors of networks for inputs that they do not take."""
 
 Answer = list[torch.Tensor]
+Places = dict[str, set[object]]
+"""`file:line` of reads of values, and the truth values that were read; None for other numbers."""
 Batches = tuple[torch.Tensor, ...]
 """A batch of each input, in order."""
 
@@ -33,11 +35,12 @@ Batches = tuple[torch.Tensor, ...]
 def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
     """A line for each place where Python decides by values of the input, although the answers were equal.
 
+    Places that decided both ways have none, since both are in the trace.
     A batch and a single sample are tried; where Python reads values, more batches with other signs and sizes. Inputs that the
     module itself refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
     more than rounding explains.
     """
-    places: dict[str, None] = {}
+    places: Places = {}
     where = f"network '{type(module).__name__}'"
     compared = False
     with evaluated(module), evaluated(compiled), torch.no_grad(), plain_attention(), plain_transformers(module):
@@ -58,7 +61,8 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
                 raise ImportFailed(_refusal(module, difference, places))
     return tuple(
         f"values of the input decide at {place}: the compiled network keeps what was decided for the example input"
-        for place in places
+        for place, values in places.items()
+        if values != {True, False}
     )
 
 
@@ -78,7 +82,7 @@ def _like(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return found.reshape(expected.shape) if found.numel() == expected.numel() else found
 
 
-def _refusal(module: nn.Module, difference: float, places: dict[str, None]) -> str:
+def _refusal(module: nn.Module, difference: float, places: Places) -> str:
     size = f"{difference:.2g} of the largest output" if difference < float("inf") else "other shapes or infinite values"
     more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
     where = f"; values of the input decide at {', '.join(list(places)[:MOST_LINES])}{more}" if places else ""
@@ -105,8 +109,20 @@ def _inputs(examples: ExampleInputs) -> Iterator[Batches]:
         yield tuple(-4 * one if one.is_floating_point() else one for one in shifted)
     if any(one is not other for one, other in zip(own, moved, strict=True)):
         yield moved
+    padded = tuple(map(_padded, moved))
+    if any(one is not other for one, other in zip(padded, moved, strict=True)):
+        yield padded
     yield own
     yield tuple(one[:1] for one in moved)
+
+
+def _padded(batch: torch.Tensor) -> torch.Tensor:
+    """Masks of ones, the last of them zero in every other sample; anything else as it is."""
+    if batch.is_floating_point() or batch.ndim != 2 or batch.shape[-1] == 1 or not bool((batch == 1).all()):
+        return batch
+    padded = batch.clone()
+    padded[1::2, -(batch.shape[-1] // 4 or 1) :] = 0
+    return padded
 
 
 def _moved(batch: torch.Tensor) -> torch.Tensor:
@@ -116,7 +132,7 @@ def _moved(batch: torch.Tensor) -> torch.Tensor:
     return torch.stack([sample.roll(index, -1) for index, sample in enumerate(batch)])
 
 
-def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: dict[str, None]) -> Answer | None:
+def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: Places) -> Answer | None:
     """The module's answer; None for inputs that the module refuses. Enters in `places` where it reads values."""
     given = tuple(one.clone() for one in batches)
     reads = ValueReads(dict(zip(examples.names, given, strict=True)))
@@ -126,7 +142,8 @@ def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places
     except REFUSALS:
         return None
     finally:
-        places.update(dict.fromkeys(reads.places))
+        for place, values in reads.decisions.items():
+            places.setdefault(place, set()).update(values)
 
 
 def _tensors(answer: object) -> Answer:

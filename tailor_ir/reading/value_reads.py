@@ -38,6 +38,8 @@ class ValueReads(TorchFunctionMode):
             self.add(name, tensor)
         self.places: dict[str, frozenset[str]] = {}
         """`file:line` of each read, in the order of the first ones, and the sources that it depends on."""
+        self.decisions: dict[str, set[object]] = {}
+        """`file:line` of each read of a truth value, and the values that were read."""
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """One more source; a tensor may have several names."""
@@ -57,6 +59,7 @@ class ValueReads(TorchFunctionMode):
         if func in READS:
             place = _calling_line()
             self.places[place] = self.places.get(place, frozenset()) | origins
+            self.decisions.setdefault(place, set()).add(result if isinstance(result, bool) else None)
         for tensor in tensors_in((result, args[:1] if _writes_in_place(func) else ())):
             self._origins[tensor] = origins
         return result

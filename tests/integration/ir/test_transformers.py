@@ -1,0 +1,35 @@
+"""Networks of Hugging Face's transformers become SuperNets as they are: one of each kind; `tests/nightly/ir` has twenty."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tailor_ir
+from tests.integration.ir.small_transformers import check, made
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("name", ["BERT", "Llama", "Swin"])
+def test_a_network_compiles_and_its_subnets_agree(name: str, tmp_path: Path) -> None:
+    net = check(transformers, name, tmp_path)
+    assert net.structure.graph.outputs == ("logits",)
+    assert net.remarks == ()
+
+
+def test_heads_that_share_keys_and_values_are_cut_in_whole_groups() -> None:
+    net = tailor_ir.compile(*made(transformers, "Llama"))
+    heads = [variable for variable in net.space.variables if variable.kind == "heads"]
+    assert [variable.choices for variable in heads] == [(1, 2)] * 2, "keys and values of two heads, queries of four"
+    smaller = net.build(net.space.canonical({heads[0].name: 1}))
+    widths = sorted({tensor.shape for tensor in smaller.parameters() if tensor.ndim == 2})
+    assert (12, 48) in widths and (24, 48) in widths
+
+
+def test_tied_embeddings_stay_tied() -> None:
+    model, example = made(transformers, "GPT-2")
+    net = tailor_ir.compile(model, example)
+    tied = [name for name in net.structure.graph.parameters if net.structure.graph.shapes[name] == (100, 48)]
+    assert len(tied) == 1
+    assert torch.equal(net.elastic.tensor(tied[0]), model.get_input_embeddings().weight)
