@@ -97,7 +97,7 @@ def test_a_last_layer_of_equal_size_fixes_no_width_before_it(form: str, width: i
 class Recurrent(nn.Module):
     """Recurrent layers, of which one state or all of them are answers, too."""
 
-    def __init__(self, kind: type[nn.RNNBase], layers: int, given_back: str, head: int) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], layers: int, given_back: str, head: int) -> None:
         super().__init__()
         self.layers, self.given_back = kind(8, 32, layers, batch_first=True), given_back
         self.head = nn.Linear(32, head)
@@ -118,7 +118,7 @@ class Recurrent(nn.Module):
     head=st.sampled_from((24, 32)),
 )
 def test_the_state_of_one_recurrent_layer_ties_no_other(
-    kind: type[nn.RNNBase], layers: int, given_back: str, head: int
+    kind: type[nn.LSTM] | type[nn.GRU], layers: int, given_back: str, head: int
 ) -> None:
     net = check_forms(Recurrent(kind, layers, given_back, head), torch.randn(1, 6, 8))
     assert net is not None

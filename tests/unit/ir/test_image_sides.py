@@ -66,6 +66,8 @@ def _network(kind: str, size: tuple[int, int]) -> nn.Module:
 class ChannelsLast(nn.Module):
     """A network of images (B, H, W, C), scaled before their channels are brought to the front."""
 
+    mean: torch.Tensor
+
     def __init__(self, body: nn.Module, scaled: bool) -> None:
         super().__init__()
         self.body, self.scaled = body, scaled
