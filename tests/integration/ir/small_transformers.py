@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tests.ir.invariants import EXPORT_TOLERANCE, ORIGINAL_TOLERANCE, difference, outputs_of
+from tests.support.ir.invariants import EXPORT_TOLERANCE, ORIGINAL_TOLERANCE, difference, outputs_of
 
 STEPS, TOKENS = 16, 100
 SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
