@@ -293,7 +293,9 @@ class DimPool:
         Such a size need not come out whole, or be there at all, for fewer channels.
         """
         form = dim.root.form
-        for part in form.parts if form is not None else ():
+        if form is None:
+            return
+        for part in form.parts:
             if form.kind in ("window", "scaled"):
                 self.freeze_channels(part, reason)
             else:

@@ -15,8 +15,9 @@ def unlike_its_data() -> tuple[tailor_ir.SuperNet, EvaluationData]:
     """A SuperNet whose statistics are those of other images than the data has."""
     torch.manual_seed(0)
     model = small.Eca(channels=3)
-    model.norm.running_mean.normal_()
-    model.norm.running_var.uniform_(0.5, 2)
+    statistics = model.norm.state_dict()  # shared with the module
+    statistics["running_mean"].normal_()
+    statistics["running_var"].uniform_(0.5, 2)
     splits = load_splits(DataSettings(kind="digits"))
     images = EvaluationData(splits["validation"], splits["train"], recalibration_images=32, batch_size=32, limit=64)
     return tailor_ir.compile(model.eval(), torch.zeros(1, 3, 32, 32)), images
