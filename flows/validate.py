@@ -1,6 +1,6 @@
 """pydantic's complaints as one line: where, what it got, what is allowed, what to do next."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from flows.groups import nearest
 from tasks.errors import UserError
 
+MOST_TOLD = 5
 SEE_HELP = "see 'autotailor --help'"
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -36,30 +37,42 @@ ALLOWED = {
 
 
 def validate(model: type[Model], config: Mapping[str, Any]) -> Model:
-    """`config` as a `model`; UserError names the first fault and counts the others."""
+    """`config` as a `model`; UserError names all faults, only the first ones of many."""
     try:
         return model.model_validate(config)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        first = faults[0]["loc"]
-        others = [fault for fault in faults if fault["loc"] != first[: len(fault["loc"])]]
-        raise _explain(model, dict(faults[0]), len(others)) from error
+        told = list(dict.fromkeys(str(_explain(model, dict(fault))) for fault in _different(faults)))
+        first, more = told[0], told[1:MOST_TOLD]
+        left = len(told) - MOST_TOLD
+        others = f"; also: {'; also: '.join(more)}" if more else ""
+        where, _, got = first.partition(": ")
+        raise UserError(where, got + others + (f"; and {left} more" if left > 0 else "")) from error
 
 
-def _explain(model: type[BaseModel], fault: dict[str, Any], more: int) -> UserError:
+def _different(faults: Sequence[Any]) -> Iterator[Any]:
+    """The faults but for those of the same value: each choice of a union complains of it in its own way."""
+    seen: list[tuple[Any, ...]] = []
+    for fault in faults:
+        place = fault["loc"]
+        if not any(place[: len(one)] == one for one in seen):
+            seen.append(place)
+            yield fault
+
+
+def _explain(model: type[BaseModel], fault: dict[str, Any]) -> UserError:
     where = ".".join(str(part) for part in fault["loc"]) or "config"
     kind, context = fault["type"], fault.get("ctx", {})
-    others = f" (and {more} more)" if more else ""
     if kind == "extra_forbidden":
         options = _options(model, fault["loc"][:-1])
         hint = nearest(str(fault["loc"][-1]), options) or SEE_HELP
-        return UserError(f"option '{where}'", f"is unknown{others}", allowed=", ".join(options), next_step=hint)
+        return UserError(f"option '{where}'", "is unknown", allowed=", ".join(options), next_step=hint)
     if kind == "missing":
-        return UserError(where, f"has no value{others}", next_step=f"give one: {where}=…")
+        return UserError(where, "has no value", next_step=f"give one: {where}=…")
     if kind == "value_error":
-        return UserError(where, f"{context['error']}{others}", next_step=SEE_HELP)
+        return UserError(where, f"{context['error']}", next_step=SEE_HELP)
     allowed = ALLOWED[kind].format(**context) if kind in ALLOWED else fault["msg"]
-    return UserError(where, f"got {fault['input']!r}{others}", allowed=allowed)
+    return UserError(where, f"got {fault['input']!r}", allowed=allowed)
 
 
 def _options(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from flows.config import FlowConfig
 from flows.devices import Devices
+from flows.refusals import check_given
 from flows.results import SECONDS
 from flows.run import Output, StageRun, Surroundings
 from flows.stages.spec import ALONE, Context, StageSpec
@@ -61,6 +62,7 @@ class Expectation:
 
 def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[Expectation]:
     """A row for each stage of a run up to command `until`. Devices are asked only where a key needs their fingerprint."""
+    check_given(config)
     with Devices(config.device) as devices:
         store, mirror = Store(config.folder / STAGES_FOLDER), mirror_of(config.output_dir)
         found = _Forecast(Surroundings(store, devices, mirror=mirror), config)

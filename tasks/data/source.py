@@ -144,9 +144,7 @@ def split_folders(settings: DataSettings) -> dict[str, Path]:
     """
     root = settings.path
     assert root is not None
-    if not root.is_dir():
-        got = "is no folder" if root.exists() else "does not exist"
-        raise UserError(f"data folder '{root}'", got, next_step="choose another with data.path=FOLDER")
+    require_folder(root)
     check_files(root)
     found = {split: root / name for split, names in SPLIT_NAMES.items() for name in names if (root / name).is_dir()}
     return found if "train" in found else {"train": root}
@@ -192,6 +190,13 @@ def complete_splits(splits: dict[str, np.ndarray], source: Source, settings: Dat
     return splits
 
 
+def require_folder(root: Path) -> None:
+    """UserError where a folder of data does not exist."""
+    if not root.is_dir():
+        got = "is no folder" if root.exists() else "does not exist"
+        raise UserError(f"data folder '{root}'", got, next_step="choose another with data.path=FOLDER")
+
+
 def check_files(root: Path) -> None:
     """UserError for what no reader can take: a name that is not UTF-8, a pipe or a device, which would be waited for."""
     with os.scandir(root) as entries:
@@ -216,6 +221,7 @@ def listing_of(root: Path) -> str:
 
     UserError: one cannot be looked at, as a link to nothing.
     """
+    require_folder(root)
     rows = []
     for folder, folders, names in os.walk(root, followlinks=True):
         folders.sort()

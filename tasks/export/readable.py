@@ -61,9 +61,10 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
     cards = {card.digest: card for card in exports.subnets}
     contents: dict[str, Content] = {}
     winners = []
+    least_ms = {row.digest: row.budget_ms for row in sorted(exports.winners, key=lambda row: -row.budget_ms)}
     for winner in exports.winners:
         card = cards[winner.digest]
-        stem = _stem(winner.budget_ms, card)
+        stem = _stem(least_ms[winner.digest], card)  # a SubNet that wins several budgets is there once
         names = {
             name: f"{stem}{name.removeprefix(card.digest)}" for file in card.files.values() for name in file.written
         }

@@ -1,7 +1,8 @@
 """Settings of training, shared by the base network and the SuperNet."""
 
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -11,6 +12,7 @@ from tasks.artifacts import OutsideKey
 from tasks.finetune.mixing import Mixing
 
 LAST_PORT = 65535
+USUAL = {"batch_size": 64, "micro_batch": 32, "processes": 2}
 
 
 class TrainSettings(BaseModel):
@@ -24,7 +26,8 @@ class TrainSettings(BaseModel):
 
     epochs: int = Field(default=8, ge=1)
     batch_size: int = Field(default=64, ge=1)
-    """Images per optimiser step, over all processes."""
+    """Images per optimiser step, over all processes. What is not given of batch_size, micro_batch and processes follows from
+    the others."""
     micro_batch: int = Field(default=32, ge=2)
     """Images per forward pass; BatchNorm statistics are those of one micro-batch."""
     optimiser: Literal["adamw", "sgd"] = "adamw"
@@ -74,6 +77,12 @@ class TrainSettings(BaseModel):
         default=30.0, ge=0
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, given: Any) -> Any:
+        """Batch, micro-batch and processes fit each other: those that are not given, or null, follow from the others."""
+        return {**given, **derived_batches(given)} if isinstance(given, Mapping) else given
+
     @property
     def fewest_nodes(self) -> int:
         """The nodes with which training goes on."""
@@ -109,6 +118,35 @@ class TrainSettings(BaseModel):
                 "address of this machine alone, or insecure=true in a network whose every machine you trust"
             )
         return self
+
+
+def derived_batches(given: Mapping[str, Any]) -> dict[str, int]:
+    """What follows for batch_size, micro_batch and processes where they are not given; {} where what is given is no number.
+
+    As few processes less than usual, and as many images in a micro-batch up to the usual ones, as split the batch evenly.
+    """
+    known = {name: given.get(name) for name in USUAL}
+    nodes = range(given.get("least_nodes") or given.get("nodes") or 1, (given.get("nodes") or 1) + 1)
+    if any(value is not None and (not isinstance(value, int) or value < 1) for value in known.values()) or not nodes:
+        return {}
+    machines = math.lcm(*nodes)
+    batch, micro, processes = known.values()
+    if batch is None:
+        whole = (micro or 1) * (processes or 1) * machines
+        batch = whole * math.ceil(USUAL["batch_size"] / whole)
+    if processes is None:
+        fits = (count for count in range(USUAL["processes"], 1, -1) if _splits(batch, micro, count * machines))
+        processes = next(fits, 1)
+    if micro is None:
+        own = batch // (processes * machines)
+        divisors = [size for size in range(2, own + 1) if own % size == 0]
+        micro = max((size for size in divisors if size <= USUAL["micro_batch"]), default=min(divisors, default=2))
+    return {"batch_size": batch, "micro_batch": micro, "processes": processes}
+
+
+def _splits(batch: int, micro: int | None, ranks: int) -> bool:
+    """Whether a batch gives each rank whole micro-batches, of two images at least."""
+    return batch % (ranks * (micro or 1)) == 0 and batch // ranks >= 2
 
 
 def _host(address: str) -> str:

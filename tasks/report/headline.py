@@ -108,6 +108,18 @@ def unkept(device: Row) -> str | None:
     return f"no measured SubNet keeps {', '.join(nearest)}"
 
 
+def idle(device: Row) -> str | None:
+    """The budgets above what the whole network takes, where there are several: more time buys nothing there; None without."""
+    whole_ms = device["base"]["measured_ms"]
+    above = sorted({row["budget_ms"] for row in device["winners"] if row["budget_ms"] >= whole_ms})
+    if len(above) < 2:
+        return None
+    shown = ", ".join(map(milliseconds, above))
+    return (
+        f"budgets of {shown} are above the {device['base']['name']}'s {milliseconds(whole_ms)}: more time buys nothing"
+    )
+
+
 def _kept_card(device: Row) -> dict[str, str]:
     winners = device["winners"]
     confirmed = sum(row["within_budget"] is True for row in winners)

@@ -11,7 +11,7 @@ from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
 from tasks.partition import PartitionAnswer, sections
 from tasks.report import baselines, charts, confusions, engine, leaving, levels, streams, training
-from tasks.report.headline import fastest_within, kept, reference, unkept
+from tasks.report.headline import fastest_within, idle, kept, reference, unkept
 from tasks.report.looks import Row
 
 PLOTLY_CONFIG = {
@@ -46,6 +46,7 @@ def render(report: Row) -> str:
             engine_rows=engine.rows,
             kept=[kept(device) for device in report["devices"]],
             unkept=[unkept(device) for device in report["devices"]],
+            idle=[idle(device) for device in report["devices"]],
             subnets=[_subnets(device) for device in report["devices"]],
             chosen=[_chosen(report, device) for device in report["devices"]],
             breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from tasks.pages.text import millions, milliseconds, percent
 from tasks.report import baselines
-from tasks.report.headline import kept, unkept
+from tasks.report.headline import idle, kept, unkept
 from tasks.report.looks import Row
 
 
@@ -19,8 +19,9 @@ def terminal_table(report: Row) -> list[Table]:
 
 
 def _device_table(device: Row) -> Table:
-    missed = unkept(device)
-    table = Table(title=escape(device["name"]) + (f"\n[bold red]{escape(missed)}[/]" if missed else ""))
+    remarks = [f"\n[bold red]{escape(line)}[/]" for line in (unkept(device),) if line]
+    remarks += [f"\n[yellow]{escape(line)}[/]" for line in (idle(device),) if line]
+    table = Table(title=escape(device["name"]) + "".join(remarks))
     for column in (
         "budget",
         "predicted",

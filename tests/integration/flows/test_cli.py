@@ -232,7 +232,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["run", "space.depth=[a]"], r"space.\*.depth"),
         (["run", "data=imagefolder"], "data.path: has no value"),
         (["run", "model=onnx"], "model.path: has no value"),
-        (["run", "finetune.batch_size=50"], "does not split evenly"),
+        (["run", "finetune.batch_size=50", "finetune.micro_batch=32"], "does not split evenly"),
         (["run", "finetune.average=1"], "finetune.average: got 1; allowed: less than 1"),
         (["run", "finetune.precision=float16"], "finetune.precision: got 'float16'; allowed: 'float32', 'float64' or"),
         (["run", "finetune.learning_rate=inf"], "finetune.learning_rate: got inf; allowed: a finite number"),

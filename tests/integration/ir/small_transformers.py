@@ -22,7 +22,9 @@ def _detr(t: Any) -> nn.Module:
     backbone = t.ResNetConfig(
         embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1] * 4, layer_type="basic", out_features=["stage4"]
     )
-    sizes = {f"{side}_{name}": count for side in ("encoder", "decoder") for name, count in (("layers", 1), ("ffn_dim", 96))}
+    sizes = {
+        f"{side}_{name}": count for side in ("encoder", "decoder") for name, count in (("layers", 1), ("ffn_dim", 96))
+    }
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     config = t.DetrConfig(
         use_timm_backbone=False,

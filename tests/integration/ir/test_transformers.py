@@ -24,7 +24,8 @@ def test_heads_that_share_keys_and_values_are_cut_in_whole_groups() -> None:
     assert [variable.choices for variable in heads] == [(1, 2)] * 2, "keys and values of two heads, queries of four"
     smaller = net.build(net.space.canonical({heads[0].name: 1}))
     widths = sorted({tensor.shape for tensor in smaller.parameters() if tensor.ndim == 2})
-    assert (12, 48) in widths and (24, 48) in widths
+    assert (12, 48) in widths
+    assert (24, 48) in widths
 
 
 def test_tied_embeddings_stay_tied() -> None:
