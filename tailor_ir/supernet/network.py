@@ -256,14 +256,16 @@ class SuperNet:
     def sample_inputs(
         self, config: Mapping[str, Choice], rng: np.random.Generator, batch: int | None = None
     ) -> tuple[np.ndarray, ...]:
-        """A batch of each input of a SubNet in order: standard normal float32, or token numbers that its look-ups have."""
+        """A batch of each input of a SubNet in order: normal numbers, truth values, or tokens that its look-ups have."""
         graph, found = self.structure.graph, []
         for name, shape in self.input_shapes(config, batch).items():
-            tokens = graph.tokens_of(name)
-            if tokens is None:
-                found.append(rng.standard_normal(shape, dtype=np.float32))
+            tokens, kind = graph.tokens_of(name), graph.input_type(name)
+            if kind == "bool":
+                found.append(rng.random(shape) < 0.5)
+            elif tokens is None:
+                found.append(rng.standard_normal(shape, dtype=np.float32).astype(kind))
             else:
-                found.append(rng.integers(tokens, size=shape).astype(graph.input_type(name)))
+                found.append(rng.integers(tokens, size=shape).astype(kind))
         return tuple(found)
 
     def input_shapes(self, config: Mapping[str, Choice], batch: int | None = None) -> dict[str, tuple[int, ...]]:

@@ -58,8 +58,8 @@ def _behind(op: str) -> Make:
         value = _anything(draft)
         for before in BEHIND[op]:
             value = draft.one(before, value.name)
-        if op == "Tan":
-            value = draft.one("Mul", f"{value.name} {draft.constant(0.5)}")
+        if op in ("Tan", "Acos", "Asin"):  # steep at the ends
+            value = draft.one("Mul", f"{value.name} {draft.constant(0.5 if op == 'Tan' else 0.9)}")
         if op in ("Log", "Reciprocal"):
             value = draft.one("Add", f"{value.name} {draft.constant(0.5)}")
         return draft.one(op, value.name)

@@ -86,3 +86,20 @@ def test_resizing_of_named_axes(inputs: str, attributes: dict[str, object], mode
 def test_attributes_of_later_opsets(step: Step) -> None:
     steps, constants = (CONVOLUTION, step), {"axes": [2, 3]} if "axes" in step.inputs else {}
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants, opset=19))
+
+
+def test_a_half_that_is_an_output_and_changes_places() -> None:
+    steps = (
+        CONVOLUTION,
+        Step("Slice", "u two end two", "tail"),
+        Step("Slice", "u zero two two", "head"),
+        Step("Concat", "tail head", "y", {"axis": 2}),
+    )
+    constants = {"zero": [0], "two": [2], "end": [2**63 - 1]}
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("head", "y"), weights=KERNEL, constants=constants))
+
+
+def test_truth_values_as_an_input() -> None:
+    steps = (Step("Cast", "x", "u", {"to": 1}), Step("Gemm", "u w b", "y", {"transB": 1}))
+    weights = {"w": (8, 6), "b": (8,)}
+    holds(Network(inputs={"x": ("bool", ("N", 6))}, steps=steps, outputs=("y",), weights=weights))
