@@ -6,7 +6,7 @@ from tests.fuzzing.drafts import Draft, Unfit, Value
 from tests.fuzzing.networks import Network
 from tests.fuzzing.recipes import RECIPES, Recipe
 
-OPSETS = (13, 14, 15, 16, 17, 17, 17, 18, 19, 20, 21, 23)
+OPSETS = (13, 14, 15, 16, 17, 17, 17, 18, 19, 20, 21, 23, 24)
 MOST_RECIPES = 8
 TRIES = 8
 CLASSES = (5, 10, 16, 1)

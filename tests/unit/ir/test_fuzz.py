@@ -15,7 +15,7 @@ COUNT, CHUNK, MODULES = 200, 10, 6
 def faults_of(seeds: range, modules: bool = False) -> list[str]:
     """A line for each fault, with its seed."""
     results = [run_seed(seed, modules) for seed in seeds]
-    assert sum(result.state == "compiled" for result in results) >= len(results) // 2, results
+    assert sum(result.state == "compiled" for result in results) >= len(results) // 5, results
     return [f"seed {result.seed}: {result.kind}\n{result.text}" for result in results if result.state == "fault"]
 
 
