@@ -35,6 +35,11 @@ def bypass(graph: gs.Graph, node: gs.Node) -> None:
     source, target = node.inputs[0], node.outputs[0]
     for consumer in list(target.outputs):
         consumer.inputs = [source if tensor is target else tensor for tensor in consumer.inputs]
+    if any(tensor is target for tensor in graph.outputs) and isinstance(
+        source, gs.Variable
+    ):  # outputs have to tell them
+        source.dtype = target.dtype if source.dtype is None else source.dtype
+        source.shape = target.shape if source.shape is None else source.shape
     graph.outputs = [source if tensor is target else tensor for tensor in graph.outputs]
     node.inputs.clear()  # it no longer counts as a reader of the first input
     node.outputs.clear()

@@ -87,6 +87,7 @@ def _exported(
         raise ImportFailed(export_refusal(model, error, OPSET)) from error
     names = (names for names in reads.places.values() if names.isdisjoint(examples.names))
     exported = onnx.load_from_string(buffer.getvalue())
+    _refuse_randomness(f"network '{type(model).__name__}'", exported.graph)
     _name_outputs(exported.graph, output_names)
     return exported, frozenset[str]().union(*names)
 
@@ -94,12 +95,14 @@ def _exported(
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
     exporter_log = logging.getLogger("torch.onnx")
-    level = exporter_log.level
-    exporter_log.setLevel(logging.ERROR)
+    level, printed = exporter_log.level, torch._C._jit_is_onnx_log_enabled()
+    exporter_log.setLevel(logging.CRITICAL)
+    torch._C._jit_set_onnx_log_enabled(False)  # it prints whole graphs where an operator cannot be exported
     try:
         yield
     finally:
         exporter_log.setLevel(level)
+        torch._C._jit_set_onnx_log_enabled(printed)
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -115,6 +118,16 @@ def _refuse_too_large(where: str, size: int) -> None:
             f"{where}: weights of {size / 2**30:.2f} GiB; allowed: {LARGEST_PROTOBUF / 2**30:.2g} GiB, the limit of ONNX's "
             "format; give a smaller network, or one part of it"
         )
+
+
+def _refuse_randomness(where: str, graph: onnx.GraphProto) -> None:
+    """ImportFailed: a dropout stays on in eval mode."""
+    for node in graph.node:
+        if node.op_type == "Dropout" and len(node.input) > 2:  # those that are off are not exported
+            raise ImportFailed(
+                f"{where}: operator 'Dropout' at '{node.name}' draws random numbers in eval mode, too; allowed: dropout that "
+                "is off in eval mode, as F.dropout(x, p, self.training); draw samples outside of the network"
+            )
 
 
 def _name_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:

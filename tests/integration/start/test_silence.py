@@ -19,9 +19,9 @@ import tailor_ir
 from importing import SETTINGS
 from tasks.export.running import examples
 from tasks.schemas.exports import FileRun, FileTensor
-from tests.docs.documents import ROOT
-from tests.ir.networks import small_net
-from tests.runtime.bundled import write_plain_bundle
+from tests.support.docs.documents import ROOT
+from tests.support.ir.networks import small_net
+from tests.support.runtime.bundled import write_plain_bundle
 
 SOURCE = Path(__file__).with_name("recorder.c")
 SESSION = """
