@@ -99,6 +99,20 @@ def follow_samples(graph: gs.Graph, other: gs.Graph) -> None:
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
 
 
+def follow_fixed_batch(graph: gs.Graph) -> None:
+    """Look-ups in a flattened value (`as_strided`) of a file for a fixed batch become look-ups in each sample's own part."""
+    samples = graph.inputs[0].shape[0]
+    writer = _Writer(graph, samples, samples)
+    for node in [node for node in graph.nodes if node.op == "Gather"]:
+        maker = node.inputs[0].inputs[0] if len(node.inputs[0].inputs) == 1 else None
+        if maker is None or maker.op not in ("Flatten", "Reshape") or not has_fixed_shape(maker.inputs[0]):
+            continue
+        if list(maker.inputs[0].shape[:1]) == [samples]:
+            writer.gathers_by_sample(_Pair(node, node))
+    graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+
+
 def _takes_samples_apart(node: gs.Node, samples: int) -> bool:
     if node.op not in ("Gather", "Split", "Slice") or not has_fixed_shape(node.inputs[0]):
         return False
@@ -140,7 +154,7 @@ class _Writer:
     names: dict[str, int] = field(default_factory=dict)
 
     def rewrite(self, pair: _Pair) -> None:
-        if pair.node.op == "Gather" and self._gathers_by_sample(pair):
+        if pair.node.op == "Gather" and self.gathers_by_sample(pair):
             return
         settings = SETTINGS.get(pair.node.op, ())
         for position, value, other in list(pair.constants()):
@@ -259,6 +273,7 @@ class _Writer:
             )
         plain = repeats.copy()
         plain[axis] = count
+        node.name = node.name or result.name
         node.outputs = []
         node.inputs = []
         if (plain != 1).any():
@@ -271,7 +286,7 @@ class _Writer:
 
     # -- positions that count samples --------------------------------------------------------------------------------------
 
-    def _gathers_by_sample(self, pair: _Pair) -> bool:
+    def gathers_by_sample(self, pair: _Pair) -> bool:
         """Rewrite a look-up of each sample's own entries, whose positions count samples; False where it is none."""
         node, other = pair.node, pair.other
         x, positions = node.inputs
@@ -284,6 +299,7 @@ class _Writer:
         if found is None:
             return False
         result = node.outputs[0]
+        node.name = node.name or result.name
         node.inputs, node.outputs = [], []
         rows = self._shaped(node, "Reshape", x, [self.samples, length, *x.shape[1:]])
         if isinstance(found, np.ndarray) and np.array_equal(found.reshape(-1), np.arange(length)):

@@ -13,7 +13,7 @@ from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
-from tailor_ir.reading.batches import OTHER_BATCH, follow_samples, may_hold_samples
+from tailor_ir.reading.batches import OTHER_BATCH, follow_fixed_batch, follow_samples, may_hold_samples
 from tailor_ir.reading.folding import fold, lay_aside, restore
 from tailor_ir.reading.normal_forms import drop_idle, normalise, resolve_identities, share_rows
 from tailor_ir.reading.places import unknown_operator
@@ -61,17 +61,22 @@ def import_onnx(
     """
     surgeon, weights, values = _folded(model, state, example_shapes or {}, TRACE_BATCH)
     if may_hold_samples(surgeon):
-        if again is not None:
-            other, _, _ = _folded(again(OTHER_BATCH), state, {}, OTHER_BATCH)
+        if again is not None or _leaves_batch_open(model):
+            traced = model if again is None else again(OTHER_BATCH)
+            follow_samples(surgeon, _folded(traced, state, example_shapes or {}, OTHER_BATCH)[0])
         else:
-            other, _, _ = _folded(model, state, example_shapes or {}, OTHER_BATCH)
-        if surgeon.inputs[0].shape[0] != other.inputs[0].shape[0]:
-            follow_samples(surgeon, other)
+            follow_fixed_batch(surgeon)
     for rewrite in PASSES:
         rewrite(surgeon)
     restore(surgeon, values)
     normalise(surgeon)
     return _to_graph(surgeon, weights, state, known)
+
+
+def _leaves_batch_open(model: onnx.ModelProto) -> bool:
+    stored = {tensor.name for tensor in model.graph.initializer}
+    shapes = [one.type.tensor_type.shape.dim for one in model.graph.input if one.name not in stored]
+    return bool(shapes) and not any(shape and shape[0].dim_value > 0 for shape in shapes)
 
 
 def _folded(

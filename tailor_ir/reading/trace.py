@@ -11,7 +11,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -58,6 +58,10 @@ def _exported(
     """ONNX of a copy whose values are all different but for the `kept` ones, and the names of tensors that Python read."""
     probe = _copy(model).eval()
     pairs = complex_as_pairs(probe)
+    for part in probe.modules():
+        inner = part._modules.get("_orig_mod")
+        if inner is not None:  # a part that torch.compile wraps is traced as it was
+            part.forward = inner.forward
     _make_values_unique(probe, kept)
     reads = ValueReads({**dict(probe.named_parameters()), **dict(probe.named_buffers())})
     output_names = _take_tensors(probe, examples, reads, pairs)
@@ -67,6 +71,7 @@ def _exported(
             warnings.catch_warnings(),
             torch.no_grad(),
             more_operators(OPSET),
+            _uncompiled(),
             plain_attention(),
             plain_transformers(probe),
             _quiet_exporter(),
@@ -118,6 +123,17 @@ def _refuse_too_large(where: str, size: int) -> None:
             f"{where}: weights of {size / 2**30:.2f} GiB; allowed: {LARGEST_PROTOBUF / 2**30:.2g} GiB, the limit of ONNX's "
             "format; give a smaller network, or one part of it"
         )
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """While inside, functions that torch.compile wraps are traced as they were."""
+    settings = sys.modules.get("torch._dynamo.config")  # not there: nothing was compiled
+    with (
+        torch.compiler.set_stance("force_eager"),
+        settings.patch(error_on_nested_jit_trace=False) if settings is not None else nullcontext(),
+    ):
+        yield
 
 
 def _refuse_randomness(where: str, graph: onnx.GraphProto) -> None:

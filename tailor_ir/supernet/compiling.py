@@ -1,7 +1,7 @@
 """Networks made SuperNets, and SuperNets that were saved."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tailor_ir.graph import Graph, Tensors
 from tailor_ir.ops import OPERATORS
 from tailor_ir.reading.comparison import compare
 from tailor_ir.reading.folded_norms import folded_norms
+from tailor_ir.reading.forms import make_lazy_layers, plain_module
 from tailor_ir.reading.importer import import_onnx
 from tailor_ir.reading.inputs import ExampleInputs, GivenExample, examples_of_file, examples_of_module
 from tailor_ir.reading.places import located
@@ -47,15 +48,19 @@ def compile(
     kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
     ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
     """
-    if isinstance(model, nn.Module):
-        examples = examples_of_module(model, example_input)
-        proto, state = trace_module(model, examples)
-        shapes: Mapping[str, Sequence[int]] = {}
-        again: Callable[[int], onnx.ModelProto] | None = partial(_traced, model, examples)
-    else:
+    examples: ExampleInputs | None = None
+    again: Callable[[int], onnx.ModelProto] | None = None
+    if isinstance(model, onnx.ModelProto | str | Path):
         proto, state = model if isinstance(model, onnx.ModelProto) else load_onnx(Path(model)), None
-        shapes, again = examples_of_file(proto, example_input), None
-    modules = [name for name, _ in model.named_modules()] if isinstance(model, nn.Module) else []
+        shapes = examples_of_file(proto, example_input)
+        modules = []
+    else:
+        model = plain_module(model)
+        examples = examples_of_module(model, example_input)
+        make_lazy_layers(model, examples)
+        proto, state = trace_module(model, examples)
+        shapes, again = {}, partial(_traced, model, examples)
+        modules = [name for name, _ in model.named_modules()]
     with located(proto, modules):
         graph, tensors = import_onnx(proto, state, shapes, OPERATORS, again)
         graph, tensors = repeat_for_samples(*simplify(graph, tensors))
@@ -70,7 +75,7 @@ def compile(
         graph, tensors = transform_kernels(graph, tensors, read(graph, tensors))
     net = SuperNet(graph, tensors, space)
     net.refused = (*refused, *no_exits)
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module) and examples is not None:
         net.remarks = compare(model, net.elastic, examples)
         net.original = Reference.of_module(model, examples, partial(_drawn, net))
     else:
