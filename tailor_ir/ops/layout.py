@@ -334,6 +334,11 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
     if (start, stop) == (0, dim.size):
         return dim
     form = dim.root.form
+    if form is not None and form.kind == "batch":
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': takes samples {start} to {stop} of a batch of {dim.size}; allowed: "
+            "networks that treat all samples alike, in batches of any size; let it work on the whole batch"
+        )
     if form is not None and form.kind == "concat":
         offset, parts = 0, []
         for part in form.parts:

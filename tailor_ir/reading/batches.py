@@ -1,8 +1,7 @@
 """Constants that follow the number of samples, told by two traces of one network with batches of different sizes.
 
-A trace holds values that were made for its own batch: a row for each sample, positions that count samples, repetitions. Two
-folded graphs that differ in nothing but the batch show which values these are, and the first is rewritten for batches of any
-size.
+A trace holds values that were made for its own batch: a row for each sample, positions that count samples, repetitions.
+Two folded graphs that differ in nothing but the batch show which ones these are; the first is rewritten for batches of any size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,10 +60,8 @@ def may_hold_samples(graph: gs.Graph) -> bool:
 
 
 def _may_hold(node: gs.Node, samples: int) -> bool:
-    if node.op in ("Gather", "Split") and node.attrs.get("axis", 0) == 0:
-        divided = node.inputs[0]
-        if divided.inputs and has_fixed_shape(divided) and divided.shape[:1] == [samples]:
-            return True
+    if node.inputs and node.inputs[0].inputs and node.op != "Slice" and _takes_samples_apart(node, samples):
+        return True
     settings = SETTINGS.get(node.op, ())
     for position, operand in enumerate(node.inputs):
         if not isinstance(operand, gs.Constant) or position in settings:
@@ -93,8 +90,18 @@ def follow_samples(graph: gs.Graph, other: gs.Graph) -> None:
             f"the samples one by one; {ALLOWED}; write the loop as operators on the whole batch"
         )
     writer = _Writer(graph, graph.inputs[0].shape[0], other.inputs[0].shape[0])
-    for pair in pairs if len(pairs) == len(graph.nodes) else ():
-        writer.rewrite(pair)
+    same = pairs if len(pairs) == len(graph.nodes) else []
+    for pair in [pair for pair in same if pair.node.op == "Gather"]:
+        writer.gathers_by_sample(pair)
+    _clean(graph)
+    left = {id(node) for node in graph.nodes}  # what only counted samples is gone
+    for pair in same:
+        if id(pair.node) in left:
+            writer.rewrite(pair)
+    _clean(graph)
+
+
+def _clean(graph: gs.Graph) -> None:
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
 
@@ -109,8 +116,7 @@ def follow_fixed_batch(graph: gs.Graph) -> None:
             continue
         if list(maker.inputs[0].shape[:1]) == [samples]:
             writer.gathers_by_sample(_Pair(node, node))
-    graph.nodes[:] = [node for node in graph.nodes if node.outputs]
-    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    _clean(graph)
 
 
 def _takes_samples_apart(node: gs.Node, samples: int) -> bool:
@@ -121,7 +127,7 @@ def _takes_samples_apart(node: gs.Node, samples: int) -> bool:
 
 def _pairs(graph: gs.Graph, other: gs.Graph) -> Iterator[_Pair]:
     """Operators of both graphs that compute the same, found from the outputs on; fewer than there are where graphs differ."""
-    waiting = [pair for outputs in (zip(graph.outputs, other.outputs, strict=False),) for pair in outputs]
+    waiting = list(zip(graph.outputs, other.outputs, strict=False))
     seen: set[int] = set()
     while waiting:
         one, two = waiting.pop()
@@ -154,8 +160,6 @@ class _Writer:
     names: dict[str, int] = field(default_factory=dict)
 
     def rewrite(self, pair: _Pair) -> None:
-        if pair.node.op == "Gather" and self.gathers_by_sample(pair):
-            return
         settings = SETTINGS.get(pair.node.op, ())
         for position, value, other in list(pair.constants()):
             if position in settings:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.reading.inputs import ExampleInputs
-from tailor_ir.reading.trace import plain_attention, plain_transformers
+from tailor_ir.reading.trace import plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
 BATCH = 4  # more samples than the trace has
@@ -43,7 +43,14 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
     places: Places = {}
     where = f"network '{type(module).__name__}'"
     compared = False
-    with evaluated(module), evaluated(compiled), torch.no_grad(), plain_attention(), plain_transformers(module):
+    with (
+        evaluated(module),
+        evaluated(compiled),
+        torch.no_grad(),
+        plain_attention(),
+        plain_transformers(module),
+        uncompiled(),
+    ):
         for batches in _inputs(examples):
             if compared and not places and len(batches[0]) > 1:
                 continue

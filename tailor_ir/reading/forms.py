@@ -28,8 +28,8 @@ def plain_module(model: object) -> nn.Module:
     given = type(model).__name__
     if isinstance(model, torch.export.ExportedProgram):
         raise ImportFailed(
-            "network: an ExportedProgram, whose batch may be fixed; allowed: the module that it was made from, or an .onnx file "
-            "with an open batch (torch.onnx.export(program, dynamo=True).save('network.onnx'))"
+            "network: an ExportedProgram, whose batch may be fixed; allowed: the module that it was made from, or an .onnx "
+            "file with an open batch (torch.onnx.export(program, dynamo=True).save('network.onnx'))"
         )
     if not isinstance(model, nn.Module):
         raise ImportFailed(

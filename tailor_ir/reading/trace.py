@@ -71,7 +71,7 @@ def _exported(
             warnings.catch_warnings(),
             torch.no_grad(),
             more_operators(OPSET),
-            _uncompiled(),
+            uncompiled(),
             plain_attention(),
             plain_transformers(probe),
             _quiet_exporter(),
@@ -126,7 +126,7 @@ def _refuse_too_large(where: str, size: int) -> None:
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
+def uncompiled() -> Iterator[None]:
     """While inside, functions that torch.compile wraps are traced as they were."""
     settings = sys.modules.get("torch._dynamo.config")  # not there: nothing was compiled
     with (

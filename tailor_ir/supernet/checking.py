@@ -30,7 +30,7 @@ from tailor_ir.reading.comparison import (
     nudged,
 )
 from tailor_ir.reading.inputs import ExampleInputs
-from tailor_ir.reading.trace import plain_attention, plain_transformers
+from tailor_ir.reading.trace import plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import tensors_in
 
 BATCHES = (1, 3)
@@ -68,7 +68,7 @@ class Reference:
         def answer(given: Batches) -> object:
             return examples.call(module, tuple(one.to(device) for one in given))
 
-        with plain_attention(), plain_transformers(module):
+        with plain_attention(), plain_transformers(module), uncompiled():
             return cls(tuple(_known(module, answer, _candidates(draw, examples))))
 
     @classmethod
