@@ -1,7 +1,7 @@
 """Constants that follow the number of samples, told by two traces of one network with batches of different sizes.
 
 A trace holds values that were made for its own batch: a row for each sample, positions that count samples, repetitions.
-Two folded graphs that differ in nothing but the batch show which ones these are; the first is rewritten for batches of any size.
+Two folded graphs that differ in nothing but the batch show which values these are; the first is rewritten for any batch.
 """
 
 from collections.abc import Iterator, Sequence

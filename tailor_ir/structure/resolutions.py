@@ -1,9 +1,9 @@
-"""Legal input resolutions of a network, or lengths of its token sequences: every axis whole, every position kept, branches
-that meet of equal size.
+"""Legal input resolutions of a network, or lengths of its token sequences: every side and axis whole, every position kept,
+branches that meet of equal size.
 """
 
 from collections.abc import Sequence
-from math import gcd
+from math import gcd, lcm
 
 from tailor_ir.axes import Axis, Scaled, Sizes, Spatial, Window
 from tailor_ir.structure.propagation import AxisMap
@@ -15,24 +15,32 @@ SMALLEST_PART = 0.9  # of the smallest share; legal resolutions below it are not
 
 
 class Resolutions:
-    """Legality of input sizes for one network."""
+    """Legality of input sizes for one network. A size is the first side of the input; the others keep their ratio to it."""
 
-    def __init__(self, axis_map: AxisMap, base: int) -> None:
-        self.base = base
+    def __init__(self, axis_map: AxisMap, sides: Sequence[int]) -> None:
+        """sides: of the network's own input: height and width, or the length of its token sequences."""
+        self.base, self._sides = sides[0], tuple(sides)
+        self._step = lcm(*(self.base // gcd(self.base, side) for side in sides))  # of sizes with whole sides
         self._pairs = axis_map.equal_sizes
         found = {axis for axes in axis_map.axes.values() for axis in axes if axis.spatial}
         self._axes = _with_parts(found)
 
     def problem(self, size: int) -> str:
-        """Why an input of size × size cannot be taken; "" when it can."""
+        """Why an input of this size cannot be taken; "" when it can."""
         if size == self.base:
             return ""
         if size > self.base:
             return f"larger than the network's own, {self.base}"
-        patch = self._patch()
-        if size % patch:
-            return f"not a multiple of the patch size {patch}"
-        sizes = Sizes(groups={}, spatial=(size, size), batch=1)
+        if size % self._step:
+            ratio = " : ".join(map(str, self._sides))
+            return f"no whole numbers of pixels have the ratio {ratio}; multiples of {self._step} have"
+        sides = sides_of(size, self._sides)
+        patches = self._patches()
+        for index, side in enumerate(sides):
+            patch = patches.get(index, 1)
+            if side % patch:
+                return f"not a multiple of the patch size {patch}"
+        sizes = Sizes(groups={}, spatial=sides, batch=1)
         for axis in self._axes:
             if isinstance(axis, Scaled) and sizes(axis.source) * axis.numerator % axis.denominator:
                 return f"{sizes(axis.source)} positions in some layer cannot be split by {axis.denominator}"
@@ -44,9 +52,9 @@ class Resolutions:
 
     def proposed(self, shares: Sequence[float] = PROPOSED_SHARES) -> list[int]:
         """Legal resolutions near some shares of the network's own, ascending; rounder numbers are preferred."""
-        patch = self._patch()
-        smallest = max(patch, round(SMALLEST_PART * min(shares) * self.base))
-        legal = [s for s in range(self.base, smallest - 1, -1) if s % patch == 0 and not self.problem(s)]
+        patches = self._patches()
+        smallest = max(patches.get(0, 1), round(SMALLEST_PART * min(shares) * self.base))
+        legal = [s for s in range(self.base, smallest - 1, -1) if s % self._step == 0 and not self.problem(s)]
         near = NEAR_SHARE * self.base
 
         def rank(size: int, wanted: float) -> tuple[float, int, float]:
@@ -56,10 +64,19 @@ class Resolutions:
         chosen = {min(legal, key=lambda s: rank(s, share * self.base)) for share in shares if legal}
         return sorted(chosen | {self.base})
 
-    def _patch(self) -> int:
-        """Stride of windows that do not overlap (patches) over the input; resolutions are multiples of it."""
-        first = [w for w in self._axes if isinstance(w, Window) and isinstance(w.source, Spatial)]
-        return max((w.stride for w in first if w.offset == 1 - w.stride), default=1)
+    def _patches(self) -> dict[int, int]:
+        """Side -> stride of windows that do not overlap (patches) over it; sides are multiples of these."""
+        found: dict[int, int] = {}
+        for window in self._axes:
+            source = window.source if isinstance(window, Window) else None
+            if isinstance(window, Window) and isinstance(source, Spatial) and window.offset == 1 - window.stride:
+                found[source.index] = max(window.stride, found.get(source.index, 1))
+        return found
+
+
+def sides_of(size: int, base: Sequence[int]) -> tuple[int, ...]:
+    """All sides of an input whose first side has this size, in the ratio of the network's own ones."""
+    return tuple(size * side // base[0] for side in base)
 
 
 def _with_parts(axes: set[Axis]) -> Sequence[Axis]:
