@@ -7,6 +7,8 @@ import onnx
 import onnxruntime
 
 QUIET = 4  # of onnxruntime's levels: nothing but what ends the process
+OLD_IR_VERSION = 10
+"""onnxruntime takes files of this version of the format; libraries write later ones before it knows them."""
 
 
 def run(
@@ -28,4 +30,8 @@ def session_of(model: onnx.ModelProto, *, folded: bool = False) -> onnxruntime.I
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = levels.ORT_ENABLE_BASIC if folded else levels.ORT_DISABLE_ALL
     options.log_severity_level = QUIET
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    written = model.ir_version
+    model.ir_version = min(written, OLD_IR_VERSION)
+    content = model.SerializeToString()
+    model.ir_version = written
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -125,7 +125,7 @@ def export_refusal(model: nn.Module, error: Exception, opset: int) -> str:
             f"network '{network}': cannot be exported to ONNX ({_short(reason)}){f' at {line}' if line else ''}; "
             "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"
         )
-    line = _own_line(TRACED.findall(node.sourceRange()))
+    line = _own_line(TRACED.findall(node.sourceRange()))  # type: ignore[call-overload]
     path = _joined((scope.rpartition("::")[2] for scope in node.scopeName().split("/")[1:]), modules)
     unknown = isinstance(error, torch.onnx.errors.UnsupportedOperatorError) or "unrecognized namespace" in reason
     return (

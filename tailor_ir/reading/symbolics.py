@@ -312,8 +312,8 @@ def _slice_scatter(g: Any, x: Any, values: Any, dim: Any, start: Any, end: Any, 
     bounds = (
         None if symbolic_helper._is_none(v) else symbolic_helper._get_const(v, "i", "bound") for v in (start, end)
     )
-    places = range(shape[axis])[slice(*bounds, symbolic_helper._get_const(step, "i", "step"))]
-    return _written(g, x, values, axis, places, shape)
+    places = range(shape[axis])[slice(*bounds, symbolic_helper._get_const(step, "i", "step"))]  # type: ignore[call-overload]
+    return _written(g, x, values, axis, places, shape)  # type: ignore[arg-type]
 
 
 def _select_scatter(g: Any, x: Any, values: Any, dim: Any, index: Any) -> Any:

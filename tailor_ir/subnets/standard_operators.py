@@ -126,7 +126,7 @@ def _pad(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     if attributes.get("mode") != "wrap":
         w.nodes.append(gs.Node("Pad", w.name, attrs=dict(attributes), inputs=list(inputs), outputs=list(w.outputs)))
         return
-    x, pads = inputs[0], inputs[1].values.reshape(2, -1)  # type: ignore[attr-defined]
+    x, pads = inputs[0], inputs[1].values.reshape(2, -1)
     axes = [axis for axis in range(pads.shape[1]) if pads[:, axis].any()]
     for axis in axes:
         before, after = (int(number) for number in pads[:, axis])

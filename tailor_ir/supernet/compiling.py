@@ -104,7 +104,11 @@ def _refuse_other_answers(net: SuperNet, where: str) -> None:
     try:
         net.check_against(where=where)
     except CheckFailed as error:
-        raise ImportFailed(str(error)) from error
+        found = str(error).partition("; allowed:")[0]
+        raise ImportFailed(
+            f"{found}; allowed: networks that treat all samples alike, in batches of any size; export it with an open batch, "
+            "from a contiguous example"
+        ) from error
 
 
 def load(path: str | Path, *, batch: int = 1) -> SuperNet:

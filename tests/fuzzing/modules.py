@@ -79,7 +79,7 @@ class Recurrent(nn.Module):
 
     def __init__(self, width: int, kind: type[nn.RNNBase], both: bool) -> None:
         super().__init__()
-        self.layer = kind(width, width, batch_first=True, bidirectional=both)
+        self.layer = kind(width, width, batch_first=True, bidirectional=both)  # type: ignore[arg-type, call-arg]
         self.out = nn.Linear(width * (2 if both else 1), width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,7 @@ class Network:
             if kind == "float32":
                 found[name] = rng.standard_normal(sizes).astype(np.float32)
             elif kind == "bool":
-                found[name] = rng.random(sizes) < 0.5
+                found[name] = rng.random(sizes) < 0.5  # type: ignore[assignment]
             else:
                 found[name] = rng.integers(0, 250 if kind == "uint8" else TOKENS, sizes).astype(kind)
         return found

@@ -135,7 +135,7 @@ def _shapes(network: Network) -> dict[str, tuple[str, Shape]]:
         for name, shape in one.items()
         if shape and all(shape) and shape[0] == SAMPLES[0] and other.get(name) == (SAMPLES[1], *shape[1:])
     }
-    return {name: given for name, given in plain.items() if name not in network.inputs}
+    return {name: given for name, given in plain.items() if name not in network.inputs}  # type: ignore[misc]
 
 
 def _sizes(network: Network) -> set[int]:

@@ -159,13 +159,13 @@ def _product(name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     operands = [*operands[0]] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     function = getattr(torch, name) if name != "linear" else torch.nn.functional.linear
     if len(operands) < 2:
-        return _joined(*(function(*lead, _take(operands[0], part)) for part in (0, 1)))
+        return _joined(*(function(*lead, _take(operands[0], part)) for part in (0, 1)))  # type: ignore[call-arg]
     a, b, *rest = operands
     if len(operands) > 2 and name == "einsum":
         raise ImportFailed("einsum of more than two complex operands is not supported; write it as several")
 
     def of(x: Real, y: Real) -> Real:
-        return function(*lead, x, y, **kwargs)
+        return function(*lead, x, y, **kwargs)  # type: ignore[call-arg]
 
     if not isinstance(b, ComplexPair):
         pair = ComplexPair(of(a.real, b), of(a.imag, b))

@@ -78,7 +78,7 @@ def _axes(x: Any, sizes: Dims, dims: Dims, default: Sequence[int]) -> list[tuple
     if dims is None:
         dims = default if sizes is None else range(-len(sizes), 0)  # type: ignore[arg-type]
         dims = range(-x.dim(), 0) if dims is None else dims
-    dims = [dims] if isinstance(dims, int) else list(dims)  # type: ignore[arg-type]
+    dims = [dims] if isinstance(dims, int) else list(dims)
     wanted = [None] * len(dims) if sizes is None else list(sizes)  # type: ignore[arg-type]
     return [(axis % x.dim(), None if size in (None, -1) else size) for axis, size in zip(dims, wanted, strict=True)]
 
@@ -203,7 +203,7 @@ def _istft(
         raise ImportFailed("an inverse STFT of real numbers, or with two sides, is not supported; allowed: one side")
     hop, single = hop_length or n_fft // 4, input.dim() == 2
     spectrum = input.unsqueeze(0) if single else input
-    spectrum = spectrum * sqrt(n_fft) if normalized else spectrum
+    spectrum = spectrum * sqrt(n_fft) if normalized else spectrum  # type: ignore[operator]
     frames = _transformed(spectrum, -2, inverse=True, onesided=True, length=n_fft)  # (B, n_fft, frames)
     shape = _window(window, win_length or n_fft, n_fft, frames)
     basis = torch.eye(n_fft).to(frames).unsqueeze(1)
@@ -349,7 +349,7 @@ def complex_as_pairs(module: nn.Module) -> list[torch.Tensor]:
                 if tensor is not None and tensor.is_complex():
                     real = torch.view_as_real(tensor.detach()).clone()
                     table[name] = (
-                        nn.Parameter(real, requires_grad=tensor.requires_grad) if table is part._parameters else real
+                        nn.Parameter(real, requires_grad=tensor.requires_grad) if table is part._parameters else real  # type: ignore[assignment]
                     )
                     found.append(table[name])
     return [tensor for tensor in found if tensor is not None]

@@ -159,9 +159,9 @@ def check(library: Any, name: str, folder: Path) -> tailor_ir.SuperNet:
     """The largest SubNet is the original for one sample and for three; SubNets are the same in their three forms."""
     model, example = made(library, name)
     text = isinstance(example, dict)
-    attention = model.config._attn_implementation
+    attention = model.config._attn_implementation  # type: ignore[union-attr]
     net = tailor_ir.compile(model, example)
-    assert model.config._attn_implementation == attention
+    assert model.config._attn_implementation == attention  # type: ignore[union-attr]
     assert {variable.kind for variable in net.space.variables} >= {"heads", "depth" if text else "expand_ratio"}
     for batch in (1, 3):
         given = _inputs(net, net.max_config, batch, text)

@@ -59,7 +59,7 @@ def test_onnxruntime_that_was_imported_before_writes_no_more_events(monkeypatch:
             self.calls += 1
 
     imported = Imported()
-    monkeypatch.setitem(sys.modules, "onnxruntime", imported)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "onnxruntime", imported)
     runpy.run_path(str(importing.__file__))
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
     runpy.run_path(str(importing.__file__))

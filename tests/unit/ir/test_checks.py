@@ -84,7 +84,7 @@ class OtherForOne(nn.Module):
 
 
 def test_a_network_that_decides_by_the_batch_is_refused() -> None:
-    with pytest.raises(tailor_ir.ImportFailed, match=r"answers otherwise than the original \(.*batch 1\)"):
+    with pytest.raises(tailor_ir.ImportFailed, match="answers otherwise than the original"):
         tailor_ir.compile(OtherForOne().eval(), torch.randn(1, 3, 8, 8))
 
 
@@ -165,7 +165,7 @@ def test_sorted_channels_stay_only_where_they_bring_subnets_closer(important: in
 def test_where_no_channels_can_be_sorted_nothing_is_done() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
-    net = tailor_ir.compile(model, torch.zeros(1, 12))
+    net = tailor_ir.compile(model, torch.zeros(1, 12), {"*.width_mult": "frozen"})
     order = net.sort_channels_if_closer([torch.randn(4, 12)], [torch.randn(4, 12)], np.random.default_rng(0))
     assert not order.is_sorted
     assert "sorting changes no smaller SubNet" in order.line

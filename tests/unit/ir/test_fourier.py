@@ -15,7 +15,7 @@ import tailor_ir
 from tailor_ir.ops.spectra import FourierTransform
 from tailor_ir.reading.written_out.complex_pairs import ComplexPair
 from tailor_ir.reading.written_out.functions import WrittenOut
-from tests.unit.ir.forms import SIDE, WIDTH, check, is_elastic, network, operators_of
+from tests.unit.ir.around import SIDE, WIDTH, check, is_elastic, network, operators_of
 
 Body = Callable[[torch.Tensor], torch.Tensor]
 
@@ -167,7 +167,7 @@ def test_the_gradient_of_a_transform_is_the_originals() -> None:
     x = torch.randn(2, 3, SIDE, SIDE)
     model(x).square().sum().backward()
     net.elastic.eval()(x).square().sum().backward()
-    weight = model.body.weight
+    weight = model.get_parameter("body.weight")
     assert isinstance(weight, nn.Parameter)
     own = net.elastic.weights["body/weight"].grad
     assert weight.grad is not None

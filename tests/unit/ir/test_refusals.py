@@ -39,8 +39,8 @@ class Deep(nn.Module):
         self.encoder = nn.ModuleDict({"layers": nn.ModuleList([nn.Conv2d(3, 8, 1), block])})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, block = self.encoder["layers"]
-        return block["attn"](first(x))
+        first, block = self.encoder["layers"]  # type: ignore[misc]
+        return block["attn"](first(x))  # type: ignore[has-type]
 
 
 def line_of(module: type[nn.Module], text: str) -> str:

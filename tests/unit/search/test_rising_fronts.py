@@ -43,7 +43,7 @@ def test_refined_winners_rise_with_their_budgets(case: tuple[list[Known], list[t
 
 def card(digest: str, ms: float | None, accuracy: float, state: str = "ok") -> Card:
     """What is known of an exported SubNet, as far as a choice among the measured needs it."""
-    latency = Latency.model_construct(p50_ms=ms)
+    latency = Latency.model_construct(p50_ms=ms)  # type: ignore[call-arg]
     files = {"onnx": ExportedFile.model_validate({"state": state})}
     fields: dict[str, Any] = {"digest": digest, "latency": latency, "accuracy": {"validation": accuracy, "test": 0.0}}
     return Card.model_construct(**fields, files=files)
