@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--many-examples") else "fast")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one file share a worker, and so do all that need the same finished run; those come first."""
     shared = {item.path for item in items if SHARED_RUNS & set(getattr(item, "fixturenames", ()))}
