@@ -27,8 +27,8 @@ ADDRESS = re.compile(
 MADE = re.compile(r'(?:openat\([^,]*, |open\(|creat\(|mkdir\(|mkdirat\([^,]*, )"([^"]+)"(.*)\) += (?:\d|-1 EEXIST)')
 DNS = 53
 MOST_SHOWN = 5
-ELSEWHERE = (tempfile.gettempdir(), "/dev", "/proc", "/sys")
-"""Besides folders of the project."""
+ELSEWHERE = (tempfile.gettempdir(), "/var/tmp", "/dev", "/proc", "/sys")
+"""Besides folders of the project; SQLite has its temporary files in /var/tmp."""
 AGENT = """
 from profiling_agents.client import local_agent
 with local_agent({runtime!r}) as client:
