@@ -506,11 +506,13 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         p.freeze((x[axis],), node, "is looked up by position")
         return ((*x[:axis], *(p.pool.free(size) for size in positions.shape), *x[axis + 1 :]),)
     unfolded = _unfolded(positions)
-    if unfolded is not None and p.pool.depends_on_input(x[axis]):
-        step, stride = unfolded
-        windows = p.pool.window(x[axis], stride, -step * (positions.shape[0] - 1))
-        if windows.size == positions.shape[1]:
-            return ((*x[:axis], p.pool.fixed(positions.shape[0]), windows, *x[axis + 1 :]),)
+    if unfolded is not None and all(map(p.pool.has_positions, factors_of((x[axis],)))):
+        step, stride, by_row = unfolded
+        length, count = positions.shape[::-1] if by_row else positions.shape
+        windows = p.pool.window(x[axis], stride, -step * (length - 1))
+        if windows.size == count:
+            inside = p.pool.fixed(length)
+            return ((*x[:axis], *((windows, inside) if by_row else (inside, windows)), *x[axis + 1 :]),)
     first, last = int(positions.min()), int(positions.max())
     end = not positions.ndim and first in (0, -1) and p.pool.depends_on_input(x[axis])  # there at every resolution
     if not end and not 0 <= first <= last < _whole_begin(p, x[axis]):
@@ -519,15 +521,21 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return ((*x[:axis], *kept, *x[axis + 1 :]),)
 
 
-def _unfolded(positions: np.ndarray) -> tuple[int, int] | None:
-    """(step, stride) where column j holds window j of an axis: positions j · stride + i · step; None where it does not."""
+def _unfolded(positions: np.ndarray) -> tuple[int, int, bool] | None:
+    """(step, stride, by row) where column j (or row j) holds window j of an axis: positions j · stride + i · step.
+
+    Of two ways to see it, the one with shorter windows. None where positions are no windows.
+    """
     if positions.ndim != 2 or positions[0, 0] != 0:
         return None
     rows, columns = positions.shape
-    step = int(positions[1, 0]) if rows > 1 else 1
-    stride = int(positions[0, 1]) if columns > 1 else 1
-    regular = np.arange(rows)[:, None] * step + np.arange(columns)[None, :] * stride
-    return (step, stride) if step > 0 and stride > 0 and np.array_equal(positions, regular) else None
+    down = int(positions[1, 0]) if rows > 1 else 1
+    across = int(positions[0, 1]) if columns > 1 else 1
+    regular = np.arange(rows)[:, None] * down + np.arange(columns)[None, :] * across
+    if down <= 0 or across <= 0 or not np.array_equal(positions, regular):
+        return None
+    by_row = across * (columns - 1) < down * (rows - 1)
+    return (across, down, True) if by_row else (down, across, False)
 
 
 def _gather_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -536,9 +544,10 @@ def _gather_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torc
     unfolded = _unfolded(positions)
     if unfolded is None or shapes.inputs[0][axis] == shapes.full_inputs[0][axis]:
         return {1: positions}
-    step, stride = unfolded
+    step, stride, by_row = unfolded
+    down, across = (stride, step) if by_row else (step, stride)
     rows, columns = shapes.outputs[0][axis : axis + 2]
-    return {1: np.arange(rows)[:, None] * step + np.arange(columns)[None, :] * stride}
+    return {1: np.arange(rows)[:, None] * down + np.arange(columns)[None, :] * across}
 
 
 def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:

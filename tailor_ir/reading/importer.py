@@ -19,11 +19,13 @@ from tailor_ir.reading.normal_forms import drop_idle, normalise, resolve_identit
 from tailor_ir.reading.places import unknown_operator
 from tailor_ir.reading.slices import reorder_blocks, split_slices
 from tailor_ir.reading.trace import OPSET, TRACE_BATCH
+from tailor_ir.reading.written_out.file_forms import inline_defined, write_out
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
 SETTINGS = {"Resize": (1, 2), "Upsample": (1,)}  # input positions of floats that are no weights
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 PASSES: tuple[Callable[[gs.Graph], None], ...] = (
+    write_out,
     resolve_identities,
     drop_idle,
     reorder_blocks,
@@ -84,7 +86,7 @@ def _folded(
 ) -> tuple[gs.Graph, frozenset[str], dict[str, np.ndarray]]:
     """The graph without its weights, constants folded; names of the weights; their values. samples: where the batch is open."""
     _refuse_unsupported(model)
-    model = _at_least(model, OPSET)
+    model = inline_defined(_at_least(model, OPSET))
     weights = _weight_names(model, state)
     surgeon = gs.import_onnx(model)
     _fix_input_shapes(surgeon, shapes, samples)

@@ -1,11 +1,13 @@
 """One operator inside a small network, and the check of all of its forms."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
+from onnx import helper
 from torch import nn
 
 import tailor_ir
@@ -58,7 +60,9 @@ def check_subnets(net: tailor_ir.SuperNet, folder: Path) -> None:
         net.elastic.activate(config)
         built = net.build(config).eval()
         for batch in (1, 3):
-            x = torch.randn(net.input_shape(config, batch), generator=torch.Generator().manual_seed(batch))
+            x = torch.randn(
+                next(iter(net.input_shapes(config, batch).values())), generator=torch.Generator().manual_seed(batch)
+            )
             expected = net.elastic(x)
             assert difference(expected, built(x)) <= EXACT, config
             net.export(config, folder / "subnet.onnx", batch=batch)
@@ -76,3 +80,67 @@ def operators_of(net: tailor_ir.SuperNet) -> set[str]:
 def is_elastic(net: tailor_ir.SuperNet, kind: str) -> bool:
     """Whether the space has a variable of a kind with at least two choices."""
     return any(variable.kind == kind and len(variable.choices) > 1 for variable in net.space.variables)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def array(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def node(op: str, *operands: str, **attributes: object) -> onnx.NodeProto:
+    """An operator from `a` and other operands to `b`."""
+    return helper.make_node(op, ["a", *operands], ["b"], op, **attributes)
+
+
+def file_around(
+    nodes: Sequence[onnx.NodeProto],
+    tensors: dict[str, np.ndarray],
+    *,
+    opset: int = 17,
+    channels: int = WIDTH,
+    side: int = SIDE,
+) -> onnx.ModelProto:
+    """x through a 3×3 convolution to `a`, through `nodes` from `a` to `b`, and `channels` of it pooled to y."""
+    frame = [
+        helper.make_node("Conv", ["x", "stem"], ["stem/y"], "stem", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["stem/y"], ["a"]),
+        *nodes,
+        helper.make_node("GlobalAveragePool", ["b"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "head"], ["y"], "head", transB=1),
+    ]
+    return model_of(
+        frame, {"stem": array(WIDTH, 3, 3, 3), "head": array(5, channels), **tensors}, (1, 3, side, side), opset
+    )
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto], tensors: dict[str, np.ndarray], shape: Sequence[int], opset: int
+) -> onnx.ModelProto:
+    """A file from x of a shape, whose batch is open, to y (B, 5)."""
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", *shape[1:]])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 5])],
+        [onnx.numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+@torch.no_grad()
+def check_file(model: onnx.ModelProto, folder: Path) -> tailor_ir.SuperNet:
+    """The largest SubNet is the file's network in onnxruntime, and SubNets agree in all forms."""
+    onnx.save(model, folder / "network.onnx")
+    net = tailor_ir.compile(folder / "network.onnx")
+    net.elastic.eval().activate(net.max_config)
+    session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
+    (shape,) = net.input_shapes(net.max_config).values()
+    for batch in (1, 3):
+        x = torch.randn(batch, *shape[1:], generator=torch.Generator().manual_seed(batch))
+        (expected,) = session.run(None, {"x": x.numpy()})
+        assert difference(torch.from_numpy(expected), net.elastic(x)) <= EXPORTED
+    check_subnets(net, folder)
+    return net

@@ -73,7 +73,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 def spectrogram(x: torch.Tensor) -> torch.Tensor:
     window = torch.hann_window(16)
     found = torch.stft(x.flatten(2).mean(1), 16, 8, window=window, return_complex=True)
-    return x * found.abs().pow(2).mean((1, 2))[:, None, None, None]
+    return x * found.abs().pow(2).mean((1, 2), keepdim=True)[..., None]
 
 
 def there_and_back(x: torch.Tensor) -> torch.Tensor:
