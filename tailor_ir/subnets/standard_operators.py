@@ -7,7 +7,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from tailor_ir.graph import Attribute
+from tailor_ir.graph import Attribute, Node
+from tailor_ir.ops.interpolation import FACTORS, FILTERED, resizing_matrices
 from tailor_ir.ops.spectra import transform_matrix
 
 
@@ -162,10 +163,29 @@ def _fourier_transform(w: _Writer, inputs: Inputs, attributes: Attributes) -> No
     w.add("Transpose", apart, last=True, perm=[*range(axis), rank - 2, *range(axis, rank - 2), rank - 1])
 
 
+def _filtered_resize(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    (x,) = inputs
+    node = Node(name=w.name, op=FILTERED, inputs=(), outputs=(), attributes=tuple(attributes.items()))
+    factors = attributes[FACTORS]
+    assert isinstance(factors, tuple), factors
+    matrices = resizing_matrices(node, x.shape, w.outputs[0].shape, factors)  # type: ignore[arg-type]
+    rank = len(x.shape)
+    for axis, matrix in matrices.items():
+        is_last = axis == max(matrices)
+        order = [i for i in range(rank) if i != axis] + [axis]
+        back = [order.index(i) for i in range(rank)]
+        turned = w.add("Transpose", x, perm=order)
+        product = w.add("MatMul", turned, gs.Constant(f"{w.name}/matrix{axis}", np.ascontiguousarray(matrix.T)))
+        x = w.add("Transpose", product, last=is_last, perm=back)
+    if not matrices:
+        w.add("Identity", x, last=True)
+
+
 WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
     "BatchStandardization": _batch_standardization,
     "DFT": _fourier_transform,
     "Embedding": _embedding,
+    "FilteredResize": _filtered_resize,
     "Gelu": _gelu,
     "GroupNorm": _group_norm,
     "Linear": _linear,

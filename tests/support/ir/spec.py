@@ -29,6 +29,16 @@ OnnxCheck = Callable[[gs.Graph], Complaints]
 OWN_ATTRIBUTES: dict[str, dict[str, type]] = {
     "BatchStandardization": {"epsilon": float},
     "Embedding": {},
+    "FilteredResize": {
+        "antialias": int,
+        "coordinate_transformation_mode": str,
+        "cubic_coeff_a": float,
+        "exclude_outside": int,
+        "extrapolation_value": float,
+        "factors": tuple,
+        "mode": str,
+        "nearest_mode": str,
+    },
     "Gelu": {"approximate": str},
     "GroupNorm": {"num_groups": int, "epsilon": float},
     "KernelTransform": {"sizes": tuple},
