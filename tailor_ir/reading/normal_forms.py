@@ -127,7 +127,13 @@ def normalise(graph: gs.Graph) -> None:
     """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
     for node in graph.nodes:
         _normalise(node, graph.inputs[0].shape[0])
+<<<<<<< HEAD
         _drop_later_defaults(node, graph.opset)
+=======
+        positions = node.outputs[1] if node.op == "MaxPool" and len(node.outputs) > 1 else None
+        if positions is not None and not positions.outputs and all(positions is not output for output in graph.outputs):
+            node.outputs = list(node.outputs[:1])
+>>>>>>> 8dc570fd (feat(ir): unpooling and deformable convolutions)
     graph.cleanup(remove_unused_graph_inputs=False)
 
 

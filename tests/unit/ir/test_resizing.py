@@ -13,7 +13,7 @@ from onnx import helper
 import tailor_ir
 from tailor_ir.graph import Node
 from tailor_ir.ops.interpolation import resizing_matrices
-from tests.unit.ir.forms import check_file, file_around, is_elastic, node
+from tests.unit.ir.around import check_file, file_around, is_elastic, node
 
 MODES: dict[str, dict[str, Any]] = {
     "linear, from the corner": {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
