@@ -127,13 +127,7 @@ def normalise(graph: gs.Graph) -> None:
     """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
     for node in graph.nodes:
         _normalise(node, graph.inputs[0].shape[0])
-<<<<<<< HEAD
         _drop_later_defaults(node, graph.opset)
-=======
-        positions = node.outputs[1] if node.op == "MaxPool" and len(node.outputs) > 1 else None
-        if positions is not None and not positions.outputs and all(positions is not output for output in graph.outputs):
-            node.outputs = list(node.outputs[:1])
->>>>>>> 8dc570fd (feat(ir): unpooling and deformable convolutions)
     graph.cleanup(remove_unused_graph_inputs=False)
 
 
@@ -270,12 +264,6 @@ def _write_all_sizes(node: gs.Node) -> None:
             del node.attrs["keep_aspect_ratio_policy"]
             sizes = gs.Constant(f"{node.outputs[0].name}/sizes", np.asarray(after, np.int64))
             node.inputs = [node.inputs[0], gs.Variable.empty(), gs.Variable.empty(), sizes]
-    for name, plain in (("keep_aspect_ratio_policy", "stretch"), ("antialias", 0)):
-        if node.attrs.get(name, plain) != plain:
-            raise ImportFailed(
-                f"operator 'Resize' at '{node.name or node.outputs[0].name}': {name} {node.attrs[name]}; allowed: {plain}; "
-                "export it with plain factors or sizes"
-            )
 
 
 def _drop_later_defaults(node: gs.Node, opset: int) -> None:

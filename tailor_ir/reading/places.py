@@ -2,7 +2,6 @@
 
 import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,6 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.reading.value_reads import PACKAGES, TORCH_FOLDER, shown_line
 
 OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
-FOREIGN = (TORCH_FOLDER, OWN_FOLDER, f"{sysconfig.get_path('stdlib')}{os.sep}", "<")
-"""Begins of paths of code that is no network's: torch's, ours, Python's."""
 TRACE = str(Path(__file__).with_name("trace.py"))
 """Calls the network: frames around its own are ours, and the caller's."""
 TRACED = re.compile(r"^(.+?)\((\d+)\): ", re.MULTILINE)
@@ -66,17 +63,10 @@ def lines_of(model: onnx.ModelProto) -> dict[str, str]:
     return found
 
 
-def _is_networks(path: str) -> bool:
-    """Whether code may be a network's, although packages lie in Python's own folder."""
-    return not path.startswith(FOREIGN[:2]) and (
-        not path.startswith(FOREIGN[2:]) or not PACKAGES.isdisjoint(Path(path).parts)
-    )
-
-
 def _own_line(frames: Iterable[tuple[str, str]]) -> str:
     """The innermost frame of a network's own code; of a package's where the whole network comes from packages."""
     inside = takewhile(lambda frame: frame[0] != TRACE, frames)
-    found = [(path, int(number)) for path, number in inside if _is_networks(path)]
+    found = [(path, int(number)) for path, number in inside if not path.startswith((TORCH_FOLDER, OWN_FOLDER, "<"))]
     own = next((frame for frame in found if PACKAGES.isdisjoint(Path(frame[0]).parts)), None) or next(iter(found), None)
     return shown_line(Path(own[0]), own[1]) if own else ""
 
