@@ -273,7 +273,7 @@ def _transposed_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
     layer.weight.data.copy_(weight)
     if layer.bias is not None:
         layer.bias.data.copy_(parameters[1])
-    return CroppedTransposedConvolution(layer, crop) if crop else layer
+    return CroppedTransposedConvolution(layer, crop) if crop else layer  # type: ignore[arg-type]
 
 
 OPERATORS = (

@@ -266,7 +266,7 @@ OPERATORS = (
         axes=_resize_axes,
         order=_stretched,
         lower=_lower_filtered,
-        attributes=_filtered_attributes,
+        attributes=_filtered_attributes,  # type: ignore[arg-type]
     ),
     Operator(names=("DepthToSpace",), axes=_depth_to_space_axes, order=order_of_positions, lower=_lower_depth_to_space),
     Operator(names=("SpaceToDepth",), axes=_space_to_depth_axes, order=order_of_positions, lower=_lower_space_to_depth),

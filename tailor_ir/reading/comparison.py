@@ -26,7 +26,7 @@ REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueErr
 """Errors of networks for inputs that they do not take."""
 
 Answer = list[torch.Tensor]
-Places = dict[str, set[object]]
+PlacesOfValues = dict[str, set[object]]
 """`file:line` of reads of values, and the truth values that were read; None for other numbers."""
 Batches = tuple[torch.Tensor, ...]
 """A batch of each input, in order."""
@@ -40,7 +40,7 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
     module itself refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
     more than rounding explains.
     """
-    places: Places = {}
+    places: PlacesOfValues = {}
     where = f"network '{type(module).__name__}'"
     compared = False
     with (
@@ -89,7 +89,7 @@ def _like(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return found.reshape(expected.shape) if found.numel() == expected.numel() else found
 
 
-def _refusal(module: nn.Module, difference: float, places: Places) -> str:
+def _refusal(module: nn.Module, difference: float, places: PlacesOfValues) -> str:
     size = f"{difference:.2g} of the largest output" if difference < float("inf") else "other shapes or infinite values"
     more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
     where = f"; values of the input decide at {', '.join(list(places)[:MOST_LINES])}{more}" if places else ""
@@ -139,7 +139,7 @@ def _moved(batch: torch.Tensor) -> torch.Tensor:
     return torch.stack([sample.roll(index, -1) for index, sample in enumerate(batch)])
 
 
-def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: Places) -> Answer | None:
+def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: PlacesOfValues) -> Answer | None:
     """The module's answer; None for inputs that the module refuses. Enters in `places` where it reads values."""
     given = tuple(one.clone() for one in batches)
     reads = ValueReads(dict(zip(examples.names, given, strict=True)))

@@ -1,6 +1,6 @@
 """Writing into a part of a tensor, which exporters write as ScatterND or ScatterElements with a position for each element.
 
-Positions that are constant become slices, concatenations and look-ups, whose axes are known.
+WrittenPlaces that are constant become slices, concatenations and look-ups, whose axes are known.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-Places = tuple[np.ndarray, ...]
-"""Positions along each axis; what is written are all combinations of them."""
+WrittenPlaces = tuple[np.ndarray, ...]
+"""WrittenPlaces along each axis; what is written are all combinations of them."""
 SAMPLES = 0  # the axis of samples, of which there may be any number
 
 
@@ -79,7 +79,7 @@ class _Builder:
         operands = [self.numbers([number]) for number in (start, stop, axis, *((step,) if step > 1 else ()))]
         return self.add("Slice", [x, *operands], shape)
 
-    def take(self, x: gs.Tensor, places: Places) -> gs.Tensor:
+    def take(self, x: gs.Tensor, places: WrittenPlaces) -> gs.Tensor:
         """The part of x at the places."""
         for axis, places_along in enumerate(places):
             step = _step(places_along)
@@ -98,7 +98,7 @@ class _Write:
     data: gs.Tensor
     value: gs.Tensor
     shape: tuple[int, ...]
-    places: Places
+    places: WrittenPlaces
     adds: bool
 
     def build(self, builder: _Builder) -> gs.Tensor:
@@ -188,7 +188,7 @@ def _write(node: gs.Node, index: np.ndarray, adds: bool) -> _Write | None:
     return _Write(data, value, shape, places, adds)
 
 
-def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> Places | None:
+def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> WrittenPlaces | None:
     """Places of entries that have the same position along an axis wherever they are along the others."""
     along = np.moveaxis(index, axis, -1).reshape(-1, index.shape[axis])
     if not len(along) or not (along == along[0]).all():
@@ -197,7 +197,7 @@ def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> Places 
     return tuple(first if i == axis else np.arange(size) for i, size in enumerate(index.shape))
 
 
-def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> Places | None:
+def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> WrittenPlaces | None:
     """Places along each axis where the coordinates are all combinations of them, in order."""
     depth = len(coordinates)
     if coordinates[0].ndim != depth:
@@ -213,7 +213,7 @@ def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> Place
 
 def _flattened(
     coordinates: Sequence[np.ndarray], shape: tuple[int, ...], depth: int
-) -> tuple[tuple[int, ...], Places | None]:
+) -> tuple[tuple[int, ...], WrittenPlaces | None]:
     """The tensor with the axes that positions are of flattened into one but for the samples', and places along it."""
     samples, inner = shape[SAMPLES], int(np.prod(shape[1:depth]))
     flat = (samples, inner, *shape[depth:])

@@ -75,19 +75,24 @@ def compile(
         graph, tensors = transform_kernels(graph, tensors, read(graph, tensors))
     net = SuperNet(graph, tensors, space)
     net.refused = (*refused, *no_exits)
-    if isinstance(model, nn.Module) and examples is not None:
-        net.remarks = compare(model, net.elastic, examples)
-        net.original = Reference.of_module(model, examples, partial(_drawn, net))
-    else:
-        net.remarks = folded_norms(proto)
-        net.original = Reference.of_file(proto, partial(_drawn, net))
-    _refuse_other_answers(net, f"network '{type(model).__name__}'" if isinstance(model, nn.Module) else "file")
-    if not net.original.answers:
-        net.remarks += ("the original network does not run on drawn inputs: its answers could not be compared",)
+    _compare(net, model if isinstance(model, nn.Module) else None, examples, proto)
     net.remarks += only_itself(net.structure, space)
     for remark in net.remarks:
         logging.getLogger(__name__).warning(remark)
     return net
+
+
+def _compare(net: SuperNet, module: nn.Module | None, examples: ExampleInputs | None, proto: onnx.ModelProto) -> None:
+    """Keeps the original's answers and what is to be said of it. ImportFailed: the compiled network answers otherwise."""
+    if module is not None and examples is not None:
+        net.remarks = compare(module, net.elastic, examples)
+        net.original = Reference.of_module(module, examples, partial(_drawn, net))
+    else:
+        net.remarks = folded_norms(proto)
+        net.original = Reference.of_file(proto, partial(_drawn, net))
+    _refuse_other_answers(net, "file" if module is None else f"network '{type(module).__name__}'")
+    if not net.original.answers:
+        net.remarks += ("the original network does not run on drawn inputs: its answers could not be compared",)
 
 
 def _drawn(net: SuperNet, rng: np.random.Generator, batch: int) -> Sequence[np.ndarray]:

@@ -101,10 +101,9 @@ def run(
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`, beside `confusions.jsonl`.
 
     `data`: split -> images to state the accuracy on; those of the first check the files. `batch`: samples of an ONNX file. The
-    caller holds the device's lease. What an earlier call finished is not done again. Winners are always timed here, others come
-    from the store. `substitutes`: for missed budgets. `implementations`: of operators. `policies`: of SubNets. `rules`,
-    `formats`, `placements`: of the bundle. `elsewhere`: winners of other devices.
-    UserError for side files of no winner; AgentError.
+    caller holds the device's lease. An earlier call's results stay. Winners are always timed here, others come from the store.
+    `substitutes`: for missed budgets. `implementations`: of operators. `policies`: of SubNets. `rules`, `formats` and
+    `placements`: of the bundle. `elsewhere`: winners of other devices. UserError for side files of no winner; AgentError.
     """
     front, device = read_front(search / FRONT_FILE), client.capabilities()
     _require(settings, net := tailor_ir.load(supernet, batch=batch), device, implementations)

@@ -17,7 +17,9 @@ from tasks.schemas.results import FinetuneResult
 from tasks.schemas.stored import StageResult
 
 if TYPE_CHECKING:
-    from tailor_ir import Space
+    from tailor_ir import Reference, Space, SuperNet
+    from tasks.data.dataset import Dataset
+    from tasks.finetune.job import Job
 
 __all__ = ["Settings", "TrainSettings", "run"]
 
@@ -30,14 +32,12 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     alternative that stands alone in it.
     A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
     """
-    from tasks.data.description import remember
     from tasks.evaluation.ends import accuracies_of_ends
     from tasks.evaluation.subnets import EvaluationData
     from tasks.finetune import checkpoint, ranges
     from tasks.finetune.device import pick_device
     from tasks.finetune.job import Job
     from tasks.finetune.launcher import launch
-    from tasks.models import carry_origin
 
     splits = load_splits(data)
     net = tailor_ir.load(supernet)
@@ -71,14 +71,23 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
         **accuracies_of_ends(net, validation, splits["test"]),
     )
     net.elastic.to("cpu")
-    if FROZEN.issuperset(settings.strategies):
+    _keep(net, before if FROZEN.issuperset(settings.strategies) else None, job, splits["train"])
+    return result.to_json()
+
+
+def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> None:
+    """Saves the trained SuperNet, if it is whole. before: answers that its largest SubNet still has to give."""
+    from tasks.data.description import remember
+    from tasks.models import carry_origin
+
+    if before is not None:
         net.check_against(before, "stage finetune, alternatives alone trained")
     net.check_forms(where="stage finetune")
-    net.save(folder / "supernet")
-    remember(splits["train"], folder / "supernet")
-    carry_origin(supernet, folder / "supernet")
+    assert job.supernet is not None
+    net.save(job.folder / "supernet")
+    remember(train, job.folder / "supernet")
+    carry_origin(job.supernet, job.folder / "supernet")
     job.checkpoint.unlink()
-    return result.to_json()
 
 
 def exits_of(space: Space) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class Builder:
 
     def constant(self, values: object, dtype: object = None) -> gs.Constant:
         self.count += 1
-        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, dtype or self.dtype))
+        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, dtype or self.dtype))  # type: ignore[arg-type]
 
     def reshape(self, x: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
         return self.add("Reshape", [x, self.constant(shape, np.int64)], shape)

@@ -19,7 +19,7 @@ from tailor_ir.reading.written_out.complex_pairs import ComplexPair, apply_to_pa
 Dims = int | Sequence[int] | None
 
 
-class FourierTransform(torch.autograd.Function):
+class WrittenTransform(torch.autograd.Function):
     """One axis of x (…, N, …, 1 or 2) transformed, as ONNX's DFT. shape: of x. length: points of time."""
 
     @staticmethod
@@ -50,7 +50,7 @@ def _transformed(x: Any, axis: int, *, inverse: bool = False, onesided: bool = F
     stacked = torch.stack((x.real, x.imag), -1) if pair else x.unsqueeze(-1)
     axis %= stacked.dim() - 1
     shape = tuple(map(int, stacked.shape))
-    y = FourierTransform.apply(stacked, axis, inverse, onesided, shape, length or shape[axis])
+    y = WrittenTransform.apply(stacked, axis, inverse, onesided, shape, length or shape[axis])
     return y[..., 0] if inverse and onesided else ComplexPair(y[..., 0], y[..., 1])
 
 

@@ -91,7 +91,7 @@ def array(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
 
 def node(op: str, *operands: str, **attributes: object) -> onnx.NodeProto:
     """An operator from `a` and other operands to `b`."""
-    return helper.make_node(op, ["a", *operands], ["b"], op, **attributes)
+    return helper.make_node(op, ["a", *operands], ["b"], op, **attributes)  # type: ignore[arg-type]
 
 
 def file_around(

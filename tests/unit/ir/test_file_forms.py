@@ -134,7 +134,7 @@ def test_attention_with_earlier_keys_and_values(tmp_path: Path) -> None:
     """Here the same ones twice."""
     past = [helper.make_node("Attention", ["q4", "k4", "v4", "", "k4", "v4"], ["t4", "ks", "vs"], "att")]
     split = [
-        helper.make_node(op, [before, *shape], [after], f"{op} {after}", **settings)
+        helper.make_node(op, [before, *shape], [after], f"{op} {after}", **settings)  # type: ignore[arg-type]
         for name in "qkv"
         for op, before, shape, after, settings in (
             ("Reshape", name, ["apart"], f"{name}3", {}),
