@@ -3,13 +3,15 @@
 A trace keeps each `if` as it was decided for one input. Where decisions depend on values, the two networks answer differently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import NO_BATCH, Graph
+from tailor_ir.reading.files.element_types import LOW, other_types
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import plain_attention
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
@@ -18,6 +20,7 @@ BATCH = 2  # networks may drop an axis of 1
 TOLERANCE = 1e-3
 """Share of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
 ROUNDING = 8  # times the type's precision
+ROUNDINGS = 32  # of half or bfloat16 that may add up
 NUDGE = 1e-6  # of an input, to see how much an ill-conditioned network amplifies it
 NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
 MOST_LINES = 3
@@ -30,24 +33,59 @@ Batches = tuple[torch.Tensor, ...]
 def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
     """A line for each place where Python decides by values of the input, although the answers were equal.
 
-    One batch is tried; where Python reads values, more batches with other signs and sizes. Inputs that the module itself
-    refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
-    more than rounding explains.
+    A module in half or bfloat16 rounds in each layer: ROUNDINGS of its type are allowed. One batch is tried; where Python reads
+    values, more batches with other signs and sizes. Inputs that the module itself refuses are skipped. ImportFailed: an answer
+    differs by more than TOLERANCE of its largest number, and by more than rounding explains.
     """
     places: dict[str, None] = {}
+    tolerance = _tolerance(module, examples)
     with _evaluated(module), _evaluated(compiled), torch.no_grad(), plain_attention():
         for batches in _inputs(examples):
             expected = _answer(module, examples, batches, places)
             if expected is None:
                 continue
             difference = _excess(module, examples, batches, expected, _tensors(compiled(*batches)))
-            if difference > TOLERANCE:
+            if difference > tolerance:
                 raise ImportFailed(_refusal(module, difference, places))
             if not places:
                 break
     return tuple(
         f"values of the input decide at {place}: the compiled network keeps what was decided for the example input"
         for place in places
+    )
+
+
+def _tolerance(module: nn.Module, examples: ExampleInputs) -> float:
+    low = other_types(module, examples.tensors).intersection(LOW)
+    return max((ROUNDINGS * torch.finfo(kind).eps for kind in low), default=TOLERANCE)
+
+
+def refuse_mixed_samples(graph: Graph, batched: Mapping[str, int], network: nn.Module, batches: Batches) -> None:
+    """ImportFailed where a network answers otherwise to a sample in a batch than to the sample alone.
+
+    For files of one sample, in which the batch cannot be told from other axes of one. batched: axis of the batch of each output
+    that has it in one piece. batches: two samples of each input.
+    """
+    axes = [graph.batch_axis(name) for name in graph.inputs]
+    alone = tuple(one if axis == NO_BATCH else one.narrow(axis, 1, 1) for one, axis in zip(batches, axes, strict=True))
+    reason = "other shapes"
+    with _evaluated(network), torch.no_grad():
+        try:
+            both, single = _tensors(network(*batches)), _tensors(network(*alone))
+            pairs = [
+                (one, two.narrow(batched[name], 1, 1) if name in batched else two)
+                for name, one, two in zip(graph.outputs, single, both, strict=True)
+                if name in batched or one.shape == two.shape
+            ]
+            same = all(one.shape == two.shape for one, two in pairs)
+            if same and all(_difference_of(one, two) <= TOLERANCE for one, two in pairs):
+                return
+            reason = "other values" if same else reason
+        except (IndexError, RuntimeError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise ImportFailed(
+        f"network: its answer to two samples is not that to each of them alone ({reason}); the file is for a batch of one, and "
+        "its operators mix it with other axes; allowed: networks that treat all samples alike; export it with an open batch"
     )
 
 

@@ -1,6 +1,7 @@
 """From an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from itertools import count
 
 import numpy as np
 import onnx
@@ -10,13 +11,23 @@ import torch
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
-from tailor_ir.reading.folding import fold, lay_aside, restore
-from tailor_ir.reading.normal_forms import drop_idle, normalise, resolve_identities, share_rows
+from tailor_ir.reading.files.layouts import InputLayout, layouts_of, pin_squeezes
+from tailor_ir.reading.files.preparing import mend_raised
+from tailor_ir.reading.files.quantised import drop_quantisation
+from tailor_ir.reading.files.weights import weights_in_constants
+from tailor_ir.reading.folding import constants_to_tensors, fold, lay_aside, restore
+from tailor_ir.reading.normal_forms import drop_idle, normalise, resolve_identities, separate_outputs, share_rows
 from tailor_ir.reading.slices import reorder_blocks, split_slices
-from tailor_ir.reading.trace import OPSET, TRACE_BATCH
+from tailor_ir.reading.trace import OPSET
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
-SETTINGS = {"Resize": (1, 2), "Upsample": (1,)}  # input positions of floats that are no weights
+SETTINGS = {  # input positions of floats that are no weights
+    "DequantizeLinear": (1,),
+    "QuantizeLinear": (1,),
+    "Resize": (1, 2),
+    "Upsample": (1,),
+}
+QUANTISED = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}  # and QLinear…
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 PASSES: tuple[Callable[[gs.Graph], None], ...] = (
     resolve_identities,
@@ -32,38 +43,58 @@ DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Un
 def import_onnx(
     model: onnx.ModelProto,
     state: Mapping[str, torch.Tensor] | None = None,
-    example_shapes: Mapping[str, Sequence[int]] | None = None,
+    layout: InputLayout | None = None,
 ) -> tuple[Graph, Tensors]:
     """The IR graph and its tensors.
 
-    `state` holds the network's own values where the model's are not to be trusted; `example_shapes`, by input name,
-    fills in input dimensions that the model leaves open.
+    `state` holds the network's own values where the model's are not to be trusted. `layout`: sizes and batch axes of the
+    inputs; None: the likeliest. Weights that a file stores as constants are trained like others.
     """
     _refuse_unsupported(model)
-    model = _at_least(model, OPSET)
+    layout = layout or next(layouts_of(model, {}))
+    model = pin_squeezes(_at_least(model, OPSET), layout)
     weights = _weight_names(model, state)
-    surgeon = gs.import_onnx(model)
-    _fix_input_shapes(surgeon, example_shapes or {})
+    surgeon = _imported(model)
+    _fix_inputs(surgeon, layout)
+    drop_quantisation(surgeon)
     resolve_identities(surgeon)
+    separate_outputs(surgeon)
     surgeon.cleanup(remove_unused_graph_inputs=False).toposort()
     if state is None:
+        constants_to_tensors(surgeon)
+        weights |= weights_in_constants(surgeon)
         weights |= _unshare_vectors(surgeon, weights)
     values = lay_aside(surgeon, weights)
     surgeon = fold(surgeon)
+    if state is None and (computed := weights_in_constants(surgeon)):
+        weights |= computed | _unshare_vectors(surgeon, computed)
+        values |= lay_aside(surgeon, weights)
     _refuse_control_flow(surgeon)
     for rewrite in PASSES:
         rewrite(surgeon)
     restore(surgeon, values)
     normalise(surgeon)
-    return _to_graph(surgeon, weights, state)
+    if not surgeon.nodes:
+        _refuse_unread_inputs(surgeon, frozenset())
+    separate_outputs(surgeon)
+    return _to_graph(surgeon, weights, state, layout)
+
+
+def _imported(model: onnx.ModelProto) -> gs.Graph:
+    try:
+        return gs.import_onnx(model)
+    except Exception as error:  # graphsurgeon raises several types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ImportFailed(f"network: its graph cannot be read ({reason}); export it again") from error
 
 
 def _refuse_unsupported(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         where = f"operator '{node.op_type}' at '{node.name or node.output[0]}'"
-        if "Quantize" in node.op_type or node.op_type.startswith("QLinear"):
+        if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
             raise ImportFailed(
-                f"{where}: the network is quantised; allowed: fp32; give the network before quantisation"
+                f"{where}: the network is quantised; allowed: fp32, and QuantizeLinear beside DequantizeLinear; give the "
+                "network before quantisation"
             )
         if node.domain not in ("", "ai.onnx"):
             raise ImportFailed(f"{where}: not supported (domain '{node.domain}'); allowed: standard ONNX operators")
@@ -83,7 +114,7 @@ def _at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     if version >= opset:
         return model
     try:
-        return onnx.version_converter.convert_version(model, opset)
+        return mend_raised(onnx.version_converter.convert_version(model, opset), version)
     except Exception as error:  # C++ exceptions come as several Python types
         reason = str(error).splitlines()[0]
         raise ImportFailed(
@@ -91,42 +122,18 @@ def _at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         ) from error
 
 
-def _fix_input_shapes(graph: gs.Graph, example_shapes: Mapping[str, Sequence[int]]) -> None:
-    """An open batch becomes the other inputs', or else the trace's; other open dimensions follow the examples."""
-    closed = [tensor.shape[0] for tensor in graph.inputs if tensor.shape and _is_size(tensor.shape[0])]
+def _fix_inputs(graph: gs.Graph, layout: InputLayout) -> None:
+    """Sizes of all inputs as the layout has them; inputs that it makes constant are no inputs any more."""
     changed = False
-    for tensor in graph.inputs:
-        shape = list(tensor.shape or ())
-        example = example_shapes.get(tensor.name, ())
-        for position, size in enumerate(shape):
-            if _is_size(size):
-                continue
-            if position == 0:
-                shape[0] = closed[0] if closed else TRACE_BATCH
-            elif len(example) == len(shape):
-                shape[position] = example[position]
-            else:
-                raise ImportFailed(
-                    f"network: input '{tensor.name}' leaves its shape open ({tensor.shape}); "
-                    "give an example input of full resolution, or export it with a fixed shape"
-                )
-        if shape != list(tensor.shape or ()):
-            tensor.shape, changed = shape, True
-    _refuse_other_batches(graph)
+    for tensor in list(graph.inputs):
+        if tensor.name in layout.constants:
+            tensor.to_constant(layout.constants[tensor.name])
+            changed = True
+        elif tuple(tensor.shape or ()) != (shape := layout.shapes[tensor.name]):
+            tensor.shape, changed = list(shape), True
+    graph.inputs = [tensor for tensor in graph.inputs if tensor.name not in layout.constants]
     for output in (output for node in graph.nodes for output in node.outputs if changed):
         output.shape = None  # inferred for an open input
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and size > 0
-
-
-def _refuse_other_batches(graph: gs.Graph) -> None:
-    shapes = {tensor.name: tuple(tensor.shape or ()) for tensor in graph.inputs}
-    first = {shape[:1] for shape in shapes.values()}
-    if not shapes or (len(shapes) > 1 and (len(first) > 1 or () in first)):
-        told = ", ".join(f"'{name}' {shape}" for name, shape in shapes.items()) or "none"
-        raise ImportFailed(f"network: inputs {told}; allowed: inputs whose first axis is the same batch; export it so")
 
 
 def _unshare_vectors(graph: gs.Graph, weights: frozenset[str]) -> frozenset[str]:
@@ -153,30 +160,34 @@ def _weight_names(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | No
         for position in SETTINGS.get(node.op_type, ())
         if position < len(node.input)
     }
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
     return frozenset(
         tensor.name
         for tensor in model.graph.initializer
-        if (tensor.name in state if state is not None else tensor.data_type in floats and np.prod(tensor.dims) > 1)
+        if (
+            tensor.name in state
+            if state is not None
+            else tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) > 1
+        )
         and tensor.name not in settings
     )
 
 
 def _attribute(value: object) -> Attribute:
     if isinstance(value, bytes):
-        return value.decode()
+        return value.decode(errors="replace")
     if isinstance(value, list | tuple | np.ndarray):
         return tuple(_attribute(v) for v in value)  # type: ignore[return-value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, gs.Tensor | onnx.TensorProto):
         raise TypeError("tensor attribute")
-    assert isinstance(value, int | float | str), value
+    if not isinstance(value, int | float | str):
+        raise TypeError(f"attribute of {type(value).__name__}")
     return value
 
 
 def _to_graph(
-    surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None
+    surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None, layout: InputLayout
 ) -> tuple[Graph, Tensors]:
     shapes: dict[str, tuple[int, ...]] = {}
     tensors: Tensors = {}
@@ -184,7 +195,7 @@ def _to_graph(
     used: set[str] = set()
     for index, node in enumerate(surgeon.nodes):
         name = node.name or f"{node.op}_{index}"
-        name = name if name not in used else f"{name}_{index}"
+        name = name if name not in used else next(n for n in map(f"{name}_{{}}".format, count(index)) if n not in used)
         used.add(name)
         for tensor in (*node.inputs, *node.outputs):
             _note_tensor(tensor, name, node.op, shapes, tensors, state)
@@ -201,9 +212,7 @@ def _to_graph(
                 attributes=attributes,
             )
         )
-    for given in surgeon.inputs:
-        if given.name not in shapes:
-            raise ImportFailed(f"network: no operator reads its input '{given.name}'; export it without this input")
+    _refuse_unread_inputs(surgeon, shapes.keys())
     statistics = _statistics(nodes, tensors)
     trainable = tuple(n for n in tensors if n in weights and n not in statistics and tensors[n].is_floating_point())
     return (
@@ -216,14 +225,21 @@ def _to_graph(
             statistics=statistics,
             constants=tuple(n for n in tensors if n not in statistics and n not in set(trainable)),
             input_types=tuple(map(_type_of, surgeon.inputs)),
+            batch_axes=tuple(axes) if any(axes := [layout.batch_axes.get(i.name, 0) for i in surgeon.inputs]) else (),
         ),
         tensors,
     )
 
 
+def _refuse_unread_inputs(surgeon: gs.Graph, read: Collection[str]) -> None:
+    for given in surgeon.inputs:
+        if given.name not in read:
+            raise ImportFailed(f"network: no operator reads its input '{given.name}'; export it without this input")
+
+
 def _type_of(given: gs.Variable) -> str:
-    if isinstance(given.dtype, int):  # ONNX's number of a type that NumPy lacks
-        raise ImportFailed(f"network: input '{given.name}' of element type {given.dtype}; allowed: those of NumPy")
+    if given.dtype is None or isinstance(given.dtype, int) or np.dtype(given.dtype).kind not in "biuf":
+        raise ImportFailed(f"network: input '{given.name}' of element type {given.dtype}; allowed: tensors of numbers")
     return np.dtype(given.dtype).name
 
 

@@ -30,7 +30,8 @@ def fuse_roll(graph: Graph, tensors: Tensors) -> Graph:
                 outputs=node.outputs,
                 attributes=(("axis", axis), ("shift", start)),
             )
-            removed.update(p.name for p in (tail, head) if len(consumers[p.outputs[0]]) == 1)
+            inside = (p for p in (tail, head) if p.outputs[0] not in graph.outputs)
+            removed.update(p.name for p in inside if len(consumers[p.outputs[0]]) == 1)
     if not rolls:
         return graph
     return graph.with_nodes(tuple(rolls.get(node.name, node) for node in graph.nodes if node.name not in removed))

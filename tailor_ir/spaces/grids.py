@@ -1,6 +1,7 @@
 """Sizes of axes as arrays over the choices of few variables: each array has one axis for each variable."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -44,7 +45,7 @@ class Grids:
         rows = np.empty((*shape, len(axes)), np.int64)
         for position, axis in enumerate(axes):
             rows[..., position] = sizes(axis)
-        return rows.reshape(-1, len(axes))
+        return rows.reshape(prod(shape), len(axes))  # a value without dimensions has rows, too
 
     def _sizes(self, variables: Variables) -> Sizes:
         groups = {

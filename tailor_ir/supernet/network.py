@@ -160,8 +160,10 @@ class SuperNet:
         graph, found = self.structure.graph, []
         for name, shape in self.input_shapes(config, batch).items():
             tokens = graph.tokens_of(name)
-            if tokens is None:
-                found.append(rng.standard_normal(shape, dtype=np.float32))
+            if graph.input_type(name) == "bool":
+                found.append(rng.integers(2, size=shape).astype(bool))
+            elif tokens is None:
+                found.append(np.asarray(rng.standard_normal(shape, dtype=np.float32)))
             else:
                 found.append(rng.integers(tokens, size=shape).astype(graph.input_type(name)))
         return tuple(found)

@@ -1,0 +1,90 @@
+"""An ONNX model as the importer takes it: its functions inlined, unknown sizes open, one floating-point type."""
+
+from dataclasses import dataclass
+
+import onnx
+import onnx.inliner
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.reading.files.element_types import OTHERS, float_remark, read_as_float32
+from tailor_ir.reading.files.quantised import PAIR, quantisation_remark
+
+MICROSOFT = "com.microsoft"
+STORED_APART = 4  # the first version of the format in which stored tensors are no inputs
+SAMPLED_BY_CENTRES = 11  # the first opset whose Resize has a choice of coordinates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model of standard operators in float32. given_types: what its inputs were, where that was another type."""
+
+    model: onnx.ModelProto
+    given_types: dict[str, str]
+    remarks: tuple[str, ...]
+
+
+def prepare(given: onnx.ModelProto) -> PreparedModel:
+    """The same network in the form of `PreparedModel`; the given model stays as it is. ImportFailed: it cannot be read."""
+    model = onnx.ModelProto()
+    model.CopyFrom(given)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ImportFailed(
+                f"network: tensor '{tensor.name}' is stored in another file, which a model in memory does not hold; give "
+                "the path of the .onnx file"
+            )
+    if model.functions:
+        model = _inlined(model)
+    if model.ir_version < STORED_APART:  # stored tensors are listed as inputs, too
+        stored = {tensor.name for tensor in model.graph.initializer}
+        inputs = [each for each in model.graph.input if each.name not in stored]
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
+        model.ir_version = STORED_APART
+    for node in model.graph.node:
+        if node.domain == MICROSOFT and node.op_type in PAIR:  # those of ONNX, with more integer types
+            node.domain = ""
+    for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for size in info.type.tensor_type.shape.dim:
+            if size.HasField("dim_value") and size.dim_value < 0:
+                size.ClearField("dim_value")
+    kinds = sorted({OTHERS[t.data_type] for t in model.graph.initializer if t.data_type in OTHERS})
+    types = read_as_float32(model)
+    named = ", ".join(dict.fromkeys((*types.values(), *kinds)))
+    low = (float_remark(named),) if types or kinds else ()
+    return PreparedModel(model=model, given_types=types, remarks=(*low, *quantisation_remark(model)))
+
+
+def mend_raised(model: onnx.ModelProto, before: int) -> onnx.ModelProto:
+    """Forms of earlier opsets that the converter of versions passes by, in place. before: the opset that the model had."""
+    for node in model.graph.node:
+        if node.op_type == "ConstantFill":
+            _write_filling(node)
+        if node.op_type == "Resize" and before < SAMPLED_BY_CENTRES:
+            modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            kept = [each for each in node.attribute if each.name not in modes]
+            del node.attribute[:]
+            node.attribute.extend((*kept, *(onnx.helper.make_attribute(*mode) for mode in modes.items())))
+    return model
+
+
+def _write_filling(node: onnx.NodeProto) -> None:
+    """The experimental operator of torch's first exporters, in its form with computed sizes, as the one that replaced it."""
+    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    if given.get("input_as_shape") and not given.get("extra_shape") and given.get("dtype", 1) == onnx.TensorProto.FLOAT:
+        value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [given.get("value", 0.0)])
+        node.op_type = "ConstantOfShape"
+        del node.attribute[:]
+        node.attribute.append(onnx.helper.make_attribute("value", value))
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        inlined = onnx.inliner.inline_local_functions(model)
+    except Exception as error:  # C++ exceptions come as several Python types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ImportFailed(
+            f"network: its functions cannot be inlined ({reason}); export it without functions"
+        ) from error
+    assert isinstance(inlined, onnx.ModelProto)
+    return inlined
