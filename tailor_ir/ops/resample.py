@@ -188,7 +188,7 @@ def _lower_filtered(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Modu
 
 def _filtered_attributes(node: Node, shapes: NodeShapes) -> dict[str, tuple[float, ...]]:
     """The network's own factors, where they give the sizes."""
-    factors = tuple(float(f) for f in node.attribute(FACTORS, ()))  # type: ignore[union-attr, misc]
+    factors = tuple(float(f) for f in node.attribute(FACTORS, ()))  # type: ignore[union-attr]
     sizes = zip(factors, shapes.inputs[0], shapes.outputs[0], strict=False)
     return {FACTORS: factors if all(int(f * a) == b for f, a, b in sizes) else ()}
 
