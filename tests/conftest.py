@@ -47,14 +47,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--many-examples") else "fast")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of one file share a worker, and so do all that need the same finished run."""
+    item.add_marker(pytest.mark.xdist_group(f"run of {item.path.parent}" if _needs_run(item) else str(item.path)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file share a worker, and so do all that need the same finished run; those come first."""
-    shared = {item.path for item in items if SHARED_RUNS & set(getattr(item, "fixturenames", ()))}
-    for item in items:
-        group = f"run of {item.path.parent}" if item.path in shared else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.path not in shared)
+    """Tests of finished runs come first: they take longest."""
+    items.sort(key=lambda item: not _needs_run(item))
+
+
+def _needs_run(item: pytest.Item) -> bool:
+    return not SHARED_RUNS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _cpu_s() -> float:
