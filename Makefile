@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -q --durations=20 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q --durations=20 --dist loadfile --no-loadscope-reorder
 # More workers than cores: tests wait for processes of their own.
 WORKERS ?= 4
 

@@ -6,11 +6,12 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support import FEW_EXAMPLES
 
@@ -47,18 +48,24 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--many-examples") else "fast")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of one file share a worker, and so do all that need the same finished run."""
-    item.add_marker(pytest.mark.xdist_group(f"run of {item.path.parent}" if _needs_run(item) else str(item.path)))
+class ByFile(LoadFileScheduling):
+    """Tests of one file share a worker, and so do all files of a folder that need the same finished run."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, _ = nodeid.partition("::")
+        text = (self.config.rootpath / path).read_text(encoding="utf-8")
+        return path.rpartition("/")[0] if any(f"{name}: " in text for name in SHARED_RUNS) else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """How tests are divided among workers."""
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of finished runs come first: they take longest."""
-    items.sort(key=lambda item: not _needs_run(item))
-
-
-def _needs_run(item: pytest.Item) -> bool:
-    return not SHARED_RUNS.isdisjoint(getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: SHARED_RUNS.isdisjoint(getattr(item, "fixturenames", ())))
 
 
 def _cpu_s() -> float:
