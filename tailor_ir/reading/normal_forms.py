@@ -264,12 +264,6 @@ def _write_all_sizes(node: gs.Node) -> None:
             del node.attrs["keep_aspect_ratio_policy"]
             sizes = gs.Constant(f"{node.outputs[0].name}/sizes", np.asarray(after, np.int64))
             node.inputs = [node.inputs[0], gs.Variable.empty(), gs.Variable.empty(), sizes]
-    for name, plain in (("keep_aspect_ratio_policy", "stretch"), ("antialias", 0)):
-        if node.attrs.get(name, plain) != plain:
-            raise ImportFailed(
-                f"operator 'Resize' at '{node.name or node.outputs[0].name}': {name} {node.attrs[name]}; allowed: {plain}; "
-                "export it with plain factors or sizes"
-            )
 
 
 def _drop_later_defaults(node: gs.Node, opset: int) -> None:
