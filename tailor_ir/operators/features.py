@@ -195,6 +195,11 @@ def _einsum_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
     return hidden * prod(sizes.values())
 
 
+def _transform_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
+    before, after = shapes[step.inputs[0]], shapes[step.outputs[0]]
+    return prod(after) * before[int(dict(step.attributes)["axis"])] * before[-1]  # type: ignore[arg-type]
+
+
 def _recurrent_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
     steps, samples, _ = shapes[step.inputs[0]]
     return steps * samples * (prod(shapes[step.inputs[1]]) + prod(shapes[step.inputs[2]]))
@@ -203,6 +208,8 @@ def _recurrent_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
 MACS: dict[str, Callable[[FeatureStep, ShapesByValue], int]] = {
     "Conv": _convolution_macs,
     "ConvTranspose": _transposed_macs,
+    "DFT": _transform_macs,
+    "DeformConv": _convolution_macs,
     "Einsum": _einsum_macs,
     "GRU": _recurrent_macs,
     "Gemm": _general_product_macs,

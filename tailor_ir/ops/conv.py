@@ -46,7 +46,7 @@ def _rank(node: Node, dims: Dims) -> int:
     return len(dims) - 2
 
 
-def _by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
+def split_by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
     """Split channels into groups that come and go together, each with its own fixed number of channels."""
     count = p.pool.free(groups)
     for dim in dims:
@@ -60,7 +60,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     if groups == 1:
         p.unify(x[1], weight[1], node)
     else:
-        _by_group(node, p, groups, x[1], weight[0])
+        split_by_group(node, p, groups, x[1], weight[0])
         p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
     kernel = tuple(d.size for d in weight[2:])
     if _can_shrink(node, p, weight, kernel):
@@ -183,8 +183,6 @@ def _transposed_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _transposed_settings(node: Node, rank: int) -> tuple[tuple[int, ...], ...]:
     """Strides, explicit pads, dilations, output padding."""
-    if "output_shape" in dict(node.attributes):
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': output_shape is given; allowed: explicit pads")
     return (
         node.ints("strides", (1,) * rank),
         explicit_pads(node, rank),
@@ -208,18 +206,38 @@ class TransposedConvolution(nn.Module):
         rank = len(strides)
         self.function = TRANSPOSED_FUNCTIONS[rank]
         self.strides, self.dilations, self.extra, self.groups = strides, dilations, extra, groups
-        self.pads, self.crop = _transposed_pads(pads, extra)
+        self.pads, self.crop = _transposed_pads(pads, extra, strides, dilations)
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        extra = (0,) * len(self.extra) if self.crop else self.extra
-        y = self.function(x, weight, bias, self.strides, self.pads, extra, self.groups, self.dilations)
-        return F.pad(y, self.crop) if self.crop else y
+        if not self.crop:
+            return self.function(x, weight, bias, self.strides, self.pads, self.extra, self.groups, self.dilations)
+        none = (0,) * len(self.extra)
+        y = F.pad(self.function(x, weight, None, self.strides, none, none, self.groups, self.dilations), self.crop)
+        return y if bias is None else y + bias.reshape(-1, *(1,) * len(none))  # also where the result is padded
 
 
-def _transposed_pads(pads: tuple[int, ...], extra: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+class CroppedTransposedConvolution(nn.Module):
+    """An ordinary transposed convolution without padding, whose result is cropped or padded before its bias is added."""
+
+    def __init__(
+        self, layer: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, crop: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.layer, self.crop = layer, crop
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer, function = self.layer, TRANSPOSED_FUNCTIONS[len(self.crop) // 2]
+        y = F.pad(function(x, layer.weight, None, layer.stride, 0, 0, layer.groups, layer.dilation), self.crop)
+        return y if layer.bias is None else y + layer.bias.reshape(-1, *(1,) * (len(self.crop) // 2))
+
+
+def _transposed_pads(
+    pads: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Padding that torch does, and the rest to crop (or add) around the result, in F.pad's order."""
     rank = len(extra)
-    if pads[:rank] == pads[rank:]:
+    small = all(more < max(stride, dilation) for more, stride, dilation in zip(extra, strides, dilations, strict=True))
+    if pads[:rank] == pads[rank:] and small:  # torch refuses more
         return pads[:rank], ()
     return (0,) * rank, tuple(v for i in reversed(range(rank)) for v in (-pads[i], extra[i] - pads[i + rank]))
 
@@ -239,7 +257,7 @@ def _lower_transposed(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Mo
 
 def _transposed_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
     strides, pads, dilations, extra = _transposed_settings(node, len(shapes.inputs[0]) - 2)
-    inner, crop = _transposed_pads(pads, extra)
+    inner, crop = _transposed_pads(pads, extra, strides, dilations)
     weight, rank = parameters[0], len(strides)
     layer = TRANSPOSED_LAYERS[rank](
         weight.shape[0],
@@ -255,7 +273,7 @@ def _transposed_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
     layer.weight.data.copy_(weight)
     if layer.bias is not None:
         layer.bias.data.copy_(parameters[1])
-    return nn.Sequential(layer, ZERO_PADDING[rank](crop, 0.0)) if crop else layer  # type: ignore[arg-type]
+    return CroppedTransposedConvolution(layer, crop) if crop else layer
 
 
 OPERATORS = (

@@ -1,6 +1,8 @@
 """Operators that move elements without computing: reshaping, slicing, joining. Their constants follow the config."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, takewhile
 
 import numpy as np
 import torch
@@ -247,11 +249,22 @@ def _lower_expand(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 def _concat_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     operands = [p.of(name) for name in node.inputs]
     axis = node.int("axis", 0) % len(operands[0])
-    joined = p.pool.concat(tuple(dims[axis] for dims in operands))
+    along = tuple(dims[axis] for dims in operands)
+    joined = _shifted(p, along) or p.pool.concat(along)
     others = [tuple(d for i, d in enumerate(dims) if i != axis) for dims in operands]
     result = list(p.broadcast(node, others)) if others[0] else []
     result.insert(axis, joined)
     return (tuple(result),)
+
+
+def _shifted(p: Propagation, parts: Sequence[Dim]) -> Dim | None:
+    """The positions that were cropped by as many as stand beside them now, as where rows are shifted; None for others."""
+    moved = [part for part in parts if not p.is_fixed(part)]
+    form = moved[0].root.form if len(moved) == 1 else None
+    if form is None or form.kind != "window" or not p.pool.has_positions(moved[0]):
+        return None
+    beside = sum(part.size for part in parts) - moved[0].size
+    return form.parts[0] if form.attributes[:2] == (1, -beside) else None
 
 
 def _lower_concat(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -273,11 +286,17 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
                 parts.append(part)
             offset += part.size
         if parts and sum(part.size for part in parts) == stop - start:
+            if node.op != "Split" and stop != dim.size:  # counted from the begin, so what is before keeps its size
+                sizes = list(accumulate(part.size for part in form.parts))
+                p.freeze(form.parts[: bisect_right(sizes, start)], node, f"takes elements {start} to {stop} behind it")
             return p.pool.concat(tuple(parts))
         if stop <= form.parts[0].size and p.is_fixed(form.parts[0]):
             return p.pool.fixed(stop - start)
-    if form is not None and form.kind in (*POSITIONS, "window", "scaled") and 2 * (stop - start) > dim.size:
-        return p.pool.window(dim, 1, stop - start - dim.size)
+    if form is not None and form.kind in (*POSITIONS, "window", "scaled"):
+        if 2 * (stop - start) > dim.size:
+            return p.pool.window(dim, 1, stop - start - dim.size)
+        if stop - start == 1 and (start == 0 or stop == dim.size):
+            return p.pool.fixed(1)  # an end of the axis is there at every resolution
     p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
     return p.pool.fixed(stop - start)
 
@@ -402,31 +421,47 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         p.freeze((x[axis],), node, "is looked up by position")
         return ((*x[:axis], *(p.pool.free(size) for size in positions.shape), *x[axis + 1 :]),)
     unfolded = _unfolded(positions)
-    if unfolded is not None and p.pool.depends_on_input(x[axis]):
-        step, stride = unfolded
-        windows = p.pool.window(x[axis], stride, -step * (positions.shape[0] - 1))
-        if windows.size == positions.shape[1]:
-            return ((*x[:axis], p.pool.fixed(positions.shape[0]), windows, *x[axis + 1 :]),)
+    if unfolded is not None and all(map(p.pool.has_positions, factors_of((x[axis],)))):
+        step, stride, by_row = unfolded
+        length, count = positions.shape[::-1] if by_row else positions.shape
+        windows = p.pool.window(x[axis], stride, -step * (length - 1))
+        if windows.size == count:
+            inside = p.pool.fixed(length)
+            return ((*x[:axis], *((windows, inside) if by_row else (inside, windows)), *x[axis + 1 :]),)
     first, last = int(positions.min()), int(positions.max())
     if positions.ndim and p.pool.depends_on_input(x[axis]):
         p.freeze((x[axis],), node, "is looked up by position")
     elif first in (0, -1) and p.pool.depends_on_input(x[axis]):
         pass  # an end of the axis is there at every resolution
-    elif first < 0 or not p.is_fixed(x[axis]):
-        _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
+    elif not _stands_first(p, x[axis], first, last):
+        p.freeze((x[axis],), node, "is looked up by position")
     kept = tuple(p.pool.fixed(size) for size in positions.shape)
     return ((*x[:axis], *kept, *x[axis + 1 :]),)
 
 
-def _unfolded(positions: np.ndarray) -> tuple[int, int] | None:
-    """(step, stride) where column j holds window j of an axis: positions j · stride + i · step; None where it does not."""
+def _stands_first(p: Propagation, dim: Dim, first: int, last: int) -> bool:
+    """Whether positions from first to last are the same ones in every SubNet: all before the first part that changes."""
+    form = dim.root.form
+    parts = form.parts if form is not None and form.kind == "concat" else (dim,)
+    fixed = sum(part.size for part in takewhile(p.is_fixed, parts))
+    return first >= 0 and last < fixed
+
+
+def _unfolded(positions: np.ndarray) -> tuple[int, int, bool] | None:
+    """(step, stride, by row) where column j (or row j) holds window j of an axis: positions j · stride + i · step.
+
+    Of two ways to see it, the one with shorter windows. None where positions are no windows.
+    """
     if positions.ndim != 2 or positions[0, 0] != 0:
         return None
     rows, columns = positions.shape
-    step = int(positions[1, 0]) if rows > 1 else 1
-    stride = int(positions[0, 1]) if columns > 1 else 1
-    regular = np.arange(rows)[:, None] * step + np.arange(columns)[None, :] * stride
-    return (step, stride) if step > 0 and stride > 0 and np.array_equal(positions, regular) else None
+    down = int(positions[1, 0]) if rows > 1 else 1
+    across = int(positions[0, 1]) if columns > 1 else 1
+    regular = np.arange(rows)[:, None] * down + np.arange(columns)[None, :] * across
+    if down <= 0 or across <= 0 or not np.array_equal(positions, regular):
+        return None
+    by_row = across * (columns - 1) < down * (rows - 1)
+    return (across, down, True) if by_row else (down, across, False)
 
 
 def _gather_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -435,9 +470,10 @@ def _gather_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torc
     unfolded = _unfolded(positions)
     if unfolded is None or shapes.inputs[0][axis] == shapes.full_inputs[0][axis]:
         return {1: positions}
-    step, stride = unfolded
+    step, stride, by_row = unfolded
+    down, across = (stride, step) if by_row else (step, stride)
     rows, columns = shapes.outputs[0][axis : axis + 2]
-    return {1: np.arange(rows)[:, None] * step + np.arange(columns)[None, :] * stride}
+    return {1: np.arange(rows)[:, None] * down + np.arange(columns)[None, :] * across}
 
 
 def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import nn
 from tailor_ir.dims import Dim, DimPool
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
+from tailor_ir.reading.places import unknown_operator
 
 Dims = tuple[Dim, ...]
 
@@ -129,8 +130,5 @@ class Operator:
 def find(operators: Mapping[str, Operator], node: Node) -> Operator:
     """The record of a node's operator; ImportFailed names operator and place when there is none."""
     if node.op not in operators:
-        raise ImportFailed(
-            f"operator '{node.op}' at '{node.name}': not supported; allowed: {', '.join(sorted(operators))}; "
-            "replace it in the network, or report it"
-        )
+        raise unknown_operator(node.op, node.name, operators)
     return operators[node.op]

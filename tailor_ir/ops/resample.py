@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.interpolation import FACTORS, FILTERED, ResizeByMatrices, coordinates, resizing_matrices
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -94,9 +95,9 @@ def _resize_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     for position in range(2, len(node.inputs)):
         if node.inputs[position]:
             p.constant(node, position)
+    coordinates(node, 2, 2, 1.0)  # refuses those that it does not know
     if sizes[:2] != tuple(d.size for d in x[:2]):
-        raise ImportFailed(f"operator 'Resize' at '{node.name}': resizes channels; allowed: spatial axes")
-    _interpolation(node, [d.size for d in x], sizes)
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': resizes channels; allowed: spatial axes")
     return ((*x[:2], *(_resized(p, dim, size) for dim, size in zip(x[2:], sizes[2:], strict=True))),)
 
 
@@ -107,8 +108,8 @@ def _resized(p: Propagation, dim: Dim, size: int) -> Dim:
     return p.pool.scaled(dim, size, dim.size)
 
 
-def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> tuple[str, bool]:
-    """torch's mode, and whether corners are aligned. Refuses what torch does not compute in the same way."""
+def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> tuple[str, bool] | None:
+    """torch's mode, and whether corners are aligned; None where torch has no such mode."""
     mode = str(node.attribute("mode", "nearest"))
     transform = str(node.attribute("coordinate_transformation_mode", "half_pixel"))
     half = transform in ("half_pixel", "pytorch_half_pixel")
@@ -123,12 +124,7 @@ def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> t
     if mode == "linear" and (half or transform == "align_corners") and plain:
         return LINEAR[rank], not half
     cubic = mode == "cubic" and rank == 2 and plain and abs(node.float("cubic_coeff_a", -0.75) + 0.75) < 1e-6
-    if cubic and (half or transform == "align_corners"):
-        return "bicubic", not half
-    raise ImportFailed(
-        f"operator 'Resize' at '{node.name}': mode '{mode}' with '{transform}', '{nearest}'; allowed: nearest, linear or "
-        "cubic as torch.nn.functional.interpolate computes them"
-    )
+    return ("bicubic", not half) if cubic and (half or transform == "align_corners") else None
 
 
 def _factors(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> tuple[float, ...] | None:
@@ -141,9 +137,23 @@ def _factors(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]
 
 
 def _lower_resize(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    mode, corners = _interpolation(node, shapes.inputs[0], shapes.outputs[0])
     factors = _factors(node, shapes, tensors)
-    return Resize(shapes.outputs[0][2:], None if factors is None else factors[2:], mode, corners)
+    found = _interpolation(node, shapes.inputs[0], shapes.outputs[0])
+    if found is None:
+        return ResizeByMatrices(resizing_matrices(node, shapes.inputs[0], shapes.outputs[0], factors or ()))
+    return Resize(shapes.outputs[0][2:], None if factors is None else factors[2:], *found)
+
+
+def _lower_filtered(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    factors = _filtered_attributes(node, shapes)[FACTORS]
+    return ResizeByMatrices(resizing_matrices(node, shapes.inputs[0], shapes.outputs[0], factors))
+
+
+def _filtered_attributes(node: Node, shapes: NodeShapes) -> dict[str, tuple[float, ...]]:
+    """The network's own factors, where they give the sizes."""
+    factors = tuple(float(f) for f in node.attribute(FACTORS, ()))  # type: ignore[union-attr, misc]
+    sizes = zip(factors, shapes.inputs[0], shapes.outputs[0], strict=False)
+    return {FACTORS: factors if all(int(f * a) == b for f, a, b in sizes) else ()}
 
 
 def _resize_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -207,6 +217,7 @@ def _lower_space_to_depth(node: Node, shapes: NodeShapes, tensors: Tensors) -> n
 OPERATORS = (
     Operator(names=("Pad",), axes=_pad_axes, lower=_lower_pad, operands=1),
     Operator(names=("Resize",), axes=_resize_axes, lower=_lower_resize, operands=1, constants=_resize_constants),
+    Operator(names=(FILTERED,), axes=_resize_axes, lower=_lower_filtered, attributes=_filtered_attributes),
     Operator(names=("DepthToSpace",), axes=_depth_to_space_axes, lower=_lower_depth_to_space),
     Operator(names=("SpaceToDepth",), axes=_space_to_depth_axes, lower=_lower_space_to_depth),
 )

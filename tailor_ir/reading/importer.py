@@ -1,24 +1,30 @@
 """From an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import onnx
 import onnx.version_converter
 import onnx_graphsurgeon as gs
 import torch
+from onnx_graphsurgeon.logger import G_LOGGER
+from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.reading.folding import fold, lay_aside, restore
 from tailor_ir.reading.normal_forms import drop_idle, normalise, resolve_identities, share_rows
+from tailor_ir.reading.places import unknown_operator
 from tailor_ir.reading.slices import reorder_blocks, split_slices
 from tailor_ir.reading.trace import OPSET, TRACE_BATCH
+from tailor_ir.reading.written_out.file_forms import inline_defined, write_out
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
 SETTINGS = {"Resize": (1, 2), "Upsample": (1,)}  # input positions of floats that are no weights
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 PASSES: tuple[Callable[[gs.Graph], None], ...] = (
+    write_out,
     resolve_identities,
     drop_idle,
     reorder_blocks,
@@ -29,18 +35,30 @@ PASSES: tuple[Callable[[gs.Graph], None], ...] = (
 DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"}  # shapes follow from values
 
 
+@contextmanager
+def _quiet_surgeon() -> Iterator[None]:
+    """While inside, onnx-graphsurgeon prints nothing, and what it refuses is one line."""
+    with G_LOGGER.suppress(G_LOGGER.CRITICAL + 1):
+        try:
+            yield
+        except OnnxGraphSurgeonException as error:
+            raise ImportFailed(f"network: not readable ONNX ({str(error).splitlines()[0]}); export it again") from error
+
+
+@_quiet_surgeon()
 def import_onnx(
     model: onnx.ModelProto,
     state: Mapping[str, torch.Tensor] | None = None,
     example_shapes: Mapping[str, Sequence[int]] | None = None,
+    known: Collection[str] = (),
 ) -> tuple[Graph, Tensors]:
     """The IR graph and its tensors.
 
     `state` holds the network's own values where the model's are not to be trusted; `example_shapes`, by input name,
-    fills in input dimensions that the model leaves open.
+    fills in input dimensions that the model leaves open. `known`: operators that may be in the graph; () allows all.
     """
     _refuse_unsupported(model)
-    model = _at_least(model, OPSET)
+    model = inline_defined(_at_least(model, OPSET))
     weights = _weight_names(model, state)
     surgeon = gs.import_onnx(model)
     _fix_input_shapes(surgeon, example_shapes or {})
@@ -55,7 +73,7 @@ def import_onnx(
         rewrite(surgeon)
     restore(surgeon, values)
     normalise(surgeon)
-    return _to_graph(surgeon, weights, state)
+    return _to_graph(surgeon, weights, state, known)
 
 
 def _refuse_unsupported(model: onnx.ModelProto) -> None:
@@ -66,7 +84,9 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
                 f"{where}: the network is quantised; allowed: fp32; give the network before quantisation"
             )
         if node.domain not in ("", "ai.onnx"):
-            raise ImportFailed(f"{where}: not supported (domain '{node.domain}'); allowed: standard ONNX operators")
+            raise ImportFailed(
+                f"{where}: not supported (domain '{node.domain}'); write it in standard ONNX operators, or report it"
+            )
 
 
 def _refuse_control_flow(graph: gs.Graph) -> None:
@@ -176,7 +196,7 @@ def _attribute(value: object) -> Attribute:
 
 
 def _to_graph(
-    surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None
+    surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None, known: Collection[str]
 ) -> tuple[Graph, Tensors]:
     shapes: dict[str, tuple[int, ...]] = {}
     tensors: Tensors = {}
@@ -186,6 +206,8 @@ def _to_graph(
         name = node.name or f"{node.op}_{index}"
         name = name if name not in used else f"{name}_{index}"
         used.add(name)
+        if known and node.op not in known and node.op not in DATA_DEPENDENT:
+            raise unknown_operator(node.op, name, known)
         for tensor in (*node.inputs, *node.outputs):
             _note_tensor(tensor, name, node.op, shapes, tensors, state)
         try:

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from tailor_ir.errors import ImportFailed
 from tailor_ir.reading.folding import has_fixed_shape
 
 # took their axes as an attribute up to opset 17
@@ -112,6 +113,9 @@ def normalise(graph: gs.Graph) -> None:
     """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
     for node in graph.nodes:
         _normalise(node, graph.inputs[0].shape[0])
+        positions = node.outputs[1] if node.op == "MaxPool" and len(node.outputs) > 1 else None
+        if positions is not None and not positions.outputs and all(positions is not output for output in graph.outputs):
+            node.outputs = list(node.outputs[:1])
     graph.cleanup(remove_unused_graph_inputs=False)
 
 
@@ -142,6 +146,11 @@ def _normalise(node: gs.Node, samples: int) -> None:
     if node.op == "RMSNormalization" and len(node.inputs[1].shape) == 1:
         node.op = "RmsNorm"
         node.attrs = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-5)}
+    if node.op == "Resize":
+        _normalise_resize(node)
+    if node.op == "DFT":
+        node.inputs = list(node.inputs[:1])  # the length of the result is its shape
+        node.attrs.setdefault("axis", 1)
     if node.op == "Swish" and node.attrs.pop("alpha", 1.0) == 1.0:
         node.op = "Silu"
     if node.op in RECURRENT:
@@ -150,8 +159,40 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.op = "Embedding"
         node.inputs = [node.inputs[1], node.inputs[0]]
         node.attrs.clear()
+    if node.op == "ConvTranspose" and "output_shape" in node.attrs:
+        _write_pads_for_shape(node)
     if str(node.attrs.get("auto_pad", "NOTSET")) in ("SAME_UPPER", "SAME_LOWER"):
         _write_pads(node)
+
+
+def _normalise_resize(node: gs.Node) -> None:
+    """Sizes and factors of all axes; forms that opset 17 lacks become the IR's own operator."""
+    before, after = node.inputs[0].shape, node.outputs[0].shape
+    axes = [int(axis) % len(before) for axis in node.attrs.pop("axes", range(len(before)))]
+    for position, neutral in ((2, [1.0] * len(before)), (3, list(before))):
+        given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()
+        if isinstance(given, gs.Constant) and given.values.size == len(axes) < len(before):
+            for axis, value in zip(axes, given.values.tolist(), strict=True):
+                neutral[axis] = value
+            node.inputs[position] = gs.Constant(f"{given.name}/all", np.asarray(neutral, given.values.dtype))
+    policy = node.attrs.pop("keep_aspect_ratio_policy", "stretch")
+    ratios = {new / old for old, new in zip(before, after, strict=True) if old != new}
+    if policy != "stretch":
+        if len(ratios) > 1:
+            raise ImportFailed(
+                f"operator 'Resize' at '{node.name or node.outputs[0].name}': policy '{policy}' with ratios "
+                f"{', '.join(f'{ratio:.3g}' for ratio in sorted(ratios))}; allowed: one ratio, or sizes alone"
+            )
+        node.inputs[3] = gs.Constant(f"{node.outputs[0].name}/sizes", np.asarray(after, np.int64))
+    symmetric = node.attrs.get("coordinate_transformation_mode") == "half_pixel_symmetric"
+    if node.attrs.get("antialias", 0) or symmetric:
+        node.op = "FilteredResize"
+        given = node.inputs[2] if len(node.inputs) > 2 else gs.Variable.empty()
+        factors = given.values.tolist() if isinstance(given, gs.Constant) else []
+        node.attrs["factors"] = [float(factor) for factor in factors]
+        node.inputs = [node.inputs[0]]
+    else:
+        node.attrs.pop("antialias", None)
 
 
 def _repeats_samples(node: gs.Node, samples: int) -> bool:
@@ -192,3 +233,22 @@ def _write_pads(node: gs.Node) -> None:
             total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
         pairs.append((total // 2, total - total // 2) if upper else (total - total // 2, total // 2))
     node.attrs["pads"] = [begin for begin, _ in pairs] + [end for _, end in pairs]
+
+
+def _write_pads_for_shape(node: gs.Node) -> None:
+    """Padding of a transposed convolution that gives an output of a stated shape. Source: ONNX, ConvTranspose-11."""
+    wanted = node.attrs.pop("output_shape")[-len(node.inputs[0].shape[2:]) :]
+    upper = str(node.attrs.pop("auto_pad", "NOTSET")) == "SAME_UPPER"
+    spatial, kernel = node.inputs[0].shape[2:], node.inputs[1].shape[2:]
+    strides, dilations = (node.attrs.get(name, [1] * len(spatial)) for name in ("strides", "dilations"))
+    extra = list(node.attrs.get("output_padding", [0] * len(spatial)))
+    pairs = []
+    sizes = zip(spatial, kernel, strides, dilations, wanted, strict=True)
+    for axis, (size, k, stride, dilation, target) in enumerate(sizes):
+        total = stride * (size - 1) + extra[axis] + dilation * (k - 1) + 1 - target
+        if total < 0:
+            extra[axis], total = extra[axis] - total, 0
+        smaller = total // 2
+        pairs.append((smaller, total - smaller) if upper else (total - smaller, smaller))
+    node.attrs["pads"] = [begin for begin, _ in pairs] + [end for _, end in pairs]
+    node.attrs["output_padding"] = extra

@@ -1,71 +1,228 @@
-"""Writing a block into a tensor, which exporters write as ScatterND with the position of every single element."""
+"""Writing into a part of a tensor, which exporters write as ScatterND or ScatterElements with a position for each element.
+
+Positions that are constant become slices, concatenations and look-ups, whose axes are known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-Ranges = tuple[tuple[int, int], ...]  # begin and end along each axis
+Places = tuple[np.ndarray, ...]
+"""Positions along each axis; what is written are all combinations of them."""
+SAMPLES = 0  # the axis of samples, of which there may be any number
 
 
 def write_block(graph: gs.Graph, node: gs.Node) -> bool:
-    """A block at constant positions becomes a concatenation with what is around it; a block of everything, its value.
+    """A write at constant positions as operators without positions for single elements; a write of everything is its value.
 
-    False where the positions are no block, or nothing is known of them.
+    False where the positions are not the same for all samples, add up at one place, or nothing is known of them.
     """
     data, positions, value = node.inputs
-    known = isinstance(positions, gs.Constant) and data.shape is not None and value.shape is not None
-    block = _block(positions.values, tuple(data.shape), tuple(value.shape)) if known else None
-    if block is None or node.attrs.get("reduction", "none") != "none":
+    reduction = str(node.attrs.get("reduction", "none"))
+    if (
+        not isinstance(positions, gs.Constant)
+        or not all(map(_is_known, (data, value)))
+        or reduction not in ("none", "add")
+    ):
+        return False
+    found = _write(node, positions.values, reduction == "add")
+    if found is None:
         return False
     result = node.outputs[0]
     node.inputs.clear()
     node.outputs.clear()
-    for axis in range(len(data.shape)):  # grow the block to the whole tensor, one axis after the other
-        if block[axis] == (0, data.shape[axis]):
-            continue
-        start, stop = block[axis]
-        pieces = [_slice(graph, data, _with(block, axis, (0, start)), f"{node.name}/{axis}/before")] if start else []
-        pieces.append(value)
-        if stop < data.shape[axis]:
-            pieces.append(
-                _slice(graph, data, _with(block, axis, (stop, data.shape[axis])), f"{node.name}/{axis}/after")
-            )
-        block = _with(block, axis, (0, data.shape[axis]))
-        value = _add(graph, "Concat", pieces, f"{node.name}/{axis}", block, data.dtype, axis=axis)
+    written = found.build(_Builder(graph, node.name or result.name, data.dtype))
     for reader in list(result.outputs):
-        reader.inputs = [value if operand is result else operand for operand in reader.inputs]
-    graph.outputs = [value if output is result else output for output in graph.outputs]
+        reader.inputs = [written if operand is result else operand for operand in reader.inputs]
+    graph.outputs = [written if output is result else output for output in graph.outputs]
     return True
 
 
-def _add(
-    graph: gs.Graph, op: str, inputs: list[gs.Tensor], name: str, ranges: Ranges, dtype: object, **attributes: int
-) -> gs.Variable:
-    output = gs.Variable(name, dtype, [stop - start for start, stop in ranges])
-    graph.nodes.append(gs.Node(op, name, attrs=attributes, inputs=inputs, outputs=[output]))
-    return output
+def _is_known(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape)
 
 
-def _slice(graph: gs.Graph, data: gs.Tensor, ranges: Ranges, name: str) -> gs.Variable:
-    """A part of the old data."""
-    cut = [axis for axis, piece in enumerate(ranges) if piece != (0, data.shape[axis])]
-    numbers = {"starts": [ranges[a][0] for a in cut], "stops": [ranges[a][1] for a in cut], "axes": cut}
-    operands = [gs.Constant(f"{name}/{label}", np.asarray(values, np.int64)) for label, values in numbers.items()]
-    return _add(graph, "Slice", [data, *operands], name, ranges, data.dtype)
+class _Builder:
+    """Adds nodes with results of known shapes."""
+
+    def __init__(self, graph: gs.Graph, name: str, dtype: object) -> None:
+        self.graph, self.name, self.dtype, self.count = graph, name, dtype, 0
+
+    def add(self, op: str, inputs: Sequence[gs.Tensor], shape: Sequence[int], **attributes: object) -> gs.Tensor:
+        self.count += 1
+        name = f"{self.name}/{self.count}"
+        output = gs.Variable(name, self.dtype, list(shape))
+        self.graph.nodes.append(gs.Node(op, name, attributes, list(inputs), [output]))
+        return output
+
+    def numbers(self, values: Sequence[int] | np.ndarray) -> gs.Constant:
+        self.count += 1
+        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, np.int64))
+
+    def reshape(self, x: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
+        return x if tuple(x.shape) == tuple(shape) else self.add("Reshape", [x, self.numbers(shape)], shape)
+
+    def join(self, parts: Sequence[gs.Tensor], axis: int) -> gs.Tensor:
+        """The parts along an axis, without those of no elements."""
+        real = [part for part in parts if part.shape[axis]]
+        shape = list(real[0].shape)
+        shape[axis] = sum(part.shape[axis] for part in real)
+        return real[0] if len(real) == 1 else self.add("Concat", real, shape, axis=axis)
+
+    def cut(self, x: gs.Tensor, axis: int, start: int, stop: int, step: int = 1) -> gs.Tensor:
+        shape = list(x.shape)
+        shape[axis] = len(range(x.shape[axis])[start:stop:step])
+        if shape[axis] == x.shape[axis] or not shape[axis]:
+            return x if shape[axis] else gs.Variable("", self.dtype, shape)
+        operands = [self.numbers([number]) for number in (start, stop, axis, *((step,) if step > 1 else ()))]
+        return self.add("Slice", [x, *operands], shape)
+
+    def take(self, x: gs.Tensor, places: Places) -> gs.Tensor:
+        """The part of x at the places."""
+        for axis, places_along in enumerate(places):
+            step = _step(places_along)
+            if step:
+                x = self.cut(x, axis, int(places_along[0]), int(places_along[-1]) + 1, step)
+            else:
+                shape = [*x.shape[:axis], len(places_along), *x.shape[axis + 1 :]]
+                x = self.add("Gather", [x, self.numbers(places_along)], shape, axis=axis)
+        return x
 
 
-def _with(ranges: Ranges, axis: int, piece: tuple[int, int]) -> Ranges:
-    return (*ranges[:axis], piece, *ranges[axis + 1 :])
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """`value` (of the shape that `places` have) goes into `data`, seen as a tensor of `shape`. adds: to what is there."""
+
+    data: gs.Tensor
+    value: gs.Tensor
+    shape: tuple[int, ...]
+    places: Places
+    adds: bool
+
+    def build(self, builder: _Builder) -> gs.Tensor:
+        whole = tuple(self.data.shape)
+        data = builder.reshape(self.data, self.shape)
+        value = builder.reshape(self.value, [len(along) for along in self.places])
+        if self.adds:
+            value = builder.add("Add", [builder.take(data, self.places), value], value.shape)
+        places = list(self.places)
+        for axis, size in enumerate(self.shape):  # grow the block to the whole tensor, one axis after the other
+            if not _is_all(places[axis], size):
+                along, places[axis] = places[axis], np.arange(size)
+                value = _grown(builder, builder.take(data, tuple(places)), value, axis, along)
+        return builder.reshape(value, whole)
 
 
-def _block(index: np.ndarray, shape: tuple[int, ...], written: tuple[int, ...]) -> Ranges | None:
-    """The range along each axis that is written, in order; None when the positions are no such block."""
-    if index.shape != (*written, len(shape)) or len(written) != len(shape):
+def _grown(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, places: np.ndarray) -> gs.Tensor:
+    """`around`, with `value` at the places along an axis."""
+    size, step, start = around.shape[axis], _step(places), int(places[0])
+    if step == 0:
+        order = np.arange(size)
+        order[places] = size + np.arange(len(places))
+        both = builder.join([around, value], axis)
+        return builder.add("Gather", [both, builder.numbers(order)], around.shape, axis=axis)
+    if step == 1:
+        stop = start + len(places)
+        return builder.join([builder.cut(around, axis, 0, start), value, builder.cut(around, axis, stop, size)], axis)
+    length = len(places) * step
+    first = max(min(start, size - length), 0)
+    pieces = [
+        builder.cut(around, axis, *bounds) for bounds in ((0, first), (first, first + length), (first + length, size))
+    ]
+    beyond = length - pieces[1].shape[axis]
+    if beyond:
+        pieces[1] = _padded(builder, pieces[1], axis, beyond)
+    pieces[1] = _every(builder, pieces[1], value, axis, start - first, step)
+    return builder.cut(builder.join(pieces, axis), axis, 0, size)
+
+
+def _every(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, offset: int, step: int) -> gs.Tensor:
+    """`around`, whose elements `offset` of each `step` along an axis become those of `value`."""
+    before, count, after = around.shape[:axis], value.shape[axis], around.shape[axis + 1 :]
+    apart = builder.reshape(around, (*before, count, step, *after))
+    own = builder.reshape(value, (*before, count, 1, *after))
+    sides = [builder.cut(apart, axis + 1, *bounds) for bounds in ((0, offset), (offset + 1, step))]
+    return builder.reshape(builder.join([sides[0], own, sides[1]], axis + 1), around.shape)
+
+
+def _padded(builder: _Builder, x: gs.Tensor, axis: int, count: int) -> gs.Tensor:
+    rank = len(x.shape)
+    pads = [0] * 2 * rank
+    pads[rank + axis] = count
+    shape = [size + (count if i == axis else 0) for i, size in enumerate(x.shape)]
+    return builder.add("Pad", [x, builder.numbers(pads)], shape)
+
+
+def _step(places: np.ndarray) -> int:
+    """The distance of places that ascend evenly; 0 for others."""
+    if len(places) == 1:
+        return 1
+    step = int(places[1]) - int(places[0])
+    return step if step > 0 and bool((np.diff(places) == step).all()) else 0
+
+
+def _is_all(places: np.ndarray, size: int) -> bool:
+    return np.array_equal(places, np.arange(size))
+
+
+def _write(node: gs.Node, index: np.ndarray, adds: bool) -> _Write | None:
+    """What a scattering node writes; None where that is no block, differs between samples, or has a place twice."""
+    data, _, value = node.inputs
+    shape = tuple(data.shape)
+    if node.op == "ScatterElements":
+        places = _along_axis(index, shape, int(node.attrs.get("axis", 0)) % len(shape))
+    else:
+        depth = index.shape[-1]
+        coordinates = [
+            np.where(part < 0, part + size, part) for part, size in zip(np.moveaxis(index, -1, 0), shape, strict=False)
+        ]
+        places = _product(coordinates, shape)
+        if places is None:
+            shape, places = _flattened(coordinates, shape, depth)
+    if places is None or any(len(np.unique(along)) != len(along) for along in places):
         return None
-    ranges = []
-    for axis, size in enumerate(written):
-        first = int(index[(*(0,) * len(shape), axis)])
-        expected = np.arange(first, first + size).reshape(-1, *(1,) * (len(shape) - 1 - axis))
-        if not (index[..., axis] == expected).all():
+    if not _is_all(places[SAMPLES], shape[SAMPLES]):
+        return None
+    return _Write(data, value, shape, places, adds)
+
+
+def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> Places | None:
+    """Places of entries that have the same position along an axis wherever they are along the others."""
+    along = np.moveaxis(index, axis, -1).reshape(-1, index.shape[axis])
+    if not len(along) or not (along == along[0]).all():
+        return None
+    first = np.where(along[0] < 0, along[0] + shape[axis], along[0])
+    return tuple(first if i == axis else np.arange(size) for i, size in enumerate(index.shape))
+
+
+def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> Places | None:
+    """Places along each axis where the coordinates are all combinations of them, in order."""
+    depth = len(coordinates)
+    if coordinates[0].ndim != depth:
+        return None
+    places = []
+    for axis, part in enumerate(coordinates):
+        along = np.moveaxis(part, axis, -1).reshape(-1, part.shape[axis])
+        if not len(along) or not (along == along[0]).all():
             return None
-        ranges.append((first, first + size))
-    return tuple(ranges)
+        places.append(along[0])
+    return (*places, *map(np.arange, shape[depth:]))
+
+
+def _flattened(
+    coordinates: Sequence[np.ndarray], shape: tuple[int, ...], depth: int
+) -> tuple[tuple[int, ...], Places | None]:
+    """The tensor with the axes that positions are of flattened into one but for the samples', and places along it."""
+    samples, inner = shape[SAMPLES], int(np.prod(shape[1:depth]))
+    flat = (samples, inner, *shape[depth:])
+    if depth < 2 or coordinates[0].size % samples:
+        return flat, None
+    rows = [part.reshape(samples, -1) for part in coordinates]
+    if not (rows[SAMPLES] == np.arange(samples)[:, None]).all():
+        return flat, None
+    linear = np.ravel_multi_index(tuple(rows[1:]), shape[1:depth])
+    if not (linear == linear[0]).all():
+        return flat, None
+    return flat, (np.arange(samples), linear[0], *map(np.arange, shape[depth:]))

@@ -1,5 +1,6 @@
 """Operators that torch's exporter does not know at our opset, in terms of those that it knows."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,8 @@ from torch.onnx import (
     symbolic_helper,
     symbolic_opset9,
     symbolic_opset11,
-    symbolic_opset12,
     symbolic_opset13,
+    symbolic_opset14,
     unregister_custom_op_symbolic,
 )
 
@@ -76,10 +77,10 @@ def _unfold(g: Any, x: Any, dimension: Any, size: Any, step: Any) -> Any:
         symbolic_helper._get_const(v, "i", name)
         for v, name in ((dimension, "dimension"), (size, "size"), (step, "step"))
     )
-    rank, whole = symbolic_helper._get_tensor_rank(x), symbolic_helper._get_tensor_dim_size(x, axis)
-    if rank is None or whole is None:
-        return symbolic_opset12.unfold(g, x, dimension, size, step)
+    shape, _ = _traced_sizes(g)
+    rank = len(shape)
     axis %= rank
+    whole = shape[axis]
     starts = torch.arange((whole - length) // stride + 1) * stride
     positions = g.op("Constant", value_t=starts[:, None] + torch.arange(length)[None])
     windows = g.op("Gather", x, positions, axis_i=axis)
@@ -195,7 +196,11 @@ def _repeat_interleave(g: Any, x: Any, repeats: Any, dim: Any = None, size: Any 
     if not known or not isinstance(count, torch.Tensor) or count.numel() != 1:
         return symbolic_opset13.repeat_interleave(g, x, repeats, dim, size)
     assert isinstance(axis, int)
-    axis, times = axis % len(shape), int(count)
+    return _each_several_times(g, x, axis % len(shape), int(count), shape)
+
+
+def _each_several_times(g: Any, x: Any, axis: int, times: int, shape: list[int]) -> Any:
+    """Each entry of an axis of x `times` in a row."""
     apart = symbolic_helper._unsqueeze_helper(g, x, [axis + 1])
     tiling = [1] * (len(shape) + 1)
     tiling[axis + 1] = times
@@ -251,17 +256,141 @@ def _antialiased(mode: str) -> Callable[..., Any]:
     return resize
 
 
+def _channel_shuffle(g: Any, x: Any, groups: Any) -> Any:
+    """Channels of all groups side by side, the first of each, the second …. Source: torch.nn.ChannelShuffle."""
+    shape, _ = _traced_sizes(g)
+    count = symbolic_helper._get_const(groups, "i", "groups")
+    apart = [shape[0], count, shape[1] // count, *shape[2:]]
+    pieces = g.op("Reshape", x, g.op("Constant", value_t=torch.tensor(apart)))
+    turned = g.op("Transpose", pieces, perm_i=[0, 2, 1, *range(3, len(apart))])
+    result = g.op("Reshape", turned, g.op("Constant", value_t=torch.tensor(shape)))
+    result.setType(x.type())
+    return result
+
+
+def _sinc(g: Any, x: Any) -> Any:
+    """sin πx / πx, one at zero. The zero is left out before the division, so that gradients are finite. Source: torch.sinc."""
+    one = symbolic_helper._if_scalar_type_as(torch.tensor(1.0), x)
+    angle = g.op("Mul", x, symbolic_helper._if_scalar_type_as(torch.tensor(math.pi), x))
+    is_zero = g.op("Equal", x, symbolic_helper._if_scalar_type_as(torch.tensor(0.0), x))
+    safe = g.op("Where", is_zero, one, angle)
+    return g.op("Where", is_zero, one, g.op("Div", g.op("Sin", safe), safe))
+
+
+def _attention(g: Any, q: Any, k: Any, v: Any, mask: Any, dropout: Any, causal: Any, scale: Any, grouped: Any) -> Any:
+    """Attention whose keys and values may have fewer heads than its queries. Source: scaled_dot_product_attention."""
+    if symbolic_helper._get_const(grouped, "b", "enable_gqa"):
+        heads = symbolic_helper._get_tensor_sizes(q)[-3]
+        k, v = (_repeated_heads(g, x, heads) for x in (k, v))
+    return symbolic_opset14.scaled_dot_product_attention(g, q, k, v, mask, dropout, causal, scale, False)
+
+
+def _repeated_heads(g: Any, x: Any, heads: int) -> Any:
+    """x (…, own heads, N, D), each head several times in a row, up to `heads`."""
+    shape = symbolic_helper._get_tensor_sizes(x)
+    axis, times = len(shape) - 3, heads // shape[-3]
+    return x if times == 1 else _each_several_times(g, x, axis, times, shape)
+
+
+def _slice_scatter(g: Any, x: Any, values: Any, dim: Any, start: Any, end: Any, step: Any) -> Any:
+    """x with a range along one axis replaced. Source: torch.slice_scatter."""
+    shape, _ = _traced_sizes(g)
+    axis = symbolic_helper._get_const(dim, "i", "dim") % len(shape)
+    bounds = (
+        None if symbolic_helper._is_none(v) else symbolic_helper._get_const(v, "i", "bound") for v in (start, end)
+    )
+    places = range(shape[axis])[slice(*bounds, symbolic_helper._get_const(step, "i", "step"))]
+    return _written(g, x, values, axis, places, shape)
+
+
+def _select_scatter(g: Any, x: Any, values: Any, dim: Any, index: Any) -> Any:
+    """x with one entry of an axis replaced. Source: torch.select_scatter."""
+    shape, _ = _traced_sizes(g)
+    axis = symbolic_helper._get_const(dim, "i", "dim") % len(shape)
+    place = symbolic_helper._get_const(index, "i", "index") % shape[axis]
+    return _written(g, x, symbolic_helper._unsqueeze_helper(g, values, [axis]), axis, range(place, place + 1), shape)
+
+
+def _written(g: Any, x: Any, values: Any, axis: int, places: range, shape: list[int]) -> Any:
+    """x of a shape, with values at the places of an axis."""
+    if not places:
+        return g.op("Identity", x)
+    if places.step == 1:
+        ends = ((0, places.start), (places.stop, shape[axis]))
+        sides = [
+            symbolic_helper._slice_helper(g, x, axes=[axis], starts=[a], ends=[b]) if a < b else None for a, b in ends
+        ]
+        parts = [part for part in (sides[0], values, sides[1]) if part is not None]
+        result = g.op("Concat", *parts, axis_i=axis)
+    else:
+        order = torch.arange(shape[axis])
+        order[list(places)] = shape[axis] + torch.arange(len(places))
+        both = g.op("Concat", x, values, axis_i=axis)
+        result = g.op("Gather", both, g.op("Constant", value_t=order), axis_i=axis)
+    result.setType(x.type().with_sizes(shape))
+    return result
+
+
+def _pool_with_positions(
+    g: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: Any = None
+) -> tuple[Any, Any]:
+    """Max pooling and where its values are from. The positions are ONNX's, and only MaxUnpool reads them."""
+    sizes, steps, pads, dilations = (
+        symbolic_helper._get_const(v, "is", "max_pool") for v in (kernel, stride, padding, dilation)
+    )
+    rank = len(_traced_sizes(g)[0]) - 2
+    sizes, pads, dilations = (list(v) * rank if len(v) == 1 else list(v) for v in (sizes, pads, dilations))
+    return g.op(
+        "MaxPool",
+        x,
+        outputs=2,
+        kernel_shape_i=sizes,
+        strides_i=(list(steps) * rank if len(steps) == 1 else list(steps)) or sizes,
+        pads_i=[*pads, *pads],
+        dilations_i=dilations,
+        ceil_mode_i=int(symbolic_helper._get_const(ceil, "b", "ceil_mode")),
+    )
+
+
+def _deformable(g: Any, x: Any, weight: Any, offset: Any, mask: Any, bias: Any, *settings: Any) -> Any:
+    """A convolution that reads beside its positions, by `offset`. Source: torchvision.ops.deform_conv2d."""
+    numbers = [symbolic_helper._get_const(v, "i", "deform_conv2d") for v in settings[:8]]
+    strides, pads, dilations, (groups, offset_groups) = (numbers[i : i + 2] for i in range(0, 8, 2))
+    operands = [x, weight, offset, bias, mask] if symbolic_helper._get_const(settings[8], "b", "use_mask") else [
+        x, weight, offset, bias
+    ]  # fmt: skip
+    result = g.op(
+        "DeformConv",
+        *operands,
+        kernel_shape_i=symbolic_helper._get_tensor_sizes(weight)[2:],
+        strides_i=strides,
+        pads_i=[*pads, *pads],
+        dilations_i=dilations,
+        group_i=groups,
+        offset_group_i=offset_groups,
+    )
+    result.setType(x.type().with_sizes(_traced_sizes(g)[1]))
+    return result
+
+
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
     **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},
     "aten::_upsample_bicubic2d_aa": _antialiased("bicubic"),
     "aten::_upsample_bilinear2d_aa": _antialiased("bilinear"),
+    **{f"aten::max_pool{rank}d_with_indices": _pool_with_positions for rank in (1, 2, 3)},
+    "torchvision::deform_conv2d": _deformable,
     "aten::affine_grid_generator": _affine_grid,
+    "aten::channel_shuffle": _channel_shuffle,
     "aten::col2im": _fold,
     "aten::dot": _inner_product,
     "aten::instance_norm": _instance_norm,
     "aten::mv": _inner_product,
     "aten::repeat_interleave": _repeat_interleave,
+    "aten::scaled_dot_product_attention": _attention,
+    "aten::select_scatter": _select_scatter,
+    "aten::sinc": _sinc,
+    "aten::slice_scatter": _slice_scatter,
     "aten::threshold": _threshold,
     "aten::vdot": _inner_product,
     "aten::constant_pad_nd": _constant_pad,

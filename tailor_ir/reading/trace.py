@@ -9,7 +9,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -23,8 +23,10 @@ from torch import nn
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Tensors
 from tailor_ir.reading.inputs import ExampleInputs
+from tailor_ir.reading.places import export_refusal
 from tailor_ir.reading.symbolics import more_operators
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
+from tailor_ir.reading.written_out.functions import WrittenOut, complex_as_pairs
 
 OPSET = 17  # the newest that onnx2torch's converters cover
 LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
@@ -34,7 +36,8 @@ TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis c
 def trace_module(model: nn.Module, examples: ExampleInputs) -> tuple[onnx.ModelProto, Tensors]:
     """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
     _refuse_too_large(f"network '{type(model).__name__}'", sum(t.nbytes for t in model.state_dict().values()))
-    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    held = model.state_dict().items()
+    state = {name: (torch.view_as_real(t) if t.is_complex() else t).detach().clone() for name, t in held}
     exported, read = _exported(model, examples, frozenset())
     if read:  # what Python reads of them is part of the trace, so these have to be the real values
         exported, _ = _exported(model, examples, read)
@@ -46,9 +49,10 @@ def _exported(
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
     """ONNX of a copy whose values are all different but for the `kept` ones, and the names of tensors that Python read."""
     probe = _copy(model).eval()
+    pairs = complex_as_pairs(probe)
     _make_values_unique(probe, kept)
     reads = ValueReads({**dict(probe.named_parameters()), **dict(probe.named_buffers())})
-    _take_tensors(probe, examples, reads)
+    _take_tensors(probe, examples, reads, pairs)
     buffer = io.BytesIO()
     try:
         with (
@@ -68,13 +72,10 @@ def _exported(
                 do_constant_folding=False,
                 opset_version=OPSET,
                 input_names=list(examples.names),
+                verbose=True,  # nodes keep the lines that they come from
             )
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ImportFailed(
-            f"network '{type(model).__name__}': cannot be exported to ONNX ({reason}); "
-            "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"
-        ) from error
+        raise ImportFailed(export_refusal(model, error, OPSET)) from error
     names = (names for names in reads.places.values() if names.isdisjoint(examples.names))
     return onnx.load_from_string(buffer.getvalue()), frozenset[str]().union(*names)
 
@@ -105,15 +106,18 @@ def _refuse_too_large(where: str, size: int) -> None:
         )
 
 
-def _take_tensors(module: nn.Module, examples: ExampleInputs, reads: ValueReads) -> None:
+def _take_tensors(module: nn.Module, examples: ExampleInputs, reads: ValueReads, pairs: Sequence[torch.Tensor]) -> None:
     """Leave the module its examples as arguments (the exporter traces defaults of others too), and plain tensors as results."""
     forward = module.forward
 
     def of_tensors(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         for name, tensor in zip(examples.names, given, strict=True):
             reads.add(name, tensor)
-        with reads:  # the exporter's own reads say nothing of the network
+        torch._C._jit_set_onnx_log_enabled(False)  # the exporter turns it on, and would print the whole graph
+        with reads, WrittenOut(pairs):  # the exporter's own reads say nothing of the network
             found = tuple(tensors_in(examples.call(forward, given)))
+        if not found:
+            raise ImportFailed("it gives no real tensors; allowed: tensors of real numbers (torch.view_as_real of complex ones)")
         return found[0] if len(found) == 1 else found
 
     module.forward = of_tensors

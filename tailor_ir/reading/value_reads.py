@@ -23,6 +23,8 @@ SHAPES = {torch.Tensor.size, torch.Tensor.numel, torch.Tensor.nelement}
 """Their results are tensors while torch traces, and depend on no values."""
 PLAIN = {bool, int, float, str, torch.Size, torch.dtype, torch.device}
 """Types of results that hold no tensor."""
+PACKAGES = frozenset(("site-packages", "dist-packages"))
+"""Folders that hold other people's code."""
 TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -84,5 +86,12 @@ def _calling_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
         frame = frame.f_back
-    path, here = Path(frame.f_code.co_filename), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{frame.f_lineno}"
+    return shown_line(Path(frame.f_code.co_filename), frame.f_lineno)
+
+
+def shown_line(path: Path, line: int) -> str:
+    """`file:line`, the file as it is seen from the working folder, or from the folder of packages that it is in."""
+    here, inside = Path.cwd(), [index for index, part in enumerate(path.parts) if part in PACKAGES]
+    if inside:
+        return f"{Path(*path.parts[inside[-1] + 1 :])}:{line}"
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

@@ -7,7 +7,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from tailor_ir.graph import Attribute
+from tailor_ir.graph import Attribute, Node
+from tailor_ir.ops.deformable import places, settings
+from tailor_ir.ops.interpolation import FACTORS, FILTERED, resizing_matrices
+from tailor_ir.ops.spectra import transform_matrix
 
 
 class _Writer:
@@ -17,7 +20,9 @@ class _Writer:
         self.name, self.outputs = name, outputs
         self.nodes: list[gs.Node] = []
 
-    def add(self, op: str, *inputs: "gs.Tensor | float", last: bool = False, **attributes: object) -> gs.Tensor:
+    def add(
+        self, op: str, *inputs: "gs.Tensor | float | np.ndarray", last: bool = False, **attributes: object
+    ) -> gs.Tensor:
         """One node; `last` gives the operator's own result. Numbers become constants."""
         number = len(self.nodes)
         output = self.outputs[0] if last else gs.Variable(f"{self.name}/{number}", np.float32)
@@ -127,9 +132,70 @@ def _batch_standardization(w: _Writer, inputs: Inputs, attributes: Attributes) -
     w.add("Add", scaled, w.spread(bias, 1, rank), last=True)
 
 
+def _fourier_transform(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    (x,) = inputs
+    axis, rank = int(attributes["axis"]), len(x.shape)  # type: ignore[arg-type]
+    before, after = ((tensor.shape[axis], tensor.shape[-1]) for tensor in (x, w.outputs[0]))
+    matrix = transform_matrix(before, after, inverse=bool(attributes.get("inverse", 0)))
+    others = [i for i in range(rank - 1) if i != axis]
+    rows = [x.shape[i] for i in others]
+    turned = w.add("Transpose", x, perm=[*others, axis, rank - 1])
+    flat = w.reshape(turned, (*rows, before[0] * before[1]))
+    product = w.add("MatMul", flat, gs.Constant(f"{w.name}/matrix", matrix))
+    apart = w.reshape(product, (*rows, *after))
+    w.add("Transpose", apart, last=True, perm=[*range(axis), rank - 2, *range(axis, rank - 2), rank - 1])
+
+
+def _deformable(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    """Entries of the kernel as channels, which GridSample reads, and a 1×1 convolution of them."""
+    x, weight, offset, *others = inputs
+    bias = [other for other in others[:1] if not other.is_empty()]
+    node = Node(name=w.name, op="DeformConv", inputs=(), outputs=(), attributes=tuple(attributes.items()))
+    (samples, channels, *size), kernel, result = x.shape, tuple(weight.shape[2:]), tuple(offset.shape[2:])
+    entries = math.prod(kernel)
+    sets = offset.shape[1] // (2 * entries)
+    scale = np.asarray([2 / side for side in size], np.float32)
+    base = places(kernel, *settings(node), result) * scale + scale / 2 - 1
+    apart = w.reshape(offset, (samples, sets, entries, 2, *result))
+    moved = w.add("Add", w.add("Mul", w.add("Transpose", apart, perm=[0, 1, 2, 4, 5, 3]), scale), base)
+    order = gs.Constant(f"{w.name}/order", np.asarray([1, 0], np.int64))  # columns before rows
+    turned = w.add("Gather", moved, order, axis=5)
+    grid = w.reshape(turned, (samples * sets, entries * result[0], result[1], 2))
+    image = w.reshape(x, (samples * sets, channels // sets, *size))
+    read = w.add("GridSample", image, grid, mode="bilinear", padding_mode="zeros", align_corners=0)
+    if len(others) > 1 and not others[1].is_empty():
+        read = w.add("Mul", read, w.reshape(others[1], (samples * sets, 1, entries * result[0], result[1])))
+    columns = w.reshape(read, (samples, channels * entries, *result))
+    flat: gs.Tensor = w.reshape(weight, (weight.shape[0], -1, 1, 1))
+    if isinstance(weight, gs.Constant):
+        flat = gs.Constant(f"{weight.name}/flat", weight.values.reshape(len(weight.values), -1, 1, 1))
+    w.add("Conv", columns, flat, *bias, last=True, group=int(attributes["group"]))  # type: ignore[arg-type]
+
+
+def _filtered_resize(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    (x,) = inputs
+    node = Node(name=w.name, op=FILTERED, inputs=(), outputs=(), attributes=tuple(attributes.items()))
+    factors = attributes[FACTORS]
+    assert isinstance(factors, tuple), factors
+    matrices = resizing_matrices(node, x.shape, w.outputs[0].shape, factors)  # type: ignore[arg-type]
+    rank = len(x.shape)
+    for axis, matrix in matrices.items():
+        is_last = axis == max(matrices)
+        order = [i for i in range(rank) if i != axis] + [axis]
+        back = [order.index(i) for i in range(rank)]
+        turned = w.add("Transpose", x, perm=order)
+        product = w.add("MatMul", turned, gs.Constant(f"{w.name}/matrix{axis}", np.ascontiguousarray(matrix.T)))
+        x = w.add("Transpose", product, last=is_last, perm=back)
+    if not matrices:
+        w.add("Identity", x, last=True)
+
+
 WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
     "BatchStandardization": _batch_standardization,
+    "DFT": _fourier_transform,
+    "DeformConv": _deformable,
     "Embedding": _embedding,
+    "FilteredResize": _filtered_resize,
     "Gelu": _gelu,
     "GroupNorm": _group_norm,
     "Linear": _linear,
@@ -169,7 +235,7 @@ def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attr
     for output in outputs:
         if isinstance(output, gs.Variable):
             output.dtype = found
-    if op == "TopK" and isinstance(outputs[1], gs.Variable):
+    if op in ("MaxPool", "TopK") and len(outputs) > 1 and isinstance(outputs[1], gs.Variable):
         outputs[1].dtype = np.int64
 
 

@@ -1,6 +1,7 @@
 """Networks made SuperNets, and SuperNets that were saved."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -10,10 +11,12 @@ from tailor_ir import storage
 from tailor_ir.alternatives import add_alternatives
 from tailor_ir.exits import add_exits
 from tailor_ir.graph import Graph, Tensors
+from tailor_ir.ops import OPERATORS
 from tailor_ir.reading.comparison import compare
 from tailor_ir.reading.folded_norms import folded_norms
 from tailor_ir.reading.importer import import_onnx
 from tailor_ir.reading.inputs import GivenExample, examples_of_file, examples_of_module
+from tailor_ir.reading.places import located
 from tailor_ir.reading.trace import load_onnx, trace_module
 from tailor_ir.rewriting.kernel_transforms import transform_kernels
 from tailor_ir.rewriting.passes import simplify
@@ -43,14 +46,18 @@ def compile(
     if isinstance(model, nn.Module):
         examples = examples_of_module(model, example_input)
         proto, state = trace_module(model, examples)
-        graph, tensors = import_onnx(proto, state)
+        shapes: Mapping[str, Sequence[int]] = {}
     else:
-        proto = model if isinstance(model, onnx.ModelProto) else load_onnx(Path(model))
-        graph, tensors = import_onnx(proto, example_shapes=examples_of_file(proto, example_input))
-    graph, tensors = repeat_for_samples(*simplify(graph, tensors))
+        proto, state = model if isinstance(model, onnx.ModelProto) else load_onnx(Path(model)), None
+        shapes = examples_of_file(proto, example_input)
+    modules = [name for name, _ in model.named_modules()] if isinstance(model, nn.Module) else []
+    with located(proto, modules):
+        graph, tensors = import_onnx(proto, state, shapes, OPERATORS)
+        graph, tensors = repeat_for_samples(*simplify(graph, tensors))
 
     def read(graph: Graph, tensors: Tensors) -> Structure:
-        return propose(graph, *find_axes_and_regions(graph, tensors), space)
+        with located(proto, modules):
+            return propose(graph, *find_axes_and_regions(graph, tensors), space)
 
     graph, tensors, refused = add_alternatives(graph, tensors, space, read)
     graph, tensors, no_exits = add_exits(graph, tensors, space, read)

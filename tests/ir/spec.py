@@ -28,7 +28,25 @@ OnnxCheck = Callable[[gs.Graph], Complaints]
 
 OWN_ATTRIBUTES: dict[str, dict[str, type]] = {
     "BatchStandardization": {"epsilon": float},
+    "DeformConv": {
+        "dilations": tuple,
+        "group": int,
+        "kernel_shape": tuple,
+        "offset_group": int,
+        "pads": tuple,
+        "strides": tuple,
+    },
     "Embedding": {},
+    "FilteredResize": {
+        "antialias": int,
+        "coordinate_transformation_mode": str,
+        "cubic_coeff_a": float,
+        "exclude_outside": int,
+        "extrapolation_value": float,
+        "factors": tuple,
+        "mode": str,
+        "nearest_mode": str,
+    },
     "Gelu": {"approximate": str},
     "GroupNorm": {"num_groups": int, "epsilon": float},
     "KernelTransform": {"sizes": tuple},

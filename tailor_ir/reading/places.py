@@ -1,0 +1,149 @@
+"""Where operators come from: the module that a node stands in, and the line of the user's code that asks for it."""
+
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import takewhile
+from pathlib import Path
+
+import onnx
+import torch
+from torch import nn
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.reading.value_reads import PACKAGES, TORCH_FOLDER, shown_line
+
+OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+FOREIGN = (TORCH_FOLDER, OWN_FOLDER, f"{sysconfig.get_path('stdlib')}{os.sep}", "<")
+"""Begins of paths of code that is no network's: torch's, ours, Python's."""
+TRACE = str(Path(__file__).with_name("trace.py"))
+"""Calls the network: frames around its own are ours, and the caller's."""
+TRACED = re.compile(r"^(.+?)\((\d+)\): ", re.MULTILINE)
+"""A frame in the stack that torch's TorchScript exporter keeps: innermost first."""
+RECORDED = re.compile(r'File "(.+?)", line (\d+)')
+"""A frame in the stack that torch's dynamo exporter writes into a file: innermost last."""
+STACK_TRACE = "pkg.torch.onnx.stack_trace"
+NAMED = re.compile(r"(?<= at ')[^']+(?=')")
+UNKNOWN = re.compile(r"^operator '[^']+'(?= at '[^']+': not supported)")
+MOST_CHARACTERS = 120  # of a reason that is another library's
+
+
+def module_path(name: str, modules: Collection[str] = ()) -> str:
+    """'/encoder/layers/layers.3/attn/Conv', as traced nodes are called, as 'encoder.layers.3.attn'; other names stay."""
+    if not name.startswith("/"):
+        return name
+    return _joined(name[1:].split("/")[:-1], modules) or name
+
+
+def _joined(scopes: Iterable[str], modules: Collection[str]) -> str:
+    """Names of modules inside each other as one path, the only one of `modules` that has them in this order.
+
+    One that begins with the name before it has it replaced. Modules that are not called themselves (lists of them) are no
+    scopes.
+    """
+    path: list[str] = []
+    for scope in scopes:
+        if path and scope.startswith(f"{path[-1]}."):
+            path.pop()
+        path.append(scope)
+    pattern = re.compile(r"(?:.+\.)?" + r"\.(?:.+\.)?".join(map(re.escape, path)))
+    found = [module for module in modules if pattern.fullmatch(module)]
+    return found[0] if path and len(found) == 1 else ".".join(path)
+
+
+def lines_of(model: onnx.ModelProto) -> dict[str, str]:
+    """Node name -> `file:line` of the innermost line that is neither torch's nor ours; {} where the file tells none."""
+    found = {}
+    for node in model.graph.node:
+        stack = next((entry.value for entry in node.metadata_props if entry.key == STACK_TRACE), "")
+        frames = RECORDED.findall(stack)[::-1] or TRACED.findall(node.doc_string)
+        if frames and (line := _own_line(frames)):
+            found[node.name or node.output[0]] = line
+    return found
+
+
+def _is_networks(path: str) -> bool:
+    """Whether code may be a network's, although packages lie in Python's own folder."""
+    return not path.startswith(FOREIGN[:2]) and (
+        not path.startswith(FOREIGN[2:]) or not PACKAGES.isdisjoint(Path(path).parts)
+    )
+
+
+def _own_line(frames: Iterable[tuple[str, str]]) -> str:
+    """The innermost frame of a network's own code; of a package's where the whole network comes from packages."""
+    inside = takewhile(lambda frame: frame[0] != TRACE, frames)
+    found = [(path, int(number)) for path, number in inside if _is_networks(path)]
+    own = next((frame for frame in found if PACKAGES.isdisjoint(Path(frame[0]).parts)), None) or next(iter(found), None)
+    return shown_line(Path(own[0]), own[1]) if own else ""
+
+
+@contextmanager
+def located(model: onnx.ModelProto, modules: Collection[str] = ()) -> Iterator[None]:
+    """While inside, refusals that name a node of the model also tell its module and the line of the user's code.
+
+    modules: names of all modules of the network that the model was traced from.
+    """
+    try:
+        yield
+    except ImportFailed as error:
+        text = str(error)
+        name = NAMED.search(text)
+        if name is None:
+            raise
+        line = _line_of(name[0], lines_of(model))
+        text = UNKNOWN.sub(rf"\g<0> of opset {_opset(model)}", text, count=1)
+        name = NAMED.search(text) or name
+        place = f"{module_path(name[0], modules)}'{f' ({line})' if line else ''}"
+        raise ImportFailed(f"{text[: name.start()]}{place}{text[name.end() + 1 :]}") from error
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def _line_of(name: str, lines: dict[str, str]) -> str:
+    """The line of a node, or of the node that a rewritten one is named after."""
+    while name not in lines and "/" in name.lstrip("/"):
+        name = name.rpartition("/")[0]
+    return lines.get(name, "")
+
+
+def unknown_operator(op: str, name: str, known: Collection[str]) -> ImportFailed:
+    """The refusal of a node whose operator has no record among the `known`; operators of a close spelling are named."""
+    close = " or ".join(f"'{other}'" for other in get_close_matches(op, sorted(known), 2, 0.75))
+    return ImportFailed(
+        f"operator '{op}' at '{name}': not supported{f' (near: {close})' if close else ''}; write it in other operators, "
+        "leave it to the code around the network, or report it"
+    )
+
+
+def export_refusal(model: nn.Module, error: Exception, opset: int) -> str:
+    """One line for a network that torch's exporter does not take: the operator, its module and line, and a way out."""
+    network, modules = type(model).__name__, [name for name, _ in model.named_modules()]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    node = next((found for f in frames if isinstance(found := f.f_locals.get("node"), torch._C.Node)), None)
+    if node is None:
+        line = _own_line(
+            (frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)[::-1]
+        )
+        return (
+            f"network '{network}': cannot be exported to ONNX ({_short(reason)}){f' at {line}' if line else ''}; "
+            "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"
+        )
+    line = _own_line(TRACED.findall(node.sourceRange()))
+    path = _joined((scope.rpartition("::")[2] for scope in node.scopeName().split("/")[1:]), modules)
+    unknown = isinstance(error, torch.onnx.errors.UnsupportedOperatorError) or "unrecognized namespace" in reason
+    return (
+        f"network '{network}': operator '{node.kind()}' at '{path or network}'{f' ({line})' if line else ''} cannot be "
+        f"exported to ONNX ({f'torch has no form of it in opset {opset}' if unknown else _short(reason)}); "
+        "write it in other operators, or export the network yourself and give the .onnx file"
+    )
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= MOST_CHARACTERS else f"{reason[: MOST_CHARACTERS - 1]}…"
