@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,14 @@ class ByFile(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, _ = nodeid.partition("::")
-        text = (self.config.rootpath / path).read_text(encoding="utf-8")
-        return path.rpartition("/")[0] if any(f"{name}: " in text for name in SHARED_RUNS) else path
+        return path.rpartition("/")[0] if _needs_run(self.config.rootpath / path) else path
+
+
+@cache
+def _needs_run(file: Path) -> bool:
+    """Whether a file has a test that takes a finished run; asked for each test, and read once."""
+    text = file.read_text(encoding="utf-8")
+    return any(f"{name}: " in text for name in SHARED_RUNS)
 
 
 @pytest.hookimpl(optionalhook=True)

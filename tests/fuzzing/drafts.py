@@ -1,6 +1,7 @@
 """A network while it is being drawn: the values so far, what can be picked from them, and nodes that are added."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -239,11 +240,9 @@ class Draft:
 
     def _of_form(self, rank: int, made: Callable[[Value], Value]) -> Value:
         """A value of a rank, mostly one that is there. An axis of one element counts as none."""
-        try:
-            if self.chance(0.9):
+        if self.chance(0.9):
+            with suppress(Unfit):  # no such value is there: one is made
                 return self.pick(lambda v: v.kind == "float32" and v.plain and v.rank == rank and v.shape[-1] > 1)
-        except Unfit:
-            pass
         return made(self.any())
 
     def spatial(self, least: int = 4) -> Value:

@@ -1,29 +1,5 @@
-"""Fixtures of this room, for the tests of this tier."""
+"""Unit tests of flows have a cache folder of their own."""
 
-from tests.support.flows.fixtures import (
-    adapted,
-    adapted_night,
-    adapting,
-    command,
-    finished,
-    leveled,
-    own_cache,
-    postgres,
-    server,
-    text_run,
-    trained_stages,
-)
+from tests.support.flows.fixtures import own_cache
 
-__all__ = [
-    "adapted",
-    "adapted_night",
-    "adapting",
-    "command",
-    "finished",
-    "leveled",
-    "own_cache",
-    "postgres",
-    "server",
-    "text_run",
-    "trained_stages",
-]
+__all__ = ["own_cache"]
