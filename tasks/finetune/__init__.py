@@ -41,8 +41,8 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
 
     splits = load_splits(data)
     net = tailor_ir.load(supernet)
-    before = net.answers()
     settings = _chosen(settings, net.space, progress)
+    before = net.answers() if FROZEN.issuperset(settings.strategies) else None
     steps = splits["train"].steps(settings.batch_size)
     job = Job(
         folder=folder,
@@ -71,7 +71,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
         **accuracies_of_ends(net, validation, splits["test"]),
     )
     net.elastic.to("cpu")
-    _keep(net, before if FROZEN.issuperset(settings.strategies) else None, job, splits["train"])
+    _keep(net, before, job, splits["train"])
     return result.to_json()
 
 
