@@ -1,20 +1,15 @@
 """Cold caches are another metric than warm ones, and are really cold."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from profiling_agents.client import AgentClient, MeasureSettings
+from profiling_agents.client import MeasureSettings
 from profiling_agents.execution.measure import measure
 from profiling_agents.messages import MIB, AgentError
 from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
-from tests.support.agents import agent_models as models
-
-CORE = min(os.sched_getaffinity(0))
-ROUNDS = 5
-"""Of which the median counts: between a measurement and the one beside it, the machine may become slower or faster."""
+from tests.support.agents.agents_caches import CORE, ROUNDS
 
 
 def write_caches(root: Path, core: int, sizes: dict[int, str]) -> None:
@@ -64,18 +59,3 @@ def test_flushing_empties_the_caches_of_what_was_read_before() -> None:
         cold = measure(read, settings, prepare=flush)
         slower.append(cold.p50_ms / warm.p50_ms)
     assert np.median(slower) > 1.2
-
-
-@pytest.mark.skipif(last_level_cache_bytes(CORE) is None, reason="this machine does not say how large its caches are")
-def test_a_device_measures_a_model_with_cold_caches(agent: AgentClient, backend: str) -> None:
-    job = models.convolution(backend, "conv", channels_in=64, channels_out=64, size=8)
-    settings = MeasureSettings(time_cap_ms=100.0)
-    slower = []
-    for _ in range(ROUNDS):
-        (warm,) = agent.measure([job], settings)
-        (cold,) = agent.measure([job], settings.model_copy(update={"cache": "cold"}))
-        assert (warm.state, cold.state, cold.repeats) == ("ok", "ok", 1)
-        assert warm.p50_ms is not None
-        assert cold.p50_ms is not None
-        slower.append(cold.p50_ms / warm.p50_ms)
-    assert np.median(slower) > 1.1

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from profiling_agents.client import AgentClient, MeasureSettings
 from profiling_agents.messages import Measurement
 from profiling_agents.sensing import energy, sensors
 from profiling_agents.sensing.energy import Counter, EnergyMeter, find_meter
-from profiling_agents.sensing.machine import available_cores
-from tests.support.agents import agent_models as models
 
 RAPL = "sys/class/powercap/intel-rapl:0"
 
@@ -237,24 +234,6 @@ def test_a_failed_measurement_has_no_energy_and_none_is_zero() -> None:
         Measurement(key="k", state="failed", reason="why", energy_mj=1.0)
     with pytest.raises(ValidationError):
         Measurement(key="k", state="ok", p50_ms=1.0, p90_ms=1.0, spread=0.0, energy_mj=0.0)
-
-
-def test_an_agent_tells_its_state_and_its_energy_or_none(agent: AgentClient, backend: str) -> None:
-    found = agent.capabilities()
-    assert [core.number for core in found.state.cores] == list(available_cores())
-    assert 0 < found.state.memory_available_mib < found.memory_mib
-    assert found.operating_system == sensors.operating_system()
-    job = models.convolution(backend, "conv", channels_in=32, channels_out=32, size=16)
-    (plain,) = agent.measure([job])
-    assert plain.energy_mj is None
-    (result,) = agent.measure([job], MeasureSettings(energy_ms=50.0))
-    assert result.state == "ok"
-    if found.power_sensors:
-        assert result.energy_mj is not None
-        assert result.p50_ms is not None
-        assert 0 < result.energy_mj < result.p50_ms * 1000  # 1 kW
-    else:
-        assert result.energy_mj is None
 
 
 def test_energy_is_counted_for_as_long_as_asked_even_where_the_time_of_a_run_was_judged_wrong(tmp_path: Path) -> None:
