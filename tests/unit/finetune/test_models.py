@@ -66,7 +66,7 @@ def test_checkpoint_is_loaded_and_must_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"checkpoint .* does not fit the network"):
         make(name="test_vit", checkpoint=tmp_path / "w.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"no header")
-    with pytest.raises(UserError, match=r"checkpoint .* does not fit the network"):
+    with pytest.raises(UserError, match=r"checkpoint .* cannot be read .*; allowed: a .safetensors file"):
         make(name="test_resnet", checkpoint=tmp_path / "bad.safetensors")
     with pytest.raises(UserError, match=r"checkpoint .*: does not exist"):
         make(name="test_resnet", checkpoint=tmp_path / "none.safetensors")
