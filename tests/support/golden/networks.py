@@ -1,7 +1,8 @@
 """The networks whose numbers are golden: the small ones of the IR's tests, and real ones of different structure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
+from typing import Any
 
 import timm
 import torch
@@ -75,8 +76,11 @@ REAL: dict[str, Callable[[], tailor_ir.SuperNet]] = {
 
 NETWORKS = SMALL | REAL
 LARGE = ("levit", "densenet121", "convnext_tiny", "resnet50", "hrnet_w18_small", "pit_ti_224")
-CASES = [long(name) if name in LARGE else name for name in NETWORKS]
-"""Names of the networks for parametrised tests; large ones take seconds."""
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    """Names of networks for a parametrised test; `make test-all` alone takes the large ones."""
+    return [long(name) if name in LARGE else name for name in names]
 
 
 @cache

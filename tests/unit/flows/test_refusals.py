@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from flows.config import AdaptConfig, RunConfig
 from flows.deployments.folder import fault_of
 from flows.refusals import check_given, check_places, check_writable
-from flows.tracking.addresses import address_of, check_usable
 from tasks.data.settings import DataSettings
 from tasks.data.source import check_folder
 from tasks.errors import UserError
@@ -21,6 +19,8 @@ from tasks.search.settings import Settings as SearchSettings
 from tests.support.docs.documents import ROOT
 
 HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+
+
 WHOLE = len(HEADER).to_bytes(8, "little") + HEADER + b"1234"
 
 
@@ -133,22 +133,6 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path) -> None:
             check_writable(place)
     check_writable(tmp_path / "a" / "b")
     assert [*tmp_path.iterdir()] == [tmp_path / "file"], "nothing is made"
-
-
-def test_an_mlflow_that_cannot_be_used(tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"no database of SQLite at all")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    for uri, line in (
-        (f"http://127.0.0.1:{port}", "does not answer"),
-        (f"sqlite:///{tmp_path}/no/mlflow.db", "its folder does not exist; make it"),
-        (f"sqlite:///{tmp_path}/other", "file is not a database"),
-    ):
-        with pytest.raises(UserError, match=line):
-            check_usable(address_of(uri))
-    check_usable(address_of(f"sqlite:///{tmp_path}/mlflow.db"))
-    check_usable(address_of("postgresql://user@nowhere/mlflow"))
-    assert not (tmp_path / "mlflow.db").exists()
 
 
 def test_a_supernet_that_is_none(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tailor_ir.rewriting import passes
 from tests.support.golden import records
 from tests.support.golden.fixtures import Golden
-from tests.support.golden.networks import CASES, SMALL, network
+from tests.support.golden.networks import NETWORKS, SMALL, cases, network
 from tests.support.ir import spec
 
 EXACT = 0.0
@@ -27,7 +27,7 @@ def test_each_operator_of_the_smallest_network_is_what_it_was(golden: Golden) ->
     golden("operators_smallest", found, rtol=EXACT)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(NETWORKS))
 def test_space_and_operators_of_a_network_are_what_they_were(name: str, golden: Golden) -> None:
     net = network(name)
     configs = records.random_configs(net, records.CONFIGS)
@@ -39,7 +39,7 @@ def test_space_and_operators_of_a_network_are_what_they_were(name: str, golden: 
     golden(f"network_{name}", found, rtol=EXACT)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(NETWORKS))
 def test_exported_files_of_a_network_are_built_as_they_were(name: str, golden: Golden, tmp_path: Path) -> None:
     net = network(name)
     configs = records.random_configs(net, records.EXPORTS)

@@ -11,7 +11,7 @@ from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import Sums, mac_sums, parameter_sums
 from tests.support.golden import predictions
 from tests.support.golden.fixtures import Golden
-from tests.support.golden.networks import CASES, network
+from tests.support.golden.networks import cases, network
 from tests.support.golden.records import CODES, canonical_codes, digest, rounded
 
 NETWORKS = ("smallest", "attention", "nested", "mobilenetv2", "levit", "densenet121", "hrnet_w18_small")
@@ -25,7 +25,7 @@ RULES = {
 FEW = 10
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(NETWORKS))
 def test_predictions_for_random_subnets_are_what_they_were(name: str, golden: Golden, tmp_path: Path) -> None:
     net = network(name)
     codes = canonical_codes(net, CODES)
@@ -50,7 +50,7 @@ def test_predictions_for_random_subnets_are_what_they_were(name: str, golden: Go
     golden(f"predictions_{name}", found, rtol=RTOL)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(NETWORKS))
 def test_memory_of_random_subnets_is_what_it_was(name: str, golden: Golden) -> None:
     net = network(name)
     codes = canonical_codes(net, CODES // 2)

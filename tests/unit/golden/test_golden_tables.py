@@ -5,14 +5,14 @@ import pytest
 from tasks.predict.sums import Sums
 from tests.support.golden import predictions, records
 from tests.support.golden.fixtures import Golden
-from tests.support.golden.networks import CASES, network
+from tests.support.golden.networks import cases, network
 
 NETWORKS = ("smallest", "attention", "nested", "mobilenetv2", "levit", "densenet121", "hrnet_w18_small")
 RTOL = 1e-9
 """Sums of float64 numbers, in any order; all else is exact."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(NETWORKS))
 def test_tables_of_a_network_are_what_they_were(name: str, golden: Golden) -> None:
     net = network(name)
     sums = Sums.compile(net, {feature: predictions.latency_ms(feature) for feature in net.unique_operators()})
