@@ -140,17 +140,22 @@ def _moved(batch: torch.Tensor) -> torch.Tensor:
 
 
 def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: PlacesOfValues) -> Answer | None:
-    """The module's answer; None for inputs that the module refuses. Enters in `places` where it reads values."""
+    """The module's answer; None for inputs that the module refuses. Enters in `places` where it reads values.
+
+    Inputs that it refuses tell where, and not which ways it goes: no answer was compared.
+    """
     given = tuple(one.clone() for one in batches)
     reads = ValueReads(dict(zip(examples.names, given, strict=True)))
+    answer: Answer | None = None
     try:
         with reads:
-            return _tensors(examples.call(module, given))
+            answer = _tensors(examples.call(module, given))
     except REFUSALS:
         return None
     finally:
         for place, values in reads.decisions.items():
-            places.setdefault(place, set()).update(values)
+            places.setdefault(place, set()).update(values if answer is not None else ())
+    return answer
 
 
 def _tensors(answer: object) -> Answer:
