@@ -13,6 +13,8 @@ GivenInputs = torch.Tensor | Sequence[torch.Tensor]
 """A batch of a network's only input, or of each of its inputs in order."""
 CHANNELS_FIRST, CHANNELS_LAST = (2, 3), (1, 2)
 """Axes of height and width of images (B, C, H, W) and (B, H, W, C)."""
+LOOK_UPS = frozenset(("Embedding", "Gather"))
+"""Operators that take rows of a table."""
 OF_PIXELS = frozenset(("Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Sub"))
 """Operators on single pixels, by which networks scale their images before anything else."""
 
@@ -136,13 +138,15 @@ class Graph:
     def tokens_of(self, name: str) -> int | None:
         """Token numbers of an input are below it: the least number of rows of the tables that are looked up by them.
 
-        1 where it is read otherwise, too: 0 is always valid. None: the input's elements are no integers.
+        1 where no table is looked up: 0 is always valid. None: the input's elements are no integers.
         """
         if "int" not in self.input_type(name):
             return None
         readers = self.consumers().get(name, [])
-        tables = [each for node in readers for each in node.inputs if each in self.initializers]
-        return min((next(iter(self.shapes[table]), 1) for table in tables), default=1)
+        read = [each for node in readers if node.op in LOOK_UPS for each in node.inputs]
+        return min(
+            (self.shapes[each][0] for each in read if each in self.initializers and self.shapes[each]), default=1
+        )
 
     def named_inputs(self, given: GivenInputs) -> Tensors:
         """Input name -> its batch. InputError: other inputs than the network has."""

@@ -15,7 +15,7 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.reading.batches import OTHER_BATCH, follow_fixed_batch, follow_samples, may_hold_samples
 from tailor_ir.reading.folding import fold, lay_aside, restore
-from tailor_ir.reading.normal_forms import drop_idle, normalise, resolve_identities, share_rows
+from tailor_ir.reading.normal_forms import drop_default_states, drop_idle, normalise, resolve_identities, share_rows
 from tailor_ir.reading.places import unknown_operator
 from tailor_ir.reading.slices import reorder_blocks, split_slices
 from tailor_ir.reading.trace import OPSET, TRACE_BATCH
@@ -96,6 +96,7 @@ def _folded(
         weights |= _unshare_vectors(surgeon, weights)
     values = lay_aside(surgeon, weights)
     surgeon = fold(surgeon)
+    drop_default_states(surgeon)
     _refuse_control_flow(surgeon)
     return surgeon, weights, values
 

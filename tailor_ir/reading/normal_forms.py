@@ -225,9 +225,15 @@ def _is_look_up(table: gs.Tensor, positions: gs.Tensor) -> bool:
     return isinstance(table, gs.Constant) and not isinstance(positions, gs.Constant) and len(table.shape) == 2
 
 
+def drop_default_states(graph: gs.Graph) -> None:
+    """Remove zero states and full lengths of recurrent layers, which are the defaults, whatever the batch is."""
+    for node in graph.nodes:
+        if node.op in RECURRENT:
+            _drop_default_states(node)
+
+
 def _drop_default_states(node: gs.Node) -> None:
-    """Remove zero states and full lengths of recurrent layers, which are the defaults."""
-    steps = node.inputs[0].shape[0]
+    steps = node.inputs[0].shape[0] if node.inputs[0].shape is not None else None
     for position, default in ((4, steps), (5, 0), (6, 0)):
         given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()
         if isinstance(given, gs.Constant) and (given.values == default).all():
