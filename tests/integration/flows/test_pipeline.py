@@ -11,15 +11,11 @@ from flows.cleaning.references import LIST_FILE
 from flows.cli import main
 from flows.config import DeviceProfile
 from flows.devices import Devices
-from flows.pages import facts
-from flows.pages.tables import front_rows
-from tasks.artifacts import read_json, read_lines
+from tasks.artifacts import read_json
 from tasks.nightly import History
-from tasks.pages.text import milliseconds, percent
-from tasks.schemas.baselines import Baselines, Compared
-from tasks.schemas.front import Front
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command
+from tests.support.flows.pipeline import _worked
 
 STAGES = [
     "check",
@@ -36,10 +32,6 @@ STAGES = [
 ]
 
 
-def _worked(result: dict[str, Any]) -> list[str]:
-    return [row["stage"] for row in result["stages"] if not row["cached"]]
-
-
 def test_the_first_run_works_every_stage_and_writes_a_report(finished: dict[str, Any], command: Command) -> None:
     assert _worked(finished) == STAGES
     assert Path(finished["report_html"]).read_text().lower().startswith("<!doctype html>")
@@ -50,19 +42,6 @@ def test_the_first_run_works_every_stage_and_writes_a_report(finished: dict[str,
     (device,) = finished["devices"]
     assert len(device["winners"]) == 10, "one for each budget"
     assert all(row["measured_ms"] > 0 for row in device["winners"])
-
-
-def test_the_same_command_again_works_nothing(
-    finished: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    again = command("run")
-    (folder,) = again["exports"].values()
-    assert capsys.readouterr().out.splitlines()[-1] == f"exported files: {folder}"
-    assert Path(folder) == command.output / "exports" / "onnxruntime"
-    budgets = {f"{row['budget_ms']:g}ms-test_resnet-{row['digest'][:8]}.onnx" for row in again["devices"][0]["winners"]}
-    assert {file.name for file in Path(folder).glob("*.onnx")} == budgets
-    assert _worked(again) == []
-    assert [row["seconds"] for row in again["stages"]] == [row["seconds"] for row in finished["stages"]]
 
 
 def test_another_budget_runs_search_and_export_only(finished: dict[str, Any], command: Command) -> None:
@@ -78,12 +57,6 @@ def test_another_device_profile_trains_nothing(finished: dict[str, Any], command
     assert stage["stage"] == "profile/onnxruntime"
     assert not stage["cached"]
     assert command("finetune", "device.onnxruntime.measure.time_cap_ms=6")["stages"][0]["cached"]
-
-
-def test_more_training_measures_no_operator_again(finished: dict[str, Any], command: Command) -> None:
-    changed = command("predict", "finetune.label_smoothing=0.05")
-    cached = {stage["stage"]: stage["cached"] for stage in changed["stages"]}
-    assert cached == {"sensitivities": False, "latency/onnxruntime": True, "resources/onnxruntime": True}
 
 
 def test_settings_that_cannot_change_a_result_repeat_nothing(finished: dict[str, Any], command: Command) -> None:
@@ -176,17 +149,6 @@ def test_data_of_another_size_than_a_supernet_was_made_for_are_one_line(
     assert line.startswith("autotailor: data 'digits': resolution 48; allowed: resolution 32, as the SuperNet in '")
 
 
-def test_multirun_runs_every_combination_in_one_store(
-    finished: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results: Any = command("search", "--multirun", "search.seed=0,1", "search.beam_width=16,8")
-    assert [result["overrides"][-2:] for result in results] == [
-        [f"search.seed={seed}", f"search.beam_width={width}"] for seed in (0, 1) for width in (16, 8)
-    ]
-    assert [result["stages"][0]["cached"] for result in results] == [True, False, False, False]
-    assert "sweep" in capsys.readouterr().out
-
-
 def test_a_local_agent_serves_all_stages_and_ends_with_the_run() -> None:
     import psutil
 
@@ -198,36 +160,3 @@ def test_a_local_agent_serves_all_stages_and_ends_with_the_run() -> None:
         assert any("profiling_agents" in " ".join(agent.cmdline()) for agent in own)
     _, alive = psutil.wait_procs(list(own), timeout=300)
     assert alive == []
-
-
-def test_refinement_measures_candidates_and_exports_what_it_chose(finished: dict[str, Any], command: Command) -> None:
-    changed = command("run", "refine.candidates=3")
-    assert _worked(changed) == ["refine/onnxruntime", "export/onnxruntime"]
-    refined = max(command.output.glob("stages/refine/onnxruntime/*/front.json"), key=lambda file: file.stat().st_mtime)
-    front, known = read_json(refined), Front.read(refined)
-    assert front["refinement"]["measured"] > len({row["digest"] for row in front["winners"]})
-    chosen = [row["digest"] for row in changed["devices"][0]["winners"]]
-    assert chosen == [row["digest"] for row in front["winners"]]
-    told, kept = facts.refined(known), sum(row["within_budget"] for row in front["winners"])
-    assert told["candidates measured"] == str(front["refinement"]["measured"])
-    assert told["within budget"] == f"{kept} of {len(front['winners'])}"
-    assert [row["measured"] for row in front_rows(known)] == [milliseconds(r["measured_ms"]) for r in front["winners"]]
-
-
-def test_baselines_are_trained_evaluated_and_timed_after_everything_else(
-    finished: dict[str, Any], command: Command
-) -> None:
-    changed = command("run", "baselines=all", "baselines.random=4", "baselines.siblings=[test_resnet]")
-    assert _worked(changed) == ["sibling/test_resnet", "baselines", "compared/onnxruntime"]
-    sibling = next(command.output.glob("stages/sibling/test_resnet/*/history.jsonl"))
-    steps = [
-        len(read_lines(next(command.output.glob(f"stages/{name}/*/history.jsonl")))) for name in ("base", "finetune")
-    ]
-    assert len(read_lines(sibling)) == sum(steps)
-    (compared,) = command.output.glob("stages/compared/onnxruntime/*/compared.json")
-    found = read_json(compared)
-    assert set(found["baselines"]) == {"uniform", "random", "macs", "siblings"}
-    assert [row["digest"] for row in found["winners"]] == [row["digest"] for row in changed["devices"][0]["winners"]]
-    assert facts.compared(Compared.read(compared))["within budget"] == percent(found["within_budget"])
-    (chosen,) = command.output.glob("stages/baselines/*/baselines.json")
-    assert "siblings 1" in facts.baselines(Baselines.read(chosen))["of"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tailor_ir
-from tests.unit.ir.around import WIDTH, check, is_elastic, network
+from tests.unit.ir.around import WIDTH, check, network
 
 Body = Callable[[torch.Tensor], torch.Tensor]
 ORDER = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(0))

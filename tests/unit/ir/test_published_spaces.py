@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.elastic import compiled
 from tailor_ir.spaces.variables import Config
+from tests.support import long
 
 
 def tilings(blocks: int, single: int) -> int:
@@ -38,7 +39,7 @@ def test_the_formula_has_the_published_counts() -> None:
     ("preset", "count"),
     [
         ("adaptivenet_mobilenetv2", tilings(16, 3)),
-        ("adaptivenet_resnet101", tilings(33, 3)),
+        long("adaptivenet_resnet101", tilings(33, 3)),
         ("adascale", 480),
     ],
 )

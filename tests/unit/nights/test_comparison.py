@@ -17,6 +17,7 @@ def found_after(earlier: list[Night], now: Night) -> tuple[Finding, ...]:
     return compare(SETTINGS, earlier, earlier[-1], now).findings
 
 
+@pytest.mark.long
 def test_an_unchanged_device_raises_no_alarm_in_a_thousand_nights() -> None:
     """At 1 % of nights without any tolerance at all: that is what the tests promise."""
     strict = Settings(slower=0.0, smaller_front=0.0, error_points=0.0, false_alarms=0.01)
