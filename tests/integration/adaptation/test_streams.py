@@ -95,7 +95,9 @@ def test_a_side_file_has_what_a_method_has_adapted(folder: Path, tmp_path: Path)
     assert source.side_file is None
     assert tent.side_file is not None
     net = tailor_ir.load(folder)
-    with_other_statistics = AdaptiveSubnet.of(net, net.max_config)
+    drawn = map(torch.from_numpy, net.sample_inputs(net.max_config, np.random.default_rng(0), 8))
+    others = net.recalibrate(net.max_config, [tuple(drawn)])
+    with_other_statistics = AdaptiveSubnet.of(net, net.max_config, others)
     with pytest.raises(UserError, match="it belongs to the SubNet with the BatchNorm statistics"):
         load_adapted(tmp_path / "out" / tent.side_file, with_other_statistics, net, net.max_config)
 

@@ -12,8 +12,14 @@ MODULES = [f"profiling_agents.sensing.{module.name}" for module in pkgutil.iter_
 NEEDED = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "psutil"}
 MORE = {"profiling_agents.sensing.caches": {"numpy"}}
 """What one module alone needs: `caches` fills a large array."""
-OWN_PACKAGES = {"messages", "sensing"}
-LISTED = "import sys; before = set(sys.modules); import {modules}; print(*sorted(set(sys.modules) - before))"
+OWN_PACKAGES = {"lines", "messages", "sensing"}
+ROOMS = {"importing", "profiling_agents"}
+LISTED = """
+import sys
+before = set(sys.modules)
+import {modules}
+print(*sorted(name for name, module in sys.modules.items() if module and name not in before))
+"""
 """What an installation imports into every process (`*.pth`) is no matter of the modules."""
 
 
@@ -30,9 +36,9 @@ def loaded(*modules: str) -> set[str]:
 def test_a_process_that_imports_sensing_has_no_library_but_those_it_needs(module: str) -> None:
     first_names = {name.partition(".")[0] for name in loaded(module) if not name.startswith("_sysconfigdata")}
     assert "profiling_agents" in first_names
-    assert first_names <= NEEDED | MORE.get(module, set()) | {"profiling_agents"}
+    assert first_names <= NEEDED | MORE.get(module, set()) | ROOMS
 
 
-def test_sensing_imports_messages_alone_of_its_own_room() -> None:
+def test_sensing_imports_messages_and_lines_alone_of_its_own_room() -> None:
     own = {name.split(".")[1] for name in loaded(*MODULES) if name.startswith("profiling_agents.")}
     assert own == OWN_PACKAGES

@@ -1,10 +1,6 @@
 """`autotailor deploy`: the command line, and the flow."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +10,6 @@ from flows.cli import main
 from flows.compose import compose_config
 from flows.config import DeployConfig
 from flows.validate import validate
-from tailor_ir import SuperNet
-from tests.support.deploy.deployments import current, write_bundle
 
 
 def test_the_defaults_in_conf_are_the_defaults_in_code() -> None:
@@ -56,18 +50,3 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert re.search(line.format(folder=tmp_path), lines[0]), lines
-
-
-def test_the_bundle_of_the_latest_run_is_deployed(tmp_path: Path, net: SuperNet, wheel: Path) -> None:
-    write_bundle(net, tmp_path / "outputs" / "exports" / "onnxruntime" / "bundle")
-    settings = {"folder": tmp_path / "there", "wheel": wheel, "install": "unpack", "python": sys.executable}
-    words = [f"deploy.{name}={value}" for name, value in settings.items()]
-    words += ["deploy.start=false", f"output_dir={tmp_path / 'outputs'}", "--json", str(tmp_path / "found.json")]
-    command = [sys.executable, "-P", "-m", "flows.cli", "deploy", "onnxruntime", *words]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment["XDG_CACHE_HOME"] = str(tmp_path)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["release"] == current(tmp_path / "there")
-    assert f"release {found['release']} in '{tmp_path / 'there'}' of 'onnxruntime'" in done.stdout

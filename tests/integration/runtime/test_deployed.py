@@ -1,72 +1,29 @@
 """A deployed bundle: every answer is of the SubNet that it names, while SubNets are swapped, fail, and lose files."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn import functional
 
 import adaptive_runtime
-import tailor_ir
-from adaptive_runtime.bundles import BundleManifest
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.exits import Decider, Thresholds
+from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.pool.scaling import BILINEAR, scaling
 from tests.support import examples
-from tests.support.ir.networks import perturb, small_net
-from tests.support.runtime.asking import Answers, answers_while_switched
-from tests.support.runtime.bundled import answers_of_files, write_plain_bundle
+from tests.support.runtime import deployed
+from tests.support.runtime.deployed import IMAGES, TOLERANCE, Written, differs
 
-TOLERANCE = 1e-5
-IMAGES = 6
-SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1], "*.expand_ratio": [1, 2], "exits": ["stage.1.block.*"]}
-
-
-class Written(NamedTuple):
-    """A bundle of three SubNets, images for it, and what its files answer, by SubNet and exit."""
-
-    folder: Path
-    manifest: BundleManifest
-    x: np.ndarray
-    answers: dict[tuple[str, str | None], Any]
-
-    @property
-    def digests(self) -> list[str]:
-        return [subnet.digest for subnet in self.manifest.subnets]
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    torch.manual_seed(0)
-    network = small_net(blocks=3)
-    network.classifier = nn.Linear(network.classifier.in_features, 10)
-    net = tailor_ir.compile(perturb(network), torch.randn(1, 3, 16, 16), SPACE)
-    rng = np.random.default_rng(0)
-    configs = [net.max_config, net.min_config]
-    while len({net.space.digest(config) for config in configs}) < 3:
-        configs.append({**net.space.sample(rng), "exit": net.max_config["exit"]})
-    x = rng.standard_normal((IMAGES, 3, 16, 16)).astype(np.float32)
-    folder = tmp_path_factory.mktemp("bundle")
-    largest = net.space.digest(configs[0])
-    plain = write_plain_bundle(net, configs, folder / "plain")
-    answers = answers_of_files(plain, folder / "plain", x)
-    first = next(one for one in plain.subnets if one.digest == largest).exits[0].exit
-    logits = answers[largest, first]
-    sure = np.sort(1 / np.exp(logits - logits.max(-1, keepdims=True)).sum(-1))
-    count = len(net.exits(configs[0]))
-    bars = (float(sure[IMAGES // 2 - 1 : IMAGES // 2 + 1].mean()), *[None] * (count - 2))
-    thresholds = {largest: Thresholds(measure="top_probability", thresholds=bars)}
-    manifest = write_plain_bundle(net, configs, folder / "bundle", thresholds)
-    return Written(folder / "bundle", manifest, x, answers)
+model = deployed.model
+written = deployed.written
 
 
 @pytest.fixture
@@ -75,16 +32,6 @@ def copy(written: Written, tmp_path: Path) -> Written:
     return written._replace(
         folder=Path(shutil.copytree(written.folder, tmp_path / "bundle", ignore=shutil.ignore_patterns("prepared")))
     )
-
-
-@pytest.fixture
-def model(written: Written) -> Iterator[DeployedModel]:
-    with adaptive_runtime.load(written.folder) as model:
-        yield model
-
-
-def differs(got: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 def test_every_subnet_and_every_exit_answers_as_its_own_file(written: Written, model: DeployedModel) -> None:
@@ -129,33 +76,6 @@ def test_of_a_chain_the_segments_alone_are_loaded_that_a_request_needs(written: 
         found = model.infer(written.x)
         assert set(model.pool.loaded) == {f"{subnet.digest}.{at}.onnx" for at in range(len(subnet.exits))}
         assert len(set(found.exits)) > 1
-
-
-def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swapped(written: Written) -> None:
-    total, threads, switches = 10_000, 4, 50
-    expected, rng = written.answers, np.random.default_rng(1)
-    wanted = [Variant(*key) for key in expected]
-    with adaptive_runtime.load(written.folder, memory_mib=30.0) as model:
-
-        def enough(mine: Answers) -> bool:
-            return len(mine) >= total // threads and model.state.switches > switches
-
-        def switch() -> None:
-            model.use(*wanted[rng.integers(len(wanted))][:2], wait=bool(rng.integers(2)))
-
-        answers = answers_while_switched(model, written.x, threads, enough, switch)
-        state = model.state
-    assert len(answers) == state.requests >= total
-    assert not state.taken_out
-    assert len({answer.subnet for _, answer in answers}) == len(written.digests)
-    last = {one.digest: one.config["exit"] for one in written.manifest.subnets}
-    for at, answer in answers:
-        (exit,) = answer.exits
-        keys = (
-            [(answer.subnet, exit), (answer.subnet, None)] if exit == last[answer.subnet] else [(answer.subnet, exit)]
-        )
-        worst = min(differs(answer.logits, expected[key][at : at + 1]) for key in keys if key in expected)
-        assert worst <= TOLERANCE
 
 
 def test_a_chooser_is_asked_before_each_request(written: Written) -> None:

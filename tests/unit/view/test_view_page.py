@@ -251,8 +251,8 @@ class FixedResolution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, padding=1)
-        self.classifier = nn.Linear(4 * 8 * 8, 5)
+        self.conv = nn.Conv2d(3, 1, 3, padding=1)
+        self.classifier = nn.Linear(8 * 8, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.conv(x).flatten(1))
