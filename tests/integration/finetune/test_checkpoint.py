@@ -131,7 +131,7 @@ def test_weight_decay_is_for_matrices_only() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"batch_size": 48},
+        {"batch_size": 48, "micro_batch": 32},
         {"batch_size": 64, "micro_batch": 32, "processes": 3},
         {"micro_batch": 1},
         {"epochs": 0},
@@ -188,9 +188,16 @@ def test_each_process_has_a_gpu_of_its_own(gpus: int, changes: dict[str, object]
             r"nodes=2, rendezvous=None; allowed: rendezvous=HOST:PORT with several nodes",
         ),
         ({"rendezvous": "host:1"}, r"nodes=1, rendezvous=host:1; allowed: .* null with one"),
-        ({"nodes": 2, "batch_size": 96}, r"4 processes in micro-batches of 32; allowed: multiples of 128"),
+        ({"nodes": 2, "processes": 2, "micro_batch": 32, "batch_size": 96}, r"4 processes in micro-batches of 32; allowed: multiples of 128"),
         (
-            {"nodes": 3, "least_nodes": 2, "restarts": 1, "batch_size": 192},
+            {
+                "nodes": 3,
+                "least_nodes": 2,
+                "restarts": 1,
+                "processes": 2,
+                "micro_batch": 32,
+                "batch_size": 192,
+            },
             r"4 processes in micro-batches of 32; allowed: multiples of 128",
         ),
         ({"least_nodes": 2}, r"least_nodes=2 with nodes=1, restarts=0; allowed: at most as many as nodes"),

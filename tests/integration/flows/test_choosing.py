@@ -22,6 +22,12 @@ def device(finished: Report) -> Report:
     return found
 
 
+@pytest.fixture(autouse=True)
+def whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as they need, whatever terminal the tests were started from."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def refused(command: Command, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line that a refused command prints, after the progress of its stages."""
     name, *rest = words
@@ -31,9 +37,8 @@ def refused(command: Command, capsys: pytest.CaptureFixture[str], *words: str) -
 
 
 def test_a_search_shows_a_table_of_its_winners(
-    command: Command, device: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: Command, device: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
     winners = command("search")["stages"][0]["result"]["winners"]
     shown = capsys.readouterr().out
     cells = [{cell.strip() for cell in line.split("│")} for line in shown.splitlines()]
