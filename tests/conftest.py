@@ -4,6 +4,7 @@ import gc
 import os
 import resource
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,10 @@ TESTS = Path(__file__).parent
 NIGHTLY = TESTS / "nightly"
 MOST_CPU_S = 20.0
 """Processor time [s] that one test may take in `make test`, its own and that of processes that it waited for."""
+FURTHER_RUNTIMES = {"executorch", "openvino", "torch"}
+"""Runtimes whose cases of integration tests run at night: the same tests take onnxruntime and ncnn in `make test`."""
+FURTHER_RUNS = {"adapted", "adapted_night", "leveled", "text_run"}
+"""Fixtures that run the pipeline once more: `make test` has one run, and the nights have these."""
 SHARED_RUNS = {"finished", "command", "adapting", "adapted", "trained_stages"}
 """Fixtures that run the whole pipeline: tests that use them go to one worker, so that each runs once."""
 
@@ -70,9 +75,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of finished runs come first: they take longest."""
+    """Cases that are left to the nights are long ones. Tests of finished runs come first: they take longest."""
+    seen = Counter[str]()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if _waits_for_night(item, seen[test]):
+            item.add_marker("long")
+        seen[test] += 1
     items.sort(key=lambda item: SHARED_RUNS.isdisjoint(getattr(item, "fixturenames", ())))
+
+
+def _waits_for_night(item: pytest.Item, position: int) -> bool:
+    """Whether `make test` leaves out a test with a further run or runtime, or a case of a test by its id or position."""
+    if not FURTHER_RUNS.isdisjoint(getattr(item, "fixturenames", ())):
+        return True
+    case = getattr(getattr(item, "callspec", None), "id", "")
+    if item.path.is_relative_to(TESTS / "integration") and not FURTHER_RUNTIMES.isdisjoint(case.split("-")):
+        return True
+    few, left = item.get_closest_marker("few"), item.get_closest_marker("long_cases")
+    if few is not None:
+        return case not in few.args and not any(isinstance(count, int) and position < count for count in few.args)
+    return left is not None and case in left.args
 
 
 def _cpu_s() -> float:

@@ -8,7 +8,7 @@ from hypothesis import settings
 
 SUPPORT = Path(__file__).parent
 """The folder of this package: scripts that tests start lie in it."""
-FEW_EXAMPLES = 15
+FEW_EXAMPLES = 8
 """Examples of each property in `make test`; `make test-all` tries as many as the property names."""
 
 

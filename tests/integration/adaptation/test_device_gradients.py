@@ -161,6 +161,7 @@ def test_a_step_to_several_batches_is_that_of_their_mean_entropy(net: SuperNet, 
         assert start - found == pytest.approx(np.concatenate(by), abs=TOLERANCE)
 
 
+@pytest.mark.long
 def test_a_network_of_other_operators_is_the_one_that_onnxruntime_runs(tmp_path: Path) -> None:
     network, _ = from_timm("mobilenetv3_small_050")
     there = exported(tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), {}), "largest", tmp_path, size=32)

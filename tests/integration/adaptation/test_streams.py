@@ -127,6 +127,7 @@ played(Path(sys.argv[1]), Path(sys.argv[2]), ["source", "tent"], Killing())
 """
 
 
+@pytest.mark.long
 def test_a_killed_stage_goes_on_with_the_method_in_work(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(out)], check=False)

@@ -138,6 +138,7 @@ def test_other_providers_are_refused(provider: str | None) -> None:
         adb.Phone.parse(provider)
 
 
+@pytest.mark.long
 def test_an_agent_beside_a_phone_describes_it_and_measures_by_the_phones_clock(
     phone: AgentClient, replay: Replay
 ) -> None:
@@ -155,6 +156,7 @@ def test_an_agent_beside_a_phone_describes_it_and_measures_by_the_phones_clock(
     assert ["-s", SERIAL, "shell", f"rm -f {pushed[0][4]}"] in replay.commands()
 
 
+@pytest.mark.long
 def test_names_of_a_foreign_file_do_not_reach_the_phone(phone: AgentClient, replay: Replay, tmp_path: Path) -> None:
     """A file of lines can hold only names without spaces."""
     layers = ["".join(name.split()) for name in hostile_names.running(tmp_path / "ran")]
@@ -203,6 +205,7 @@ def test_batches_are_refused_with_a_reason(phone: AgentClient) -> None:
     assert "benchncnn takes batch 1" in result.reason
 
 
+@pytest.mark.long_cases("options0-emulator-5554 is offline")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -52,6 +52,7 @@ def test_a_lease_that_is_not_renewed_expires_and_its_holder_is_told(
         ncnn_agent._lease = None
 
 
+@pytest.mark.long
 def test_a_stream_that_is_left_stops_the_model_and_frees_the_device() -> None:
     with local_agent("ncnn", options=["--wall-limit-s", "600"]) as client:
         jobs = [models.convolution("ncnn", "first"), models.endless("ncnn", "endless")]

@@ -69,6 +69,7 @@ def test_options_of_ncnn_change_how_it_adds_up_and_not_what(ncnn_agent: AgentCli
     assert np.abs(default - chosen).max() <= TOLERANCE * np.abs(default).max()
 
 
+@pytest.mark.few("ncnn")
 @pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "openvino", "torch"])
 def test_every_choice_of_every_option_gives_equal_outputs(backend: str) -> None:
     job = models.convolution(backend, "conv", channels_in=16, channels_out=16, size=12)
@@ -129,6 +130,7 @@ THREADS_OF = {
 """From the settings of a runtime, the threads that compute."""
 
 
+@pytest.mark.few("1-ncnn", "1-onnxruntime")
 @pytest.mark.parametrize("backend", THREADS_OF)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_choice_takes_more_threads_than_the_device_has(backend: str, threads: int) -> None:

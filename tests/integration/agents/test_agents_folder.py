@@ -27,6 +27,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_next_agent_removes_the_folder_of_a_killed_one_and_no_other(temporary: Path, tmp_path: Path) -> None:
     foreign, young = temporary / f"{PREFIX}foreign", temporary / f"{PREFIX}young"
     for folder in (foreign, young):

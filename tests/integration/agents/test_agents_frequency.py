@@ -87,6 +87,7 @@ def test_a_system_that_lets_nobody_set_them_is_refused_and_left_as_it_is(tree: P
     assert limits(tree, CORES[0]) == before
 
 
+@pytest.mark.long
 def test_an_agent_says_what_it_pinned_and_undoes_it_when_it_ends(tree: Path) -> None:
     prints = set()
     for mhz in (None, 900, 1200):
@@ -105,6 +106,7 @@ def test_an_agent_says_what_it_pinned_and_undoes_it_when_it_ends(tree: Path) -> 
     assert len(prints) == 3
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_big_and_little_cores_of_one_machine_are_two_devices(tmp_path: Path) -> None:
     fingerprints = []

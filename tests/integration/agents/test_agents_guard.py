@@ -304,6 +304,7 @@ def test_job_numbers_that_are_none_are_refused(http: httpx.Client, lease: dict[s
         assert error_of(response)
 
 
+@pytest.mark.long
 def test_results_that_were_never_submitted_are_refused(http: httpx.Client, lease: dict[str, str]) -> None:
     response = http.get("/v1/results/3", headers=lease)
     assert response.status_code == 409

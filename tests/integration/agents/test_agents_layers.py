@@ -37,6 +37,7 @@ def chain(backend: str) -> ModelJob:
     return onnx_job("chain", nodes, {"w": weights, "b": biases}, shape)
 
 
+@pytest.mark.few("ncnn")
 @pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "openvino", "torch"])
 def test_layers_inside_a_network_add_up_to_it(backend: str) -> None:
     with local_agent(backend) as client:

@@ -141,6 +141,7 @@ def test_a_hang_hits_the_wall_limit_alone(small_agents: dict[str, AgentClient], 
     assert results[0].reason == "wall-clock limit: not finished after 6 s"
 
 
+@pytest.mark.long
 def test_cpu_time_has_a_limit_of_its_own() -> None:
     with local_agent("onnxruntime", options=["--cpu-limit-s", "1", "--wall-limit-s", "120"]) as client:
         jobs = [models.endless("onnxruntime", "endless"), models.convolution("onnxruntime", "after")]
@@ -165,6 +166,7 @@ def test_the_service_survives_the_death_of_its_child() -> None:
         assert [one.pid for one in service.children()] != [child.pid]
 
 
+@pytest.mark.long
 def test_files_that_the_store_had_to_drop_are_sent_again() -> None:
     with local_agent("ncnn", options=["--max-model-mib", "1"]) as client, client.lease():
         jobs = [

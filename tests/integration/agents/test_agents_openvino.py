@@ -79,6 +79,7 @@ def test_the_device_says_what_computes(openvino_agent: AgentClient) -> None:
     assert found.walls.missing == ()
 
 
+@pytest.mark.few("options1-line1")
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -185,6 +186,7 @@ print([name for name in sys.modules if name.startswith("openvino_telemetry.")])
     assert done.stdout.splitlines() == ["openvino None", "[]"]
 
 
+@pytest.mark.long
 def test_without_the_extra_the_agent_ends_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def test_precision_is_part_of_the_fingerprint(low: AgentClient, ncnn_agent: Agen
     assert low.capabilities().fingerprint != ncnn_agent.capabilities().fingerprint
 
 
+@pytest.mark.long
 def test_a_precision_that_the_processor_has_not_is_refused_and_never_fp32(ncnn_agent: AgentClient) -> None:
     found = ncnn_agent.capabilities()
     assert found.precision == found.precisions[0] == "fp32"
@@ -72,6 +73,7 @@ def test_onnxruntime_runs_models_as_they_are() -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_quantised_models_run_in_int8_on_a_device_of_its_own(backend: str) -> None:
     with local_agent(backend) as client:

@@ -109,6 +109,7 @@ def test_the_end_of_a_lease_stops_what_runs_and_drops_what_waits(ncnn_agent: Age
         assert [result.key for result in ncnn_agent.measure(jobs(2))] == ["0", "1"]
 
 
+@pytest.mark.long
 def test_a_long_queue_keeps_memory_flat_loses_nothing_and_names_what_failed() -> None:
     """Ten thousand jobs: `python -m benchmarks.agent_queue`."""
     run = measure_queue(1_200)
@@ -120,6 +121,7 @@ def test_a_long_queue_keeps_memory_flat_loses_nothing_and_names_what_failed() ->
     assert run.after_bytes < 8 * MIB, run.after_bytes / MIB
 
 
+@pytest.mark.long
 def test_a_full_queue_says_so_and_takes_more_when_results_are_fetched() -> None:
     with local_agent("ncnn") as client, client.lease():
         (job,) = jobs(1)

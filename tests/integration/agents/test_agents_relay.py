@@ -105,6 +105,7 @@ def test_a_relay_without_its_device_says_so(lonely: str) -> None:
         client.capabilities()
 
 
+@pytest.mark.long
 def test_a_device_that_dies_breaks_the_stream_and_another_one_takes_its_place() -> None:
     with relays.started_relay() as url, AgentClient(url, processes.TOKEN, patience_s=1.0) as client:
         jobs = [models.convolution("ncnn", f"{index}") for index in range(6)]
@@ -126,6 +127,7 @@ def test_a_device_that_dies_breaks_the_stream_and_another_one_takes_its_place() 
         assert [measurement.key for measurement in rest] == ["3", "4", "5"]
 
 
+@pytest.mark.long
 def test_an_agent_finds_its_relay_again_after_it_was_away() -> None:
     with ExitStack() as agents:
         with relays.started_relay() as url:
@@ -184,6 +186,7 @@ def test_answers_that_nobody_waits_for_are_refused(lonely: str) -> None:
         assert http.get("/v1/pull", headers={b"Wait-S": "\u00b2".encode()}).status_code == 204
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -198,6 +201,7 @@ def test_unsafe_ways_to_pull_are_refused(options: tuple[str, ...], message: str)
     assert message in processes.refused("--backend", "ncnn", *options)
 
 
+@pytest.mark.long
 def test_pulling_needs_the_relays_token(lonely: str) -> None:
     line = processes.refused("--backend", "ncnn", "--pull", lonely, token=None)
     assert "give the relay's with --token-file" in line
@@ -205,6 +209,7 @@ def test_pulling_needs_the_relays_token(lonely: str) -> None:
     assert f"relay {lonely}: missing or wrong token" in line
 
 
+@pytest.mark.long
 def test_a_relay_that_leaves_this_machine_needs_tls(tmp_path: Path) -> None:
     done = subprocess.run(
         relays.relay_command("--host", "0.0.0.0"), capture_output=True, text=True, env=processes.environment()
@@ -223,6 +228,7 @@ def test_a_relay_that_leaves_this_machine_needs_tls(tmp_path: Path) -> None:
         assert result.state == "ok"
 
 
+@pytest.mark.long
 def test_clients_that_gave_up_take_no_places_of_others() -> None:
     """A device that goes on to pull, says that it works on all that it got, and answers nothing."""
     headers = {"Authorization": f"Bearer {processes.TOKEN}"}

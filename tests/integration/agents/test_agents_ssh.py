@@ -205,6 +205,7 @@ def test_the_far_side_can_be_read_by_old_pythons() -> None:
     ast.parse(Path(far_side.__file__).read_text(), feature_version=(3, 7))
 
 
+@pytest.mark.long
 @needs_sshd
 def test_a_device_of_a_run_may_be_reached_over_ssh(server: SshServer, target: SshTarget) -> None:
     settings = SshSettings(

@@ -79,6 +79,7 @@ def test_the_device_says_what_computes(torch_agent: AgentClient) -> None:
     assert "onnx2torch" in found.build
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("backend", "provider", "line"),
     [
@@ -92,6 +93,7 @@ def test_a_provider_that_is_not_there_is_one_line(backend: str, provider: str, l
         pass
 
 
+@pytest.mark.long
 def test_a_provider_that_leaves_all_to_the_cpu_is_refused() -> None:
     import onnxruntime
 

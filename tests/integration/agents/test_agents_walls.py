@@ -174,6 +174,7 @@ def walled(request: pytest.FixtureRequest) -> Iterator[tuple[str, AgentClient, p
         yield request.param, client, child
 
 
+@pytest.mark.few("ncnn")
 def test_every_backend_measures_behind_the_walls(walled: tuple[str, AgentClient, psutil.Process]) -> None:
     backend, client, child = walled
     walls = client.capabilities().walls

@@ -397,6 +397,7 @@ def test_libraries_are_at_or_above_the_versions_that_fix_known_holes() -> None:
         assert found >= tuple(map(int, floor.split("."))), f"{name} {version(name)} is older than {floor}"
 
 
+@pytest.mark.long
 def test_every_attack_of_the_security_page_names_tests_that_exist() -> None:
     rows = [line for line in SECURITY.read_text().splitlines() if line.startswith("| ") and "tests/" in line]
     assert len(rows) == ATTACKS

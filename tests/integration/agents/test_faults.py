@@ -73,6 +73,7 @@ def test_what_was_measured_while_the_network_was_cut_is_there_at_once(agent: tup
         assert [result.key for result in client.results(numbers)] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.long
 def test_a_network_that_stays_cut_is_an_error_and_the_device_is_free_again(agent: tuple[psutil.Process, str]) -> None:
     received: list[str] = []
 
@@ -119,6 +120,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
+@pytest.mark.long
 def test_models_share_a_small_disk_one_after_the_other(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve models of 1.2 MB on 4 MiB: those that nobody needs any more make room."""
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -143,6 +145,7 @@ def test_models_share_a_small_disk_one_after_the_other(small_disk: Path, monkeyp
     assert {result.state for result in results} == {"ok"}
 
 
+@pytest.mark.long
 def test_an_operator_that_crashes_the_runtime_is_named_and_the_others_are_measured() -> None:
     with local_agent("ncnn") as client, client.lease():
         results = list(client.measure([*jobs(2), crashing("bad"), *jobs(2, "after ")]))
@@ -152,6 +155,7 @@ def test_an_operator_that_crashes_the_runtime_is_named_and_the_others_are_measur
     assert results[2].reason.startswith("the runtime crashed (SIGSEGV")
 
 
+@pytest.mark.long
 def test_a_device_that_is_too_slow_for_one_operator_names_it_and_goes_on() -> None:
     """The jobs behind it have waited for longer than the limit, which counts from their own start."""
     with local_agent("ncnn", options=["--wall-limit-s", "6"]) as client, client.lease():
@@ -161,6 +165,7 @@ def test_a_device_that_is_too_slow_for_one_operator_names_it_and_goes_on() -> No
     assert results[1].reason == "wall-clock limit: not finished after 6 s"
 
 
+@pytest.mark.long
 def test_two_clients_at_once_measure_one_after_the_other(agent: tuple[psutil.Process, str]) -> None:
     intervals: list[tuple[float, float]] = []
     found: dict[str, list[str]] = {}
@@ -181,6 +186,7 @@ def test_two_clients_at_once_measure_one_after_the_other(agent: tuple[psutil.Pro
     assert all(first[1] <= second[0] for first, second in pairwise(ordered))
 
 
+@pytest.mark.long
 def test_an_agent_that_cannot_start_its_runtime_again_blames_no_operator(agent: tuple[psutil.Process, str]) -> None:
     """Without processes to start, the agent waits and says why; with them, every job is measured."""
     process, url = agent

@@ -26,6 +26,7 @@ def client_of(stack: ExitStack, url: str) -> AgentClient:
     return stack.enter_context(AgentClient(url, processes.TOKEN, patience_s=0.5))
 
 
+@pytest.mark.long
 def test_two_devices_share_the_work_and_each_job_has_one_result() -> None:
     with ExitStack() as stack:
         agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
@@ -37,6 +38,7 @@ def test_two_devices_share_the_work_and_each_job_has_one_result() -> None:
     assert [result.key for result in results] != [f"{index}" for index in range(60)]
 
 
+@pytest.mark.long
 def test_what_a_dying_device_had_is_measured_by_the_other_and_nothing_twice() -> None:
     with ExitStack() as stack:
         agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
@@ -51,6 +53,7 @@ def test_what_a_dying_device_had_is_measured_by_the_other_and_nothing_twice() ->
     assert {result.state for result in results} == {"ok"}
 
 
+@pytest.mark.long
 def test_a_device_that_comes_back_works_again() -> None:
     with ExitStack() as stack:
         first, printed = stack.enter_context(processes.started([*NCNN, "--port", "0"]))
@@ -92,6 +95,7 @@ def test_a_device_that_is_away_from_the_start_is_left_out() -> None:
             assert len(list(fleet.measure(jobs(5)))) == 5
 
 
+@pytest.mark.long
 def test_devices_that_differ_are_refused() -> None:
     with ExitStack() as stack:
         options = [NCNN, ("--backend", "onnxruntime")]
@@ -102,6 +106,7 @@ def test_devices_that_differ_are_refused() -> None:
             list(fleet.measure(jobs(1)))
 
 
+@pytest.mark.long
 def test_leases_are_held_from_one_measuring_to_the_next_and_given_back_at_the_end() -> None:
     with ExitStack() as stack:
         agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
@@ -117,6 +122,7 @@ def test_leases_are_held_from_one_measuring_to_the_next_and_given_back_at_the_en
             assert [result.state for result in other.measure(jobs(1))] == ["ok"]
 
 
+@pytest.mark.long
 def test_a_fleet_takes_all_of_its_devices_or_none() -> None:
     with ExitStack() as stack:
         agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
@@ -141,6 +147,7 @@ def test_a_fleet_without_devices_that_answer_is_one_line() -> None:
             pass
 
 
+@pytest.mark.long
 def test_a_lease_that_was_lost_between_two_measurings_is_taken_again() -> None:
     with ExitStack() as stack:
         agent, printed = stack.enter_context(processes.started([*NCNN, "--port", "0"]))
@@ -153,6 +160,7 @@ def test_a_lease_that_was_lost_between_two_measurings_is_taken_again() -> None:
             assert [result.key for result in fleet.measure(jobs(3))] == ["0", "1", "2"]
 
 
+@pytest.mark.long
 def test_jobs_stay_lazy_their_faults_arrive_and_leaving_ends_the_threads() -> None:
     made: list[int] = []
 
@@ -180,6 +188,7 @@ def test_jobs_stay_lazy_their_faults_arrive_and_leaving_ends_the_threads() -> No
         assert results[:16] == [f"{index}" for index in range(16)]
 
 
+@pytest.mark.long
 def test_a_device_of_a_run_may_be_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", processes.TOKEN)
     with ExitStack() as stack:

@@ -209,6 +209,7 @@ def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
     assert [row["digest"] for row in again["rows"]] == [row["digest"] for row in found["rows"]]
 
 
+@pytest.mark.long
 def test_networks_that_are_no_subnets_run_by_kernels_of_their_own_choice_on_the_device(
     case: Case, chosen: tuple[Path, StageResult], tmp_path: Path
 ) -> None:
@@ -252,6 +253,7 @@ def test_baselines_that_cannot_be_are_refused(settings: dict[str, Any], message:
         baselines.Settings.model_validate(settings)
 
 
+@pytest.mark.long
 def test_files_for_other_images_or_classes_are_refused(case: Case, tmp_path: Path) -> None:
     def of(classes: int, size: int) -> baselines.Trained:
         network = timm.create_model("test_resnet", num_classes=classes).eval()

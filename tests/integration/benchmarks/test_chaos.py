@@ -37,6 +37,7 @@ def right_answers(bundle: Path, x: np.ndarray) -> dict[str, np.ndarray]:
     return {digest: logits for (digest, exit), logits in answers_of_files(manifest, bundle, x).items() if exit is None}
 
 
+@pytest.mark.long
 def test_a_service_that_is_killed_loses_no_request(service: Supervised, bundle: Path) -> None:
     x, asked, ended = images(), Asked(), threading.Event()
     expected = right_answers(bundle, x)
@@ -60,6 +61,7 @@ def test_an_answer_that_is_another_one_is_wrong(service: Supervised) -> None:
     assert (asked.counts["wrong"], asked.counts["lost"], asked.counts["answered"]) == (1, 1, 1)
 
 
+@pytest.mark.long
 def test_a_fault_that_cannot_begin_is_told_at_the_end() -> None:
     def broken() -> None:
         raise RuntimeError("cannot begin")

@@ -147,6 +147,7 @@ def test_each_device_of_a_plan_has_its_own_messages_and_bytes() -> None:
     }
 
 
+@pytest.mark.long
 def test_home_measures_requests_over_two_devices_and_the_times_of_each(tmp_path: Path) -> None:
     split = SplitSubNet.open(write_chain(tmp_path))
     count = len(split.subnet.segments)

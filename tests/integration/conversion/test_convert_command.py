@@ -88,6 +88,7 @@ def test_options_can_be_shown(source: Path, capsys: pytest.CaptureFixture[str]) 
     assert yaml.safe_load(capsys.readouterr().out) == {"check": True, "seed": 3, "fewest": False}
 
 
+@pytest.mark.long
 def test_the_command_runs_as_a_program(source: Path) -> None:
     command = [sys.executable, "-m", "flows.cli", "convert", "in.onnx", "out.onnx"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "COLUMNS": "120"}

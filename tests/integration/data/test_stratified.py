@@ -42,6 +42,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(x_B1HW[:, 0], bunch.images / 16, atol=1e-6)
 
 
+@pytest.mark.long
 def test_splits_of_digits_wait_for_no_import_of_scikit_learn() -> None:
     words = 'from tasks.data import DataSettings, load_splits; load_splits(DataSettings(kind="digits"))'
     script = f"import sys; {words}; print([name for name in sys.modules if name in ('sklearn', 'scipy.stats')])"

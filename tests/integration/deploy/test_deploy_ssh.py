@@ -39,6 +39,7 @@ def test_a_bundle_goes_over_ssh_once(target: SshTarget, tmp_path: Path, wheel: P
     assert run(settings, "board", bundle, target, said.append)["files_sent"] == 0
 
 
+@pytest.mark.long
 def test_a_device_that_is_not_reached_is_one_line(
     target: SshTarget, server: SshServer, tmp_path: Path, wheel: Path, bundle: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_release_is_copied_installed_checked_and_linked(tmp_path: Path, wheel:
     assert len((tmp_path / "token").read_text().strip()) == 64
 
 
+@pytest.mark.long
 def test_the_same_again_sends_nothing(tmp_path: Path, wheel: Path, bundle: Path) -> None:
     first = deployed(tmp_path, wheel, bundle)
     again = deployed(tmp_path, wheel, bundle)
@@ -81,6 +82,7 @@ def test_the_same_again_sends_nothing(tmp_path: Path, wheel: Path, bundle: Path)
     assert again["release"] == again["former"] == first["release"]
 
 
+@pytest.mark.long
 def test_the_next_bundle_is_a_release_beside_the_former_with_the_same_software(
     tmp_path: Path, wheel: Path, bundle: Path, small_bundle: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_the_runtimes_of_all_formats_in_which_a_bundle_serves_are_installed(bund
     assert required_extras(several, "ncnn") == ("ncnn",)
 
 
+@pytest.mark.long
 def test_other_settings_of_the_service_are_another_release(tmp_path: Path, wheel: Path, bundle: Path) -> None:
     first = deployed(tmp_path, wheel, bundle)
     second = deployed(tmp_path, wheel, bundle, budget_ms=5, socket=f"{tmp_path}/local")
@@ -122,6 +125,7 @@ def test_other_settings_of_the_service_are_another_release(tmp_path: Path, wheel
     assert f"--token-file {tmp_path}/token" in script
 
 
+@pytest.mark.few("nothing before")
 @pytest.mark.parametrize("before", [False, True], ids=["nothing before", "a release before"])
 def test_where_answers_differ_the_former_release_stays(
     tmp_path: Path, wheel: Path, bundle: Path, small_bundle: Path, before: bool
@@ -150,6 +154,7 @@ def test_a_bundle_that_is_damaged_here_is_refused_before_anything_is_sent(
     assert not (tmp_path / "there").exists()
 
 
+@pytest.mark.long
 def test_a_file_that_is_damaged_there_is_sent_again_beside_the_old_one(
     tmp_path: Path, wheel: Path, bundle: Path
 ) -> None:
@@ -163,6 +168,7 @@ def test_a_file_that_is_damaged_there_is_sent_again_beside_the_old_one(
         assert still_mapped.read() != right  # who serves from the old file keeps it
 
 
+@pytest.mark.few("as expected")
 @pytest.mark.parametrize("word", ["installed", "as expected"])
 def test_killed_in_the_middle_the_same_call_goes_on(tmp_path: Path, wheel: Path, bundle: Path, word: str) -> None:
     settings = unpacked(tmp_path, wheel)
@@ -175,6 +181,7 @@ def test_killed_in_the_middle_the_same_call_goes_on(tmp_path: Path, wheel: Path,
     assert current(tmp_path) == found["release"]
 
 
+@pytest.mark.long
 def test_half_a_file_does_not_count(tmp_path: Path, wheel: Path, bundle: Path) -> None:
     release = deployed(tmp_path, wheel, bundle)["release"]
     (tmp_path / "current").unlink()
@@ -184,6 +191,7 @@ def test_half_a_file_does_not_count(tmp_path: Path, wheel: Path, bundle: Path) -
     assert deployed(tmp_path, wheel, bundle)["files_sent"] == 1
 
 
+@pytest.mark.long
 def test_the_link_always_leads_to_a_whole_release(
     tmp_path: Path, wheel: Path, bundle: Path, small_bundle: Path
 ) -> None:
@@ -203,6 +211,7 @@ def test_the_link_always_leads_to_a_whole_release(
     assert set(seen) == {2}
 
 
+@pytest.mark.long
 def test_a_release_that_was_never_confirmed_is_nothing_to_go_back_to(
     tmp_path: Path, wheel: Path, bundle: Path, small_bundle: Path
 ) -> None:
@@ -213,6 +222,7 @@ def test_a_release_that_was_never_confirmed_is_nothing_to_go_back_to(
     assert current(tmp_path) == first
 
 
+@pytest.mark.long
 def test_a_service_that_does_not_start_leaves_nothing(tmp_path: Path, wheel: Path, bundle: Path) -> None:
     with (
         stopped_at_the_end(tmp_path) as service,
@@ -224,6 +234,7 @@ def test_a_service_that_does_not_start_leaves_nothing(tmp_path: Path, wheel: Pat
     assert releases(tmp_path) == set()
 
 
+@pytest.mark.long
 @needs_service
 def test_the_service_serves_and_is_back_where_the_next_one_does_not_start(
     tmp_path: Path, wheel: Path, bundle: Path, small_bundle: Path
@@ -299,6 +310,7 @@ def test_what_cannot_be_done_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_folder_of_wheels_that_lacks_one_is_one_line(tmp_path: Path, wheel: Path, bundle: Path) -> None:
     with pytest.raises(
         UserError, match=r"^device 'board': pip fails \(.*numpy.*\); deploy\.wheels needs the wheels of all"

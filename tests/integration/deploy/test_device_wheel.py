@@ -127,6 +127,7 @@ def test_the_same_sources_give_the_same_bytes(wheel: Path, tmp_path: Path) -> No
     assert build_wheel(tmp_path).read_bytes() == wheel.read_bytes()
 
 
+@pytest.mark.long
 def test_everything_that_its_modules_import_is_a_dependency_or_an_extra(unpacked: Path) -> None:
     own = ROOMS | set(sys.stdlib_module_names)
     foreign = {name for name in imported(unpacked) if name.split(".")[0] not in own}

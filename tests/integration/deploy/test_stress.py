@@ -96,6 +96,7 @@ def test_a_damaged_bundle_is_one_line(output: Path, capsys: pytest.CaptureFixtur
     assert "calibration.npz: cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_all_phases_are_answered_and_told_and_nothing_stays_behind(
     output: Path, bundle: Path, net: SuperNet, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_phase_has_shares_and_means_of_its_answers() -> None:
     assert whole.in_time == pytest.approx(2 / 3)
 
 
+@pytest.mark.long
 def test_the_budget_follows_the_latency_of_the_most_accurate_subnet_in_calm(output: Path) -> None:
     report = run(Settings(slack=1e4, images=2, seconds=0.3), output / "exports" / "onnxruntime" / "bundle", Silent())
     assert 1e3 < report.budget_ms < 1e7, "ten thousand times what it takes here, not what the bundle tells"
@@ -174,6 +176,7 @@ def test_requests_take_all_images_in_turn(bundle: Path) -> None:
         assert set(np.concatenate(requests).tolist()) == set(range(len(asked.images)))
 
 
+@pytest.mark.long
 def test_a_load_that_a_service_has_recorded_is_played(output: Path, tmp_path: Path) -> None:
     bundle, file = output / "exports" / "onnxruntime" / "bundle", tmp_path / "load.json"
     with served(bundle, tmp_path / "log", "--load-trace", str(file)) as service:

@@ -29,6 +29,7 @@ def test_the_documents_show_commands() -> None:
     assert {"run", "search", "adapt", "agent"} <= {command.words[0] for command in SHOWN}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("command", SOON, ids=lambda command: f"{command.where} {command.words[0]}")
 def test_a_command_of_the_first_pages_is_accepted(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

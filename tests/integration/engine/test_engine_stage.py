@@ -27,6 +27,7 @@ SETTINGS = engine.Settings(measure=QUICK, random_subnets=1, rounds=3, limit_s=10
 LOSING = {"ncnn": {"packing": "off"}, "onnxruntime": {"graph": "basic"}}
 
 
+@pytest.mark.few("onnxruntime")
 def test_the_file_says_what_was_tried_and_what_came_out(device: AgentClient, supernet: Path, tmp_path: Path) -> None:
     result = engine.run(SETTINGS, supernet, "board", device, tmp_path, Silent())
     found = ChosenEngine.read(tmp_path / engine.ENGINE_FILE)
@@ -45,6 +46,7 @@ def test_the_file_says_what_was_tried_and_what_came_out(device: AgentClient, sup
     assert found.failed == {}
 
 
+@pytest.mark.few("onnxruntime")
 def test_a_fixed_choice_is_taken_and_compared_with_the_defaults(
     device: AgentClient, supernet: Path, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ class KilledProgress(Silent):
         """Nobody listens."""
 
 
+@pytest.mark.few("onnxruntime")
 def test_a_killed_stage_goes_on_without_timing_anything_again(
     device: AgentClient, supernet: Path, tmp_path: Path
 ) -> None:

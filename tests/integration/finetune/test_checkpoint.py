@@ -188,7 +188,10 @@ def test_each_process_has_a_gpu_of_its_own(gpus: int, changes: dict[str, object]
             r"nodes=2, rendezvous=None; allowed: rendezvous=HOST:PORT with several nodes",
         ),
         ({"rendezvous": "host:1"}, r"nodes=1, rendezvous=host:1; allowed: .* null with one"),
-        ({"nodes": 2, "processes": 2, "micro_batch": 32, "batch_size": 96}, r"4 processes in micro-batches of 32; allowed: multiples of 128"),
+        (
+            {"nodes": 2, "processes": 2, "micro_batch": 32, "batch_size": 96},
+            r"4 processes in micro-batches of 32; allowed: multiples of 128",
+        ),
         (
             {
                 "nodes": 3,

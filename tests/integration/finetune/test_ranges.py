@@ -124,6 +124,7 @@ def one_process(compiled: Path, folder: Path) -> Job:
     return job
 
 
+@pytest.mark.long
 def test_one_process_finds_what_two_find_also_when_it_was_killed(
     trained: Trained, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ def test_one_process_finds_what_two_find_also_when_it_was_killed(
     assert one == two
 
 
+@pytest.mark.long
 def test_the_training_does_not_depend_on_the_evaluations(trained: Trained, compiled: Path, tmp_path: Path) -> None:
     used = settings(processes=1, ranges={"subnets": 0})
     job = Job(

@@ -130,6 +130,7 @@ def test_stored_statistics_of_alternatives_are_those_of_the_trained_weights(comp
     assert np.mean(off) > 0.05
 
 
+@pytest.mark.long
 def test_branches_come_closer_to_the_network(compiled: Path, tmp_path: Path) -> None:
     job = job_of(compiled, tmp_path / "run", learning_rate=2e-3)
     used = settings(processes=1, epochs=1, strategy="branches", learning_rate=2e-3, branches_per_step=50)
@@ -144,11 +145,13 @@ def job_of(compiled: Path, folder: Path, **changes: Any) -> Job:
     return Job(folder=folder, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=total)
 
 
+@pytest.mark.long
 def test_two_processes_give_the_loss_curves_of_one(compiled: Path, trained: Trained, tmp_path: Path) -> None:
     one = train_here(job_of(compiled, tmp_path / "one"))
     assert [line["loss"] for line in trained[0]] == pytest.approx([line["loss"] for line in one], rel=RTOL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", [STEPS // 2, STEPS, STEPS + 5])
 def test_a_killed_training_goes_on_at_the_same_curve(
     compiled: Path, trained: Trained, tmp_path: Path, stop: int
@@ -162,6 +165,7 @@ def test_a_killed_training_goes_on_at_the_same_curve(
     assert [line["loss"] for line in again] == pytest.approx([line["loss"] for line in trained[0]], rel=RTOL)
 
 
+@pytest.mark.long
 def test_sizes_first_then_alternatives(compiled: Path, tmp_path: Path) -> None:
     """The first phase trains the network and none of its alternatives; the others leave the network as it then is."""
     used = settings(processes=1, epochs=3, strategy=["sandwich", "branches", "tune"], checkpoint_every_s=0)
@@ -183,6 +187,7 @@ def test_sizes_first_then_alternatives(compiled: Path, tmp_path: Path) -> None:
     assert names[2 * STEPS] == {"loss_tune"}
 
 
+@pytest.mark.long
 def test_tune_goes_on_with_what_branches_has_trained_behind_sizes(compiled: Path, tmp_path: Path) -> None:
     """First weights are fitted once, behind the phase that trained the network; a rate near 0 then leaves weights alone."""
     phases: dict[str, Any] = {
@@ -203,6 +208,7 @@ def test_tune_goes_on_with_what_branches_has_trained_behind_sizes(compiled: Path
             torch.testing.assert_close(tuned.elastic.tensor(name), branched.elastic.tensor(name), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_alternatives_are_fitted_to_the_network_that_an_earlier_phase_has_trained(compiled: Path) -> None:
     """A changed network moves away from its alternatives; the phase that freezes it begins close to it again."""
     net = tailor_ir.load(compiled)
@@ -346,6 +352,7 @@ def test_tuned_subnets_have_an_alternative(compiled: Path) -> None:
         assert any(config.get(name, "original") != "original" for name in blocks)
 
 
+@pytest.mark.long
 def test_labels_alone_tune_without_a_teacher(compiled: Path, tmp_path: Path) -> None:
     """The first loss is the cross-entropy of the labels, whatever the network answers; so it is where nothing is said."""
     first: dict[float | None, float] = {}

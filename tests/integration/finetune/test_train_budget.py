@@ -63,6 +63,7 @@ class Heard(Silent):
         self.values |= values
 
 
+@pytest.mark.long
 def test_steps_within_a_budget_have_the_losses_and_the_peak_that_were_promised(supernet: Path, tmp_path: Path) -> None:
     plain = trained(supernet, tmp_path / "plain", None)
     with pytest.raises(

@@ -95,6 +95,7 @@ def trained(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[l
     return read_lines(folder / "history.jsonl"), folder, listener
 
 
+@pytest.mark.long
 def test_two_processes_give_the_loss_curves_of_one(compiled: Path, trained: Any, tmp_path: Path) -> None:
     one = train_here(job_of(compiled, tmp_path / "one", everything()))
     assert [line["loss"] for line in trained[0]] == pytest.approx([line["loss"] for line in one], rel=RTOL)
@@ -120,6 +121,7 @@ def test_the_history_has_each_exits_loss_and_accuracy(trained: Any) -> None:
         assert line["loss_joint"] == pytest.approx(sum(line[key] for key in of) / 3, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", [STEPS // 2, 2 * STEPS, 3 * STEPS - 2])
 def test_a_killed_training_goes_on_at_the_same_curve(compiled: Path, trained: Any, tmp_path: Path, stop: int) -> None:
     """Within a phase, between parts, within a part that improves the ones before."""
@@ -203,6 +205,7 @@ def test_exits_have_weights_in_the_loss(compiled: Path, tmp_path: Path) -> None:
     assert line["loss"] == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.long
 def test_sizes_are_those_of_the_sandwich_rule_up_to_the_last_exit(tmp_path: Path) -> None:
     space = {"exits": EXITS[:-1], "*.width_mult": (0.5, 1.0)}
     compile_stage.run(compile_stage.Settings(exit_images=0), MODEL, DIGITS, None, space, tmp_path, Silent())
@@ -220,6 +223,7 @@ def test_sizes_are_those_of_the_sandwich_rule_up_to_the_last_exit(tmp_path: Path
 # -- staged ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_frozen_parts_stay_as_their_own_stage_left_them(compiled: Path, tmp_path: Path) -> None:
     used = settings({"patience": None}, strategy="staged", epochs=9, learning_rate=5e-3)
     jobs = [job_of(compiled, tmp_path / str(number), used, steps=3 * number * STEPS) for number in (1, 2)]
@@ -237,6 +241,7 @@ def test_frozen_parts_stay_as_their_own_stage_left_them(compiled: Path, tmp_path
     assert len(moments) == len(second.parameters)
 
 
+@pytest.mark.long
 def test_a_part_that_is_good_enough_ends_its_stage(compiled: Path, tmp_path: Path) -> None:
     job = job_of(compiled, tmp_path / "run", settings({"target": [0.01]}, strategy="staged", epochs=6))
     steps = [line["step"] for line in train_here(job)]
@@ -244,6 +249,7 @@ def test_a_part_that_is_good_enough_ends_its_stage(compiled: Path, tmp_path: Pat
     assert checkpoint.finished_steps(job.checkpoint) == 6 * STEPS
 
 
+@pytest.mark.long
 def test_steps_that_were_left_out_count_as_done_on_the_bar(compiled: Path, tmp_path: Path) -> None:
     listener = Listener()
     used = settings({"target": [0.01]}, strategy="staged", epochs=6, ranges={"subnets": 0})
@@ -346,6 +352,7 @@ def test_a_stage_is_a_phase_with_a_share_of_the_epochs() -> None:
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_heads_learn_and_the_network_stays_as_it_is(compiled: Path, tmp_path: Path) -> None:
     used = settings(strategy="heads", epochs=4, learning_rate=0.01, ranges={"subnets": 0})
     finetune.run(used, DIGITS, compiled, tmp_path, Silent())

@@ -31,6 +31,7 @@ DIVERGING: dict[str, Any] = {"learning_rate": 1e12, "warmup_epochs": 0.0}
 HINT = "lower learning_rate or set clip_norm$"
 
 
+@pytest.mark.long
 def test_numbers_that_are_none_end_the_training_with_one_line_and_reach_no_checkpoint(tmp_path: Path) -> None:
     """Where each step has a checkpoint, weights may be found to be no numbers before a loss is."""
     found = "(the loss is (nan|inf)|a weight is no number any more)"
@@ -86,6 +87,7 @@ class Breaker(Silent):
             self.shard.write_bytes(self.content[: len(self.content) // 2])
 
 
+@pytest.mark.long
 def test_a_shard_that_is_corrupt_is_named_and_once_mended_the_training_goes_on(tmp_path: Path) -> None:
     folder, shards = tmp_path / "run", tmp_path / "shards"
     write_shards(shards)
@@ -145,6 +147,7 @@ print(base.run(settings, ModelSettings(name="test_resnet"), data, folder, Loud()
 """
 
 
+@pytest.mark.long
 def test_where_memory_runs_out_smaller_micro_batches_are_tried_and_said(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", SMALL_MEMORY, str(tmp_path), "6144"],

@@ -67,6 +67,7 @@ def test_the_stage_compiles_transforms_that_are_the_identity(compiled: Path) -> 
     assert all(torch.equal(matrix, torch.eye(len(matrix))) for matrix in matrices)
 
 
+@pytest.mark.long
 def test_two_processes_train_the_matrices_and_mix_as_one_does(compiled: Path, tmp_path: Path) -> None:
     """With a frozen teacher, the alpha-divergence and an average of the weights; one of the two runs channels-last.
 

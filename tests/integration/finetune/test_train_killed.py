@@ -47,6 +47,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     return folder, killer.steps
 
 
+@pytest.mark.long
 def test_after_ranks_were_killed_the_result_is_the_same_to_the_last_bit(
     undisturbed: Path, killed: tuple[Path, list[int]], tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_after_ranks_were_killed_the_result_is_the_same_to_the_last_bit(
     assert losses(folder) == losses(undisturbed)
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_trained_again_to_the_same_result(
     undisturbed: Path, killed: tuple[Path, list[int]], tmp_path: Path
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_damaged_checkpoint_is_trained_again_to_the_same_result(
     assert losses(folder) == losses(undisturbed)
 
 
+@pytest.mark.long
 def test_a_supernet_whose_rank_is_killed_is_the_same_to_the_last_bit(undisturbed: Path, tmp_path: Path) -> None:
     """Random SubNets of a space that opens in phases, a teacher of its own, and mixed images are all those of the step."""
     data = DataSettings(kind="digits")

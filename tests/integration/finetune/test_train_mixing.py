@@ -54,6 +54,7 @@ def first_loss(supernet: Path, used: finetune.Settings) -> float:
     return float(torch.stack(losses).mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("teacher", ["largest", "base"])
 def test_students_and_teachers_see_the_same_mixed_images(compiled: Path, tmp_path: Path, teacher: str) -> None:
     used = settings(teacher=teacher)

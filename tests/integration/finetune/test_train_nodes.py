@@ -51,6 +51,7 @@ def train_nodes(folders: list[Path], progress: list[Silent]) -> list[Exception]:
     return errors
 
 
+@pytest.mark.long
 def test_nodes_train_as_ranks_of_one_and_one_that_lost_its_files_gets_those_of_the_others(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_nodes_train_as_ranks_of_one_and_one_that_lost_its_files_gets_those_of_t
         assert losses(folder) == {step: loss for step, loss in losses(undisturbed).items() if step >= first}
 
 
+@pytest.mark.long
 def test_a_node_that_stays_alone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "MEETING_S", 1)
     place = f"127.0.0.1:{free_port()}"
@@ -145,6 +147,7 @@ class NodeKiller(Listener):
             self.node.wait()
 
 
+@pytest.mark.long
 def test_a_node_that_is_killed_is_not_waited_for_and_nothing_listens_beyond_the_place_of_meeting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +202,7 @@ class Companion(Silent):
         return {step: loss for step, loss in losses(self.other).items() if step > self.lost_at}
 
 
+@pytest.mark.long
 def test_a_node_that_comes_back_joins_those_that_went_on_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

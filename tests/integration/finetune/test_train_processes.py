@@ -67,6 +67,7 @@ def test_training_learns_and_leaves_only_weights_and_history(baseline: Baseline)
     assert "conv1.0.weight" in load_file(folder / "weights.safetensors")
 
 
+@pytest.mark.long
 def test_two_processes_give_the_loss_curve_of_one_and_a_killed_rank_is_one_clear_line(
     baseline: Baseline, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def killed(folder: Path) -> int:
     return finished_steps(checkpoint) if len(ranks) == 1 and checkpoint.exists() else STEPS
 
 
+@pytest.mark.long
 def test_pipeline_killed_with_minus_9_leaves_no_rank_and_goes_on(baseline: Baseline, tmp_path: Path) -> None:
     history, result, _ = baseline
     folders = (tmp_path / f"run {number}" for number in range(KILLS))

@@ -17,6 +17,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, flo
     return folder, alone(folder)
 
 
+@pytest.mark.long
 def test_the_average_of_the_weights_is_the_result(
     undisturbed: Path, plain: tuple[Path, dict[int, float]], tmp_path: Path
 ) -> None:
@@ -31,6 +32,7 @@ def test_the_average_of_the_weights_is_the_result(
     assert torch.dist(result, mean) < 0.1 * torch.dist(result, last)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"channels_last": True}])
 def test_faster_arithmetic_learns_the_same(
     changes: dict[str, Any], plain: tuple[Path, dict[int, float]], tmp_path: Path

@@ -75,6 +75,7 @@ def data() -> EvaluationData:
     return EvaluationData(load(DIGITS, "test"), load(DIGITS, "train"), recalibration_images=256)
 
 
+@pytest.mark.long
 def test_two_processes_give_the_loss_curves_of_one(trained: Trained, compiled: Path, tmp_path: Path) -> None:
     one = alone(compiled, tmp_path, STEPS, precision="float64", strategy="compound")
     assert len(one) == STEPS
@@ -122,6 +123,7 @@ def test_evaluation_leaves_the_stored_statistics_alone_and_goes_on_where_it_stop
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.long
 def test_mixed_precision_trains_subnets_whose_last_images_are_one_pixel(
     trained: Trained, compiled: Path, tmp_path: Path
 ) -> None:

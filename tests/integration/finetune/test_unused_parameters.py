@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -47,6 +48,7 @@ def expected() -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.long
 def test_parameters_unused_by_the_last_subnet_get_the_mean_gradient_of_all_ranks(tmp_path: Path) -> None:
     job = Job(folder=tmp_path, data=DATA, finetune=SETTINGS, supernet=tmp_path, total_steps=1, steps_per_epoch=1)
     (tmp_path / JOB_FILE).write_text(job.model_dump_json())

@@ -195,6 +195,7 @@ def test_what_is_known_of_an_operator_is_what_most_devices_say() -> None:
     assert failed.state == "failed"
 
 
+@pytest.mark.long
 def test_missing_operators_are_dealt_evenly_and_nobody_knows_which_are_known() -> None:
     missing, known = [f"m{at}" for at in range(40)], [f"k{at}" for at in range(20)]
     hands = deal(10, missing, known, SETTINGS, np.random.default_rng(0))

@@ -50,6 +50,7 @@ def test_a_device_is_measured_through_the_relay_by_its_number(pulled: PulledFlee
         client.capabilities()
 
 
+@pytest.mark.long_cases("/v1/pull")
 @pytest.mark.parametrize("path", [*AGENT_ROUTES, "/v1/pull", "/v1/answers", *ABSENT])
 def test_nothing_of_the_relay_answers_without_the_token_of_its_side(
     pulled: PulledFleet, service: ServedRegistry, path: str
@@ -80,6 +81,7 @@ def test_a_device_answers_no_request_of_another_one(pulled: PulledFleet) -> None
         assert client.capabilities().backend == "ncnn"
 
 
+@pytest.mark.long
 def test_large_models_go_to_a_device_and_larger_ones_to_none(pulled: PulledFleet) -> None:
     with AgentClient(pulled.of(pulled.first), RELAY_TOKEN) as client:
         large = models.convolution("ncnn", "large", channels_in=600, channels_out=600, size=2)

@@ -93,6 +93,7 @@ def test_of_two_roll_outs_that_begin_at_once_one_is_refused(fleet: ToldFleet) ->
         assert len(list_rollouts(connection)) == 1
 
 
+@pytest.mark.long
 def test_two_services_decide_once_on_a_window(fleet: ToldFleet) -> None:
     fleet.begin()
     fleet.tell(2)
@@ -146,6 +147,7 @@ def test_a_registry_of_an_earlier_schema_is_upgraded_there_too(server: Postgres,
     assert (row.id, row.restored, row.verdict) == (device, 0, None)
 
 
+@pytest.mark.long
 def test_a_service_outlives_its_database_and_says_when_to_come_again(
     server: Postgres, registry: Registry, plain_bundle: Path, tmp_path: Path
 ) -> None:

@@ -219,6 +219,7 @@ def test_the_defaults_in_conf_are_those_of_the_registry() -> None:
     assert "confidence" not in without.rollout.limits
 
 
+@pytest.mark.long
 def test_what_serves_a_fleet_loads_no_torch(tmp_path: Path) -> None:
     words = ["fleet", "devices", f"database=sqlite:///{tmp_path}/fleet.db"]
     code = f"import sys; from flows.cli import main; main({words!r}); import tasks.fleet.service; print(*sys.modules)"

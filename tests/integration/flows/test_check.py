@@ -31,6 +31,7 @@ def branches(num_classes, in_chans):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -49,6 +50,7 @@ def test_what_cannot_work_is_told_before_training(
     assert_nothing_was_worked(output)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "line"),
     [("spectrum", "cannot be exported to ONNX"), ("branches", "the compiled network answers otherwise")],

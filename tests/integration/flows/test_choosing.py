@@ -36,6 +36,7 @@ def refused(command: Command, capsys: pytest.CaptureFixture[str], *words: str) -
     return line
 
 
+@pytest.mark.long
 def test_a_search_shows_a_table_of_its_winners(
     command: Command, device: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_search_shows_a_table_of_its_winners(
     assert not set("{…") & set(shown), "no JSON, whole or cut"
 
 
+@pytest.mark.long
 def test_a_budgets_winner_is_that_of_the_search(
     command: Command, device: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_budgets_winner_is_that_of_the_search(
     assert all(section["name"] in shown for section in found["sections"])
 
 
+@pytest.mark.long
 def test_the_cheapest_of_an_accuracy_is_not_slower_than_any_winner_that_has_it(
     command: Command, device: Report
 ) -> None:
@@ -90,6 +93,7 @@ def test_the_cheapest_of_an_accuracy_is_not_slower_than_any_winner_that_has_it(
     assert chosen["predicted_ms"] <= min(good)
 
 
+@pytest.mark.long
 def test_the_knee_is_on_the_front_or_its_absence_is_one_line(
     command: Command, device: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +105,7 @@ def test_the_knee_is_on_the_front_or_its_absence_is_one_line(
         assert f"knee on '{device['name']}': " in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_two_subnets_are_compared_layer_by_layer(
     command: Command, device: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +132,7 @@ def write_chosen(command: Command, device: Report, file: Path) -> Winner:
     return found
 
 
+@pytest.mark.long
 def test_the_subnet_of_a_file_is_exported_alone(command: Command, device: Report, tmp_path: Path) -> None:
     chosen = write_chosen(command, device, tmp_path / "slow.json")
     (stage,) = command("export", str(tmp_path / "slow.json"), "export.formats=[onnx]")["stages"]
@@ -136,6 +142,7 @@ def test_the_subnet_of_a_file_is_exported_alone(command: Command, device: Report
     assert stage["result"]["baseline"] == []
 
 
+@pytest.mark.long
 def test_a_budget_is_searched_for_a_comparison_with_the_subnet_of_a_file(
     command: Command, device: Report, tmp_path: Path
 ) -> None:
@@ -147,6 +154,7 @@ def test_a_budget_is_searched_for_a_comparison_with_the_subnet_of_a_file(
     assert compared["second"]["digest"] == slow.digest
 
 
+@pytest.mark.long
 def test_unknown_digests_and_budgets_out_of_reach_are_one_line(
     command: Command, device: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:

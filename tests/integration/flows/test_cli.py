@@ -92,6 +92,7 @@ def test_services_have_help_of_their_own(name: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith(f"usage: autotailor {name}")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "example",
     [
@@ -134,6 +135,7 @@ def test_help_has_the_options_of_the_users_own_folder(
     assert "android, board_in_the_attic, executorch, fleet" in capsys.readouterr().out
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -303,6 +305,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: list[s
     assert re.search(line, _line(capsys, *words))
 
 
+@pytest.mark.long_cases("words1")
 @pytest.mark.parametrize("words", [["--help"], ["run", "finetune.epoch=3"], ["rum"]])
 def test_help_and_typos_wait_for_no_heavy_library(words: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "flows.cli", *words]
@@ -350,6 +353,7 @@ def test_a_missing_token_file_is_one_line(capsys: pytest.CaptureFixture[str], tm
     assert line.startswith("device.remote.token_file: '/nowhere/token' cannot be read")
 
 
+@pytest.mark.long
 def test_a_wrong_token_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from profiling_agents.client import local_agent
 
@@ -371,6 +375,7 @@ def test_a_profile_that_is_not_the_agents_is_one_line(capsys: pytest.CaptureFixt
     assert "threads" in line
 
 
+@pytest.mark.long
 def test_a_precision_that_the_agent_has_not_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = _line(
         capsys, "run", "device=[onnxruntime]", "device.onnxruntime.precision=bf16", f"output_dir={tmp_path / 'out'}"
@@ -378,6 +383,7 @@ def test_a_precision_that_the_agent_has_not_is_one_line(capsys: pytest.CaptureFi
     assert "--precision: got bf16; backend 'onnxruntime' runs models as they are: fp32" in line
 
 
+@pytest.mark.long
 def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +393,7 @@ def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
     assert [path for path in (tmp_path / "out" / "stages").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.few("ncnn-ncnn-pip install ncnn")
 @pytest.mark.parametrize(
     ("backend", "missing", "command"),
     [
@@ -413,6 +420,7 @@ def test_an_export_without_the_runtime_is_one_line_with_the_command_that_install
     assert re.search(rf"backend '{backend}': No module named '{missing}'; install it .*with: {command}$", line), line
 
 
+@pytest.mark.long_cases("words1-runs models as they are: fp32")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -432,6 +440,7 @@ def test_an_export_to_what_is_not_there_is_one_line(
     assert said in _line(capsys, "export", *words, f"output_dir={tmp_path / 'out'}")
 
 
+@pytest.mark.long
 def test_a_remote_agent_of_another_precision_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from profiling_agents.client import local_agent
 

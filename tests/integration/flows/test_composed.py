@@ -52,6 +52,7 @@ def test_the_shown_config_is_that_of_the_questions_search_and_of_each_run_of_a_s
     assert [one["finetune"]["epochs"] for one in sweep] == [1, 2]
 
 
+@pytest.mark.long
 def test_files_of_chosen_subnets_name_the_devices(tmp_path: Path) -> None:
     def config(device: str) -> Any:
         subnet = Winner(

@@ -79,6 +79,7 @@ def test_what_was_not_entered_leaves_a_preset_as_it_is() -> None:
     assert of_form(form.run_words("nightly", ""), settings=opened) == expected
 
 
+@pytest.mark.few("parquet")
 @pytest.mark.parametrize("kind", ["imagefolder", "glyphs", "parquet", "digits"])
 def test_a_kind_of_data_means_the_same_in_a_form_and_on_the_command_line(kind: str) -> None:
     path = {} if kind in ("glyphs", "digits") else {"path": "a folder"}
@@ -186,6 +187,7 @@ def test_options_are_those_of_the_groups() -> None:
         TypeAdapter(form.Preset).validate_python("nigtly")
 
 
+@pytest.mark.long
 def test_a_worker_computes_with_the_threads_of_the_command_line() -> None:
     """Digests depend on the last bits, and these on the number of threads."""
     words = (

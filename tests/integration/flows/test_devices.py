@@ -20,6 +20,7 @@ from tests.support.flows.tiny import TINY
 CORES = sorted(os.sched_getaffinity(0))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_two_profiles_of_one_machine_keep_to_the_cores_that_each_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +68,7 @@ def test_cores_can_be_given_on_the_command_line() -> None:
     assert config.device["ncnn"].cores == (4, 5)
 
 
+@pytest.mark.long
 def test_a_batch_is_another_device_to_what_was_measured() -> None:
     profiles = {f"{batch}": DeviceProfile(backend="onnxruntime", batch=batch) for batch in (1, 4)}
     with Devices(profiles) as devices:
@@ -80,6 +82,7 @@ def test_ncnn_takes_no_batch(backend: str) -> None:
         DeviceProfile.model_validate({"backend": backend, "batch": 4})
 
 
+@pytest.mark.long
 def test_a_device_whose_answers_are_garbled_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return Command(tmp_path_factory.mktemp("dry") / "out")
 
 
+@pytest.mark.long
 def test_a_dry_run_measures_nothing_and_the_store_is_told_apart_by_device(
     fresh: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +46,7 @@ def test_a_dry_run_measures_nothing_and_the_store_is_told_apart_by_device(
     assert "from the settings" in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "source"), [("in situ", "settings"), ("alone", "earlier measurements")])
 def test_after_profiling_a_larger_space_has_less_to_measure_than_operators(
     fresh: Command, method: str, source: str
@@ -60,6 +62,7 @@ def test_after_profiling_a_larger_space_has_less_to_measure_than_operators(
     assert (larger["result"]["known"], larger["result"]["measured_now"]) == (plan["known"], plan["to_measure"])
 
 
+@pytest.mark.long
 def test_another_output_folder_shares_a_store_that_is_named(fresh: Command, tmp_path: Path) -> None:
     known = fresh("profile")["stages"][0]["result"]["lut"]["entries"]
     store = f"profile.store={fresh.output / 'luts'}"
@@ -69,6 +72,7 @@ def test_another_output_folder_shares_a_store_that_is_named(fresh: Command, tmp_
     assert not (tmp_path / "out" / "luts").exists()
 
 
+@pytest.mark.long
 def test_measuring_again_works_a_complete_stage_and_what_follows_sees_the_new_table(fresh: Command) -> None:
     def stage(*overrides: str) -> dict[str, Any]:
         (found,) = fresh("profile", *overrides)["stages"]
@@ -86,6 +90,7 @@ def test_measuring_again_works_a_complete_stage_and_what_follows_sees_the_new_ta
     assert [path.name for path in Path(before["folder"]).parent.iterdir() if path.suffix] == []
 
 
+@pytest.mark.long
 def test_adapting_has_a_dry_run_too(fresh: Command, tmp_path: Path) -> None:
 
     (compiled,) = fresh("compile")["stages"]
@@ -115,6 +120,7 @@ def test_in_a_fresh_folder_every_stage_would_be_worked_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_after_a_run_every_stage_is_complete(command: Command, finished: dict[str, Any]) -> None:
     before = {path: path.stat().st_mtime_ns for path in command.output.rglob("*")}
     found = command("run", "--dry-run")
@@ -125,6 +131,7 @@ def test_after_a_run_every_stage_is_complete(command: Command, finished: dict[st
     assert {path: path.stat().st_mtime_ns for path in command.output.rglob("*")} == before
 
 
+@pytest.mark.long
 def test_reasons_are_changed_settings_damage_what_comes_before_and_what_is_unfinished(tmp_path: Path) -> None:
     own = Command(tmp_path / "own")
     own("enumerate")

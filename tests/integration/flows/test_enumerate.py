@@ -49,6 +49,7 @@ def test_every_operator_is_in_the_subnet_of_its_witness(untrained: tuple[Path, d
         assert feature in net.operators(row["witness"])
 
 
+@pytest.mark.long
 def test_training_changes_no_operator(
     untrained: tuple[Path, dict[str, Any]], finished: dict[str, Any], command: Command
 ) -> None:

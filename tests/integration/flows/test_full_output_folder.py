@@ -21,6 +21,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.long
 def test_a_full_disk_at_the_start_of_a_run_is_one_line(small_disk: Path, tmp_path: Path) -> None:
     (small_disk / "filled").write_bytes(bytes(12 * 1024))
     command = [sys.executable, "-m", "flows.cli", "compile", "model.name=test_resnet", f"output_dir={small_disk}"]

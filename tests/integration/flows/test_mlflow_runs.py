@@ -49,6 +49,7 @@ def test_a_run_has_the_numbers_that_runs_are_compared_by(finished: dict[str, Any
     assert speed_up == ("–" if shown is None else f"{shown:.2f} ×")
 
 
+@pytest.mark.long
 def test_an_unchanged_run_has_a_name_of_its_own_and_everything_that_the_first_has(
     finished: dict[str, Any], command: Command, client: MlflowClient
 ) -> None:

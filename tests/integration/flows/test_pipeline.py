@@ -44,6 +44,7 @@ def test_the_first_run_works_every_stage_and_writes_a_report(finished: dict[str,
     assert all(row["measured_ms"] > 0 for row in device["winners"])
 
 
+@pytest.mark.long
 def test_another_budget_runs_search_and_export_only(finished: dict[str, Any], command: Command) -> None:
     budget_ms = finished["devices"][0]["winners"][-1]["predicted_ms"] * 1.01
     changed = command("run", f"search.budgets_ms=[{budget_ms}]")
@@ -51,6 +52,7 @@ def test_another_budget_runs_search_and_export_only(finished: dict[str, Any], co
     assert len(changed["devices"][0]["winners"]) == 1
 
 
+@pytest.mark.long
 def test_another_device_profile_trains_nothing(finished: dict[str, Any], command: Command) -> None:
     result = command("profile", "device.onnxruntime.measure.time_cap_ms=6")
     (stage,) = result["stages"]
@@ -65,6 +67,7 @@ def test_settings_that_cannot_change_a_result_repeat_nothing(finished: dict[str,
     assert result["stages"][0]["cached"]
 
 
+@pytest.mark.long
 def test_a_stage_command_returns_its_own_result(finished: dict[str, Any], command: Command) -> None:
     (stage,) = command("enumerate")["stages"]
     assert stage["result"]["unique_operators"] == finished["supernet"]["unique_operators"]
@@ -138,6 +141,7 @@ def test_a_night_of_a_given_supernet_is_compared_with_the_one_before_and_registe
     assert client.search_registered_models() == []
 
 
+@pytest.mark.long
 def test_data_of_another_size_than_a_supernet_was_made_for_are_one_line(
     finished: dict[str, Any], command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

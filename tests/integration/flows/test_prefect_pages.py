@@ -60,6 +60,7 @@ def test_logs_have_a_line_for_each_stage_with_what_it_made(finished: Row, flow_r
     assert f"{card['label']}: {card['value']}, {card['note']}" in lines
 
 
+@pytest.mark.long
 def test_logs_say_which_stages_were_found_complete(finished: Row, command: Command) -> None:
     command("finetune")
     latest = own_rows("flow_runs", sort="START_TIME_DESC")[0]

@@ -100,6 +100,7 @@ def substitutes_of(folder: Path, *words: str) -> Callable[[], tasks.export.Subst
     return winners._substitutes(Context(no_run, config, winners.EXPORT, "onnxruntime", outputs))
 
 
+@pytest.mark.long
 def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     finished: dict[str, Any], command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +114,7 @@ def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     assert "autotailor: export: is given SearchedSubstitutes" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_policies_are_made_where_a_space_has_exits(tmp_path: Path) -> None:
     def wanted(*words: str) -> bool:
         return POLICY.wanted(validate(RunConfig, compose_config("config", [*TINY, *words])), "report")
@@ -129,6 +131,7 @@ def test_policies_are_made_where_a_space_has_exits(tmp_path: Path) -> None:
         assert POLICY.wanted(adapt, "report") == (name == "early")
 
 
+@pytest.mark.long
 def test_a_report_has_the_accuracy_of_what_it_starts_from(tmp_path: Path) -> None:
     network = timm.create_model("test_resnet", num_classes=10).eval()
     tailor_ir.compile(network, torch.zeros(1, 3, 32, 32)).export({}, tmp_path / "net.onnx")
@@ -144,6 +147,7 @@ def test_a_report_has_the_accuracy_of_what_it_starts_from(tmp_path: Path) -> Non
     assert result.keys() == {"version", "validation_accuracy", "test_accuracy"}
 
 
+@pytest.mark.long
 def test_tasks_in_prefect_are_called_by_stage_and_device(finished: dict[str, Any], command: Command) -> None:
     command("search")
     names = {run["name"] for run in own_rows("task_runs")}

@@ -43,6 +43,7 @@ def _waiting(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.long
 def test_commands_that_start_together_make_one_database(tmp_path: Path) -> None:
     address = address_of(f"sqlite:///{tmp_path}/new.db")
     started = [_waiting(address.uri, f"k{at}") for at in range(3)]

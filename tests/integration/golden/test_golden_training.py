@@ -19,6 +19,7 @@ RTOL = 1e-4
 """In float64, where processors differ by much less after so few steps."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["sandwich"])
 def test_losses_of_the_first_steps_are_what_they_were(
     strategy: str, golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,6 +76,7 @@ def said(network: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> to
     return network(x).argmax(1)
 
 
+@pytest.mark.few("linear then conv", "tied embeddings", "pooled channels", "running sums")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_largest_subnet_says_the_same_of_every_sample_after_sorting(name: str) -> None:
     model, (x, y) = trained(name)

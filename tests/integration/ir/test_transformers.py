@@ -11,6 +11,7 @@ from tests.integration.ir.small_transformers import check, made
 transformers = pytest.importorskip("transformers")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["BERT", "Llama", "Swin"])
 def test_a_network_compiles_and_its_subnets_agree(name: str, tmp_path: Path) -> None:
     net = check(transformers, name, tmp_path)
@@ -18,6 +19,7 @@ def test_a_network_compiles_and_its_subnets_agree(name: str, tmp_path: Path) -> 
     assert net.remarks == ()
 
 
+@pytest.mark.long
 def test_heads_that_share_keys_and_values_are_cut_in_whole_groups() -> None:
     net = tailor_ir.compile(*made(transformers, "Llama"))
     heads = [variable for variable in net.space.variables if variable.kind == "heads"]
@@ -28,6 +30,7 @@ def test_heads_that_share_keys_and_values_are_cut_in_whole_groups() -> None:
     assert (24, 48) in widths
 
 
+@pytest.mark.long
 def test_tied_embeddings_stay_tied() -> None:
     model, example = made(transformers, "GPT-2")
     net = tailor_ir.compile(model, example)

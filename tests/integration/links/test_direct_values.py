@@ -151,6 +151,7 @@ def test_where_a_device_cannot_be_reached_home_carries_the_value(
         assert {name: state for name, (state, _) in network.states.items()} == {"b": "in", "c": "in"}
 
 
+@pytest.mark.long
 def test_the_way_between_two_devices_has_tls_of_its_own(
     split: SplitSubNet, reference: Reference, tmp_path: Path
 ) -> None:
@@ -377,6 +378,7 @@ def test_a_run_whose_values_do_not_come_is_told_as_missed(split: SplitSubNet, ta
         assert "1 tensors; segments 0 to 0 come with its ticket" in home.refused()
 
 
+@pytest.mark.long
 def test_allowed_devices_are_of_devices_that_serve_segments() -> None:
     assert "--allow-peer: for --serve-segments alone" in refused("--backend", "onnxruntime", "--allow-peer", "a:1")
     for wrong in ("a", "a:x", "a:99999", "u@a:1", "a:1/x"):

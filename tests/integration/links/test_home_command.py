@@ -145,6 +145,7 @@ def test_bad_input_is_one_line(
     assert told.count("\n") == 1
 
 
+@pytest.mark.long
 def test_it_is_served_and_its_plan_follows_devices_that_go(
     folder: Path, token: Path, split: SplitSubNet, reference: Reference, tmp_path: Path
 ) -> None:

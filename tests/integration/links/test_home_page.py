@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 def test_the_page_shows_the_plan_the_links_and_every_change(
     chain: Path, split: SplitSubNet, device: ServingDevice, tmp_path: Path
 ) -> None:

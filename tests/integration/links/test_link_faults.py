@@ -131,6 +131,7 @@ def test_a_killed_device_loses_no_request(split: SplitSubNet, reference: Referen
         assert network.events[-1].reason == "home 0-3: the first plan whose devices are in"
 
 
+@pytest.mark.long
 def test_a_frozen_device_is_late_and_comes_back(split: SplitSubNet, reference: Reference) -> None:
     with (
         serving() as device,
@@ -148,6 +149,7 @@ def test_a_frozen_device_is_late_and_comes_back(split: SplitSubNet, reference: R
         assert answered(network, reference, inputs(split, FLIGHTS, 2)) == 0
 
 
+@pytest.mark.long
 def test_a_killed_model_process_is_started_again(split: SplitSubNet, reference: Reference) -> None:
     import psutil
 

@@ -41,6 +41,7 @@ def both(finished: tuple[Path, tailor_ir.SuperNet], tmp_path_factory: pytest.Tem
     return out
 
 
+@pytest.mark.few("ncnn-onnxruntime")
 @pytest.mark.parametrize(("home", "backend"), [("onnx", "ncnn"), ("ncnn", "onnxruntime"), ("ncnn", "ncnn")])
 def test_home_and_device_in_different_backends_answer_as_the_files_do(home: str, backend: str, both: Path) -> None:
     split = SplitSubNet.open(both, home="ncnn" if home == "ncnn" else "onnx")

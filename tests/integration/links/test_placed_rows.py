@@ -94,6 +94,7 @@ def sent_bytes(bundle: PlacedBundle, requests: int = 8) -> float:
             return (relay.bytes["up"] - before) / requests
 
 
+@pytest.mark.long
 def test_values_cross_in_the_coding_of_the_bundle_whose_rows_have_its_accuracy(
     bundle: PlacedBundle, tmp_path: Path
 ) -> None:
@@ -238,6 +239,7 @@ def test_values_that_no_device_takes_are_answered_at_home_and_nothing_is_taken_o
     assert soon(lambda: model.infer(bundle.x).devices == (SERVER,))
 
 
+@pytest.mark.long
 def test_rows_at_home_answer_while_the_device_is_gone_and_it_is_chosen_again_when_it_is_back(
     bundle: PlacedBundle, token: Path, tmp_path: Path
 ) -> None:
@@ -274,6 +276,7 @@ def test_rows_at_home_answer_while_the_device_is_gone_and_it_is_chosen_again_whe
             assert set(statuses) == {200}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -419,6 +422,7 @@ def test_a_stand_in_at_home_answers_in_time_where_the_device_has_not(
             assert soon(lambda: large.shared.ratios[frozenset({SERVER})].runs == runs + 1)
 
 
+@pytest.mark.long
 def test_what_a_run_shows_of_a_device_counts_for_all_subnets_over_it(tmp_path: Path) -> None:
     """Else each SubNet would have to find out by itself that the device, or the way to it, is slower than planned."""
     bundle = write_placed_bundle(tmp_path / "bundle", both=True)

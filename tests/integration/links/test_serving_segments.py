@@ -84,6 +84,7 @@ def made_splits(folder: Path, count: int) -> list[SplitSubNet]:
     return [SplitSubNet.open(write_chain(folder / str(channels), channels)) for channels in widths]
 
 
+@pytest.mark.long
 def test_files_are_sent_once_and_one_subnet_too_many_takes_the_place_of_one_without_a_home(tmp_path: Path) -> None:
     with serving("onnxruntime", "--max-subnets", "2") as device:
         for split in made_splits(tmp_path, 3):
@@ -97,6 +98,7 @@ def test_files_are_sent_once_and_one_subnet_too_many_takes_the_place_of_one_with
                 assert caller.ask(LoadSubNet(subnet=split.subnet)) == LoadedSubNet(digest=split.subnet.digest)
 
 
+@pytest.mark.long
 def test_a_device_serves_more_subnets_at_once_than_four_and_as_many_as_it_may(tmp_path: Path) -> None:
     splits = made_splits(tmp_path, 6)
     with serving("onnxruntime", "--max-subnets", "5") as device, ExitStack() as stack:

@@ -67,6 +67,7 @@ def test_one_connection_at_a_time_measures_and_the_others_find_the_link_known() 
     assert asyncio.run(found()) == [True, False, False]
 
 
+@pytest.mark.long
 def test_a_device_that_one_subnet_finds_frozen_takes_no_part_for_the_others_until_it_is_heard(tmp_path: Path) -> None:
     bundle = write_placed_bundle(tmp_path / "bundle", both=True)
     with serving() as device:

@@ -94,6 +94,7 @@ def test_a_later_backup_adds_what_is_new_and_keep_leaves_the_latest(place: Path)
     assert main(["restore", "kept", "check=true"]) == 0
 
 
+@pytest.mark.few("os.fsync")
 @pytest.mark.parametrize("moment", ["os.fsync", "BackupStore.finish"])
 def test_a_killed_backup_leaves_the_last_one_intact(place: Path, moment: str) -> None:
     assert main(["backup", "kept"]) == 0

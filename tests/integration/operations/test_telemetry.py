@@ -44,6 +44,7 @@ def wait_for(told: Received, name: str, value: float) -> None:
     raise AssertionError(f"{name} is not {value}: {told.metrics.get(name)}")
 
 
+@pytest.mark.long
 @needs_exporter
 def test_a_service_sends_what_its_requests_came_to_and_nothing_of_them(
     told: Received, plain_bundle: Path, tmp_path: Path
@@ -63,6 +64,7 @@ def test_a_service_sends_what_its_requests_came_to_and_nothing_of_them(
     assert not any(secret.encode() in body for secret in (TOKEN, *AUTHORIZATION.values()) for body in told.bodies)
 
 
+@pytest.mark.long
 @needs_exporter
 def test_a_registry_sends_how_many_devices_and_rollouts_there_are(
     told: Received, plain_bundle: Path, tmp_path: Path
@@ -113,6 +115,7 @@ with Devices({"board": DeviceProfile(backend="onnxruntime")}) as devices, device
 """
 
 
+@pytest.mark.long
 @needs_exporter
 def test_a_batch_of_models_is_a_span_inside_of_the_work_of_its_device(told: Received) -> None:
     subprocess.run([sys.executable, "-c", MEASURED], check=True, timeout=WAIT_S)

@@ -43,6 +43,7 @@ def alone(net: tailor_ir.SuperNet) -> dict[str, Accuracy]:
     return {net.space.digest(config): accuracy(own, config, data) for config in candidates(net)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("cores", "features_mib"), [(1, 64.0), (2, 64.0), (3, 1.0), (2, 0.0)])
 def test_accuracies_are_those_of_one_by_one(
     net: tailor_ir.SuperNet,
@@ -82,6 +83,7 @@ def killed(file: Path) -> int:
     return len(read_lines(file))
 
 
+@pytest.mark.long
 def test_an_evaluation_that_is_killed_goes_on_and_repeats_no_finished_subnet(
     alone: dict[str, Accuracy], tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ class _Interrupting(Silent):
         """Nobody listens."""
 
 
+@pytest.mark.long
 def test_an_interrupted_evaluation_ends_soon_and_keeps_what_is_finished(
     net: tailor_ir.SuperNet, alone: dict[str, Accuracy], tmp_path: Path
 ) -> None:
@@ -131,6 +134,7 @@ def test_an_interrupted_evaluation_ends_soon_and_keeps_what_is_finished(
 # -- statistics that are known ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_subnet_is_recalibrated_once_for_all_splits(
     net: tailor_ir.SuperNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_two_processes_give_the_accuracies_of_one_to_the_last_digit(
     assert found == {net.space.digest(config): code for config, code in zip(configs, codes, strict=True)}
 
 
+@pytest.mark.long
 def test_other_splits_and_int8_are_evaluated_as_here(
     net: tailor_ir.SuperNet, workers: DaskWorkers, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_other_splits_and_int8_are_evaluated_as_here(
     assert found == accuracies(net, configs[:2], images().in_precision(int8), tmp_path / "int8_here.jsonl", Silent())
 
 
+@pytest.mark.long
 def test_the_batch_of_a_worker_that_dies_is_done_again(
     net: tailor_ir.SuperNet, here: list[Accuracy], workers: DaskWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ class _After(Silent):
         """Nobody listens."""
 
 
+@pytest.mark.long
 def test_a_scheduler_that_ends_is_one_line_and_what_is_evaluated_is_kept(
     net: tailor_ir.SuperNet, here: list[Accuracy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +283,7 @@ def test_a_scheduler_beyond_this_machine_takes_tls_or_a_word_of_the_user() -> No
     assert (settings.processes, settings.scheduler) == (2, None)
 
 
+@pytest.mark.long
 def test_tls_without_certificates_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"dask+tls://127.0.0.1:{server.getsockname()[1]}"

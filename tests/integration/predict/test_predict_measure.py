@@ -96,6 +96,7 @@ def small_resnet(size: int = 32) -> tailor_ir.SuperNet:
     return tailor_ir.compile(timm.create_model("test_resnet", num_classes=10).eval(), torch.zeros(1, 3, size, size))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch", "ncnn"])
 def test_subnets_travel_without_weights_unless_energy_is_measured(backend: str) -> None:
     net = small_resnet(64)  # on smaller maps files for ncnn lose positions of kernels
@@ -115,6 +116,7 @@ def test_subnets_travel_without_weights_unless_energy_is_measured(backend: str) 
         assert all(one.state == "ok" for one in client.measure(jobs, SETTINGS))
 
 
+@pytest.mark.long
 def test_torch_computes_the_same_without_weights_as_onnxruntime() -> None:
     net = small_resnet()
     job = onnx_job("light", onnx_of(net, net.max_config, weights=False))
@@ -139,6 +141,7 @@ class Told(Silent):
             yield bar
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_path: Path) -> None:
     net = small_resnet()

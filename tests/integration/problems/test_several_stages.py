@@ -216,6 +216,7 @@ def test_a_service_takes_a_tensor_for_each_input(bundle: OpenBundle, samples: di
         RequestHead.read(fields, REQUEST_FIELDS.size + 4 * SIDE, form)
 
 
+@pytest.mark.long
 def test_a_service_answers_as_the_bundle_does(
     bundle: OpenBundle, samples: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

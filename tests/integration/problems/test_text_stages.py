@@ -256,6 +256,7 @@ def test_a_network_that_knows_fewer_words_than_the_vocabulary_is_refused_before_
         made(train.form.words - 1)
 
 
+@pytest.mark.long
 def test_the_example_of_torch_runs_texts_in_any_layout_of_images(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = tailor_ir.compile(

@@ -130,6 +130,7 @@ def test_a_baseline_is_named_where_the_mouse_is(told: tuple[Report, Path], brows
     assert requests(browser) == [(told[1] / report.PAGE_FILE).as_uri()]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no browser on this machine")
 def test_baselines_stand_out_on_the_dark_page(told: tuple[Report, Path], browser: Chrome) -> None:
     opened_in(browser, "dark", told[1] / report.PAGE_FILE)

@@ -40,6 +40,7 @@ def opened_in(driver: Chrome, scheme: str, page: Path) -> str:
     return found
 
 
+@pytest.mark.long
 def test_charts_of_the_dark_page_can_be_read(made: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     page = made[1] / PAGE_FILE
     with opened(tmp_path / "profile") as driver:

@@ -100,6 +100,7 @@ def told(service: Served, step: str) -> list[str]:
     return [one["name"] for one in service.state()["decisions"] if one["step"] == step]
 
 
+@pytest.mark.long
 def test_a_service_follows_rules_and_tells_them(bundle: Path, tmp_path: Path) -> None:
     supply = tmp_path / "root" / "sys" / "class" / "power_supply" / "BAT0"
     supply.mkdir(parents=True)

@@ -171,6 +171,7 @@ def test_exported_onnx_has_the_subnets_own_statistics(
         assert card["accuracy"]["validation"] == pytest.approx(correct / 100, abs=1e-9)
 
 
+@pytest.mark.long
 def test_finished_subnets_are_not_exported_again(
     exported: tuple[Path, Mapping[str, Any]],
     supernet: Path,
@@ -254,6 +255,7 @@ def test_a_device_that_is_lost_is_no_failed_file(
     assert not (tmp_path / export.EXPORTS_FILE).exists()
 
 
+@pytest.mark.long
 def test_a_file_that_differs_from_torch_is_reported_and_not_kept(
     supernet: Path, search: Path, data: dict[str, EvaluationData], device: AgentClient, tmp_path: Path
 ) -> None:
@@ -267,6 +269,7 @@ def test_a_file_that_differs_from_torch_is_reported_and_not_kept(
     assert not any(row["files_ok"] for row in result["winners"])
 
 
+@pytest.mark.long
 def test_a_device_of_lower_precision_is_checked_with_its_own_tolerance(
     supernet: Path, search: Path, data: dict[str, EvaluationData], tmp_path: Path
 ) -> None:

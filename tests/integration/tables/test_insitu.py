@@ -71,6 +71,7 @@ def operators(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few("test_resnet", "test_efficientnet")
 @pytest.mark.parametrize("name", [*NAMES, REPLACED])
 def test_covering_subnets_have_every_operator_and_each_brings_a_new_one(name: str) -> None:
     net = compiled(name)
@@ -166,6 +167,14 @@ def one_agent(backend: str, precision: str) -> Iterator[AgentClient]:
         yield client
 
 
+@pytest.mark.long_cases(
+    "ncnn-fp32-test_resnet",
+    "ncnn-fp32-test_efficientnet",
+    "ncnn-fp32-test_vit",
+    "ncnn-fp32-test_convnext",
+    "onnxruntime-int8-test_efficientnet",
+    "onnxruntime-int8-test_convnext",
+)
 @pytest.mark.parametrize("name", [*NAMES, REPLACED])
 def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, agent: AgentClient) -> None:
     net = compiled(name)
@@ -205,6 +214,7 @@ def timing_device(request: pytest.FixtureRequest) -> Iterator[AgentClient]:
         yield client
 
 
+@pytest.mark.long_cases("onnxruntime-int8")
 def test_profile_in_situ_knows_every_operator_and_adds_up(
     supernet: Path, operators: Path, timing_device: AgentClient, tmp_path: Path
 ) -> None:
@@ -243,6 +253,7 @@ def median_ratio(net: tailor_ir.SuperNet, device: AgentClient, folder: Path) -> 
     return float(np.median([subnet_ms(net, table, UNCORRECTED, line["config"]) / line["p50_ms"] for line in lines]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_operators_alone_come_and_go_in_int8(backend: str) -> None:
     net = compiled("test_resnet")
@@ -258,6 +269,7 @@ def test_operators_alone_come_and_go_in_int8(backend: str) -> None:
             assert not [layer.kind for layer in measured.layers if "quantize" in layer.kind.lower()], kind
 
 
+@pytest.mark.few("onnxruntime")
 def test_a_run_that_was_killed_goes_on_with_the_next_subnet(
     supernet: Path, operators: Path, device: AgentClient, tmp_path: Path
 ) -> None:

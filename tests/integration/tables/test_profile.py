@@ -59,6 +59,7 @@ def test_summary_counts_the_space(supernet: Path, operators: Path) -> None:
     assert (summary["codes"], summary["distinct"]) == (32, 24)
 
 
+@pytest.mark.few("onnxruntime")
 def test_every_operator_is_measured_once(operators: Path, device: AgentClient, tmp_path: Path) -> None:
     first = profile.run(QUICK, operators, device, tmp_path, Silent())
     listed = enumeration.read_operators(operators)
@@ -95,6 +96,7 @@ def test_larger_convolutions_take_longer(operators: Path, device: AgentClient, t
     assert slow.p50_ms > fast.p50_ms
 
 
+@pytest.mark.few("onnxruntime")
 @pytest.mark.parametrize("backend", ["ncnn", "onnxruntime"])
 def test_an_operator_that_fails_is_an_entry_with_its_reason(operators: Path, backend: str, tmp_path: Path) -> None:
     listed = enumeration.read_operators(operators).values()
@@ -145,6 +147,7 @@ def test_what_was_measured_before_the_agent_died_is_kept(operators: Path, tmp_pa
     assert 7 <= len(Lut.open(tmp_path).entries()) < len(todo)
 
 
+@pytest.mark.long
 def test_a_killed_profile_goes_on_and_loses_only_what_was_in_flight(operators: Path, tmp_path: Path) -> None:
     settings = profile.Settings(
         method="alone", measure=MeasureSettings(time_cap_ms=20.0), batch_operators=10, flush_s=0.05

@@ -3,6 +3,8 @@
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from profiling_agents.client import AgentClient
 from tasks import enumerate as enumeration
 from tasks import profile
@@ -10,6 +12,7 @@ from tasks.progress import Silent
 from tests.integration.tables.test_profile import QUICK
 
 
+@pytest.mark.long
 def test_cold_and_warm_entries_are_kept_apart(supernet: Path, device: AgentClient, tmp_path: Path) -> None:
     operators = tmp_path / "operators"
     operators.mkdir()

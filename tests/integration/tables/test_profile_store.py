@@ -49,6 +49,7 @@ def count(folder: Path) -> int:
     return len(enumeration.read_operators(folder))
 
 
+@pytest.mark.few("onnxruntime")
 def test_the_next_network_measures_only_what_the_first_did_not(
     halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_what_measuring_cost_adds_up_to_the_time_of_the_stage(
     assert 0.5 * len(costs_ms) < sum(costs_ms) <= 1e3 * result["wall_s"]  # at least the warm-up of each
 
 
+@pytest.mark.long
 def test_other_settings_measure_again_unless_any_will_do(
     halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
 ) -> None:
@@ -102,6 +104,7 @@ def test_other_settings_measure_again_unless_any_will_do(
     assert quick == again
 
 
+@pytest.mark.long
 def test_noisy_and_failed_operators_are_measured_again_on_request_once(
     halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_noisy_and_failed_operators_are_measured_again_on_request_once(
     assert entry.measured_at > steady.measured_at
 
 
+@pytest.mark.few("onnxruntime")
 def test_an_entry_that_is_none_is_measured_and_refused_until_it_is(
     halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def profiled(supernet: Path, device: AgentClient, tmp_path_factory: pytest.TempP
     return folder
 
 
+@pytest.mark.few("onnxruntime")
 def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(
     supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(
     assert result["held_out"]["max_relative_error"] == pytest.approx(max(relative), rel=1e-9)
 
 
+@pytest.mark.few("onnxruntime")
 def test_measured_subnets_are_not_measured_again(
     supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
 ) -> None:

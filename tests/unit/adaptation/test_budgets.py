@@ -19,6 +19,7 @@ def settings(name: MethodName, memory_mib: float | None = None) -> MethodSetting
     return MethodSettings.model_validate({**options, "memory_mib": memory_mib})
 
 
+@pytest.mark.long_cases("cotta")
 @pytest.mark.parametrize("name", GRADIENT_METHODS)
 def test_steps_within_a_budget_are_those_without_bit_by_bit(name: MethodName) -> None:
     net, images = supernet("batch"), batches(2, 32)

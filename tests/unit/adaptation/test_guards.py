@@ -187,6 +187,7 @@ def test_nothing_adapts_while_nothing_drifts(source: AdaptiveSubnet) -> None:
     assert source.state() == guard.adapted.state() == {}
 
 
+@pytest.mark.few("16")
 @pytest.mark.parametrize("size", [1, 16])
 def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveSubnet, size: int) -> None:
     guard = guarded(source)

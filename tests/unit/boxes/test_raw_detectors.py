@@ -19,6 +19,7 @@ SIDE, CLASSES = 64, 4
 TOLERANCE = 1e-4
 
 
+@pytest.mark.few("fcos_small")
 @pytest.mark.parametrize(
     ("make", "head"),
     [

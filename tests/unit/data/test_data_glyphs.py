@@ -105,6 +105,7 @@ def test_splits_share_no_image_and_have_every_class(splits: dict[Split, Dataset]
     assert len(seen) == 4000
 
 
+@pytest.mark.few("1")
 @pytest.mark.parametrize("channels", [1, 3])
 def test_any_size_and_grey(channels: int) -> None:
     drawn = Glyphs(settings(channels=channels, resolution=96, images=10_000_000))

@@ -21,6 +21,7 @@ def at_most(difference: int, images: int, p_lost: float, p_gained: float) -> flo
     return float(distribution[: images + difference + 1].sum())
 
 
+@pytest.mark.few("60-0.05", "60-0.2")
 @pytest.mark.parametrize("level", [0.05, 0.2])
 @pytest.mark.parametrize("images", [60, 100])
 def test_a_promise_is_broken_no_more_often_than_its_level_by_exact_enumeration(images: int, level: float) -> None:

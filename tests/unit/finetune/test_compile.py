@@ -55,6 +55,7 @@ def test_outputs_that_an_onnx_file_does_not_tell_are_checked_once_they_are_known
         compile.run(compile.Settings(), model, DIGITS, None, None, tmp_path, Lines())
 
 
+@pytest.mark.long
 def test_alternatives_begin_with_what_images_tell_and_their_errors_are_in_the_result(tmp_path: Path) -> None:
     model = ModelSettings(kind="timm", name="test_resnet")
     space = {"alternatives": ["pruned", "separable"]}

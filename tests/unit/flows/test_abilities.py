@@ -27,6 +27,7 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
     validate(RunConfig, compose_config("config", overrides))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -67,6 +68,7 @@ def test_options_that_texts_cannot_do_yet_are_one_clear_line(overrides: list[str
     validate(RunConfig, compose_config("config", ["+preset=texts"]))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -100,6 +102,7 @@ def test_options_that_several_inputs_cannot_do_yet_are_one_clear_line(overrides:
     validate(RunConfig, compose_config("config", ["+preset=seen_and_felt"]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

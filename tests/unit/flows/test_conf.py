@@ -61,6 +61,7 @@ SEVERAL = ("device", "preset")
 """Groups with many options, which `make test-all` composes."""
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("group", "option"), [long(*each) if each[0] in SEVERAL else each for each in OPTIONS])
 def test_every_option_of_every_group_is_valid(group: str, option: str) -> None:
     select = {"device": f"device=[{option}]", "preset": f"+preset={option}"}.get(group, f"{group}={option}")

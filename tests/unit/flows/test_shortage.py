@@ -28,6 +28,7 @@ def fill_disk() -> None:
         stream.write("x")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fill", "line"),
     [

@@ -43,6 +43,7 @@ def test_the_documented_command_of_mlflow_looks_there(tmp_path: Path, monkeypatc
     assert address_of(_get_default_tracking_uri()) == address_of(None)
 
 
+@pytest.mark.few("overwritten")
 @pytest.mark.parametrize("damage", ["overwritten", "torn"])
 def test_a_damaged_database_is_one_line_at_once(tmp_path: Path, damage: str) -> None:
     address = address_of(f"sqlite:///{tmp_path}/mlflow.db")
@@ -85,6 +86,7 @@ def test_a_copied_folder_keeps_its_artifacts_in_the_copy(tmp_path: Path) -> None
     assert path_of(first.client.get_run(first.run_id).info.artifact_uri).is_relative_to(original)
 
 
+@pytest.mark.long
 def test_a_database_that_was_copied_alone_leaves_earlier_artifacts_where_they_are(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()

@@ -32,6 +32,7 @@ def listed(problem: Problem, codes: np.ndarray) -> dict[str, Any]:
     return {"codes": lettered(codes), **predicted}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mobilenetv2", long("resnet50"), long("hrnet_w18_small")])
 def test_winners_and_whole_front_of_a_network_are_what_they_were(name: str, golden: Golden, tmp_path: Path) -> None:
     net = network(name)
@@ -54,6 +55,7 @@ def test_winners_and_whole_front_of_a_network_are_what_they_were(name: str, gold
     golden(f"front_{name}", found, rtol=RTOL)
 
 
+@pytest.mark.few("memory")
 @pytest.mark.parametrize("cost", ["memory", "parameters and MACs"])
 def test_winners_within_several_budgets_are_what_they_were(cost: str, golden: Golden, tmp_path: Path) -> None:
     net = network("mobilenetv2")

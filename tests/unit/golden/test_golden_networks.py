@@ -27,6 +27,9 @@ def test_each_operator_of_the_smallest_network_is_what_it_was(golden: Golden) ->
     golden("operators_smallest", found, rtol=EXACT)
 
 
+@pytest.mark.long_cases(
+    "attention", "relative_position_bias", "position_embedding", "mobilenetv3_small_050", "test_vit_relpos"
+)
 @pytest.mark.parametrize("name", cases(NETWORKS))
 def test_space_and_operators_of_a_network_are_what_they_were(name: str, golden: Golden) -> None:
     net = network(name)

@@ -50,6 +50,7 @@ def test_predictions_for_random_subnets_are_what_they_were(name: str, golden: Go
     golden(f"predictions_{name}", found, rtol=RTOL)
 
 
+@pytest.mark.long_cases("test_vit_relpos")
 @pytest.mark.parametrize("name", cases(NETWORKS))
 def test_memory_of_random_subnets_is_what_it_was(name: str, golden: Golden) -> None:
     net = network(name)

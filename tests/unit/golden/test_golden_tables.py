@@ -12,6 +12,7 @@ RTOL = 1e-9
 """Sums of float64 numbers, in any order; all else is exact."""
 
 
+@pytest.mark.long_cases("mobilenetv3_small_050")
 @pytest.mark.parametrize("name", cases(NETWORKS))
 def test_tables_of_a_network_are_what_they_were(name: str, golden: Golden) -> None:
     net = network(name)

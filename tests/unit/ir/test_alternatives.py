@@ -56,6 +56,7 @@ def legal_in(blocks: int, downsampling: bool) -> frozenset[str]:
     return frozenset(str(choice) for v in net.space.variables for choice in v.choices)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12), deadline=None)
 @example(blocks=4, names={"merged_2", "merged_3", "pruned_0.5"}, depth=True, downsampling=False)
 @example(blocks=4, names={"merged_2", "merged_3", "fire"}, depth=True, downsampling=True)
@@ -104,6 +105,7 @@ def test_counts_with_elastic_sizes_are_those_of_brute_force(blocks: int, kinds: 
 # -- invariants --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("network", "kinds"),
     [
@@ -134,6 +136,7 @@ def test_the_network_itself_keeps_its_weights_and_what_is_elastic() -> None:
     assert net.max_config.keys() >= plain.max_config.keys()
 
 
+@pytest.mark.long
 def test_a_config_of_names_is_saved_and_read(tmp_path: Path) -> None:
     net = compiled("resnet26")[2]
     net.save(tmp_path)
@@ -145,6 +148,7 @@ def test_a_config_of_names_is_saved_and_read(tmp_path: Path) -> None:
     assert again.macs(config) < again.macs({})
 
 
+@pytest.mark.long
 def test_each_alternative_takes_fewer_macs_in_the_order_of_its_choices() -> None:
     net = compiled("resnet26")[2]
     for variable in net.space.variables:
@@ -248,6 +252,7 @@ def test_a_pruned_block_takes_one_row_of_a_tensor_of_weights(tmp_path: Path) -> 
     check_subnet(net, net.min_config, tmp_path, SAMPLE)
 
 
+@pytest.mark.long
 def test_a_block_that_ends_with_another_has_no_alternatives_of_its_own() -> None:
     model = perturb(timm.create_model("tiny_vit_5m_224", num_classes=10, depths=(1, 1, 1, 1)))
     net = tailor_ir.compile(model, torch.zeros(1, 3, 224, 224), {"alternatives": ["pruned", "merged"]})
@@ -303,6 +308,7 @@ def test_a_network_without_blocks_has_none_and_says_so() -> None:
         tailor_ir.compile(model, SAMPLE, {"alternatives": ["pruned"]})
 
 
+@pytest.mark.long
 def test_what_is_not_legal_is_said() -> None:
     net = compiled("mobilenetv2_050")[2]
     assert all(one.reason for one in net.refused)

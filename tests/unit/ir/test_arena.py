@@ -101,6 +101,7 @@ def test_regions_of_more_than_one_gib_are_the_runtimes() -> None:
     assert in_use(events) == runtime().replay(events)
 
 
+@pytest.mark.long_cases("attention, linear and LayerNorm")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_predicted_peak_is_what_the_arena_says(name: str, tmp_path: Path) -> None:
     net = compiled(name)

@@ -71,6 +71,7 @@ def small(blocks: int, kinds: tuple[str, ...]) -> Exported:
     return Exported(net, Path(mkdtemp()))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12), deadline=None)
 @given(
     blocks=st.integers(2, 4),

@@ -20,6 +20,7 @@ def net(request: pytest.FixtureRequest) -> tailor_ir.SuperNet:
     return tailor_ir.compile(model, sample, {"*.width_mult": "auto", "alternatives": kinds})
 
 
+@pytest.mark.long
 def test_each_branch_is_a_part_of_the_subnet_that_has_it(net: tailor_ir.SuperNet) -> None:
     branches = Branches(net.elastic)
     variables = [variable for variable in net.space.variables if variable.kind == "block"]
@@ -52,6 +53,7 @@ def test_gradients_stay_in_the_branch(net: tailor_ir.SuperNet) -> None:
     assert touched == set(branch.parameters) != set()
 
 
+@pytest.mark.long
 def test_statistics_of_alternatives_follow_their_weights() -> None:
     """A SubNet with one alternative answers nearly as with statistics of its own; with those from before it does not."""
     torch.manual_seed(0)

@@ -110,6 +110,7 @@ class Recurrent(nn.Module):
         return (self.head(y), state[-1]) if self.given_back == "last" else self.head(y)
 
 
+@pytest.mark.long
 @EXAMPLES
 @given(
     kind=st.sampled_from((nn.LSTM, nn.GRU)),
@@ -201,6 +202,7 @@ class Steps(nn.Module):
         return self.o(self.blocks(self.i(x)).mean(1))
 
 
+@pytest.mark.long
 @EXAMPLES
 @given(sizes=st.sampled_from(((4, 1), (4, 2), (6, 3), (8, 2))), how=st.sampled_from(("repeated", "expanded")))
 def test_heads_that_share_keys_are_cut_in_whole_groups(sizes: tuple[int, int], how: str) -> None:

@@ -25,6 +25,7 @@ def session_of(file: Path, optimized: Path | None = None) -> onnxruntime.Inferen
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_subnets_exported_together_are_those_exported_alone(name: str, tmp_path: Path) -> None:
     net = tailor_ir.compile(*from_timm(name))

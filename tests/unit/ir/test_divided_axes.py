@@ -77,6 +77,7 @@ class Shuffled(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transposed", [True, False])
 def test_unets_have_many_subnets_equal_in_three_forms(transposed: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -89,6 +90,7 @@ def test_unets_have_many_subnets_equal_in_three_forms(transposed: bool, tmp_path
     assert net.macs(net.min_config) <= MOST_MACS * net.macs(net.max_config)
 
 
+@pytest.mark.long
 def test_shufflenets_have_many_subnets_equal_in_three_forms(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, sample = perturb(torchvision.models.shufflenet_v2_x1_0(num_classes=5)), torch.randn(1, 3, 32, 32)

@@ -38,6 +38,7 @@ def net() -> tailor_ir.SuperNet:
 # -- modules and plans -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
 def test_a_module_made_for_one_subnet_is_wrong_in_no_other(name: str) -> None:

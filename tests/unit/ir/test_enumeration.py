@@ -190,6 +190,7 @@ def check(net: tailor_ir.SuperNet) -> None:
         assert net.space.canonical(config) == config
 
 
+@pytest.mark.long
 @settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(sorted(PARTS)), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_unique_operators_of_random_networks_are_those_of_all_subnets(parts: list[str], seed: int) -> None:
@@ -253,6 +254,7 @@ def test_operators_have_the_shapes_and_attributes_of_the_exported_file(parts: li
         assert read == exported_layers(net, config, tmp_path / "subnet.onnx")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["mobilenetv3", long("levit")])
 def test_random_subnets_of_a_preset_bring_no_other_operator(preset: str) -> None:
     net = supernet_of(preset)

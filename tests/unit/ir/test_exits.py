@@ -39,6 +39,7 @@ def compiled(name: str, head: str = "convolution") -> tuple[nn.Module, torch.Ten
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=examples(10), deadline=None)
 @example(blocks=3, kinds={"merged", "pruned_0.5"}, depth=True, sizes=False)
 @example(blocks=3, kinds={"merged"}, depth=True, sizes=True)
@@ -85,6 +86,7 @@ def test_what_lies_behind_an_exit_does_not_exist() -> None:
 # -- invariants --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("network", "head"),
     [
@@ -110,6 +112,7 @@ def test_exits_keep_the_invariants(network: str, head: str, tmp_path: Path) -> N
         assert set(net.operators(config)) <= unique
 
 
+@pytest.mark.long
 def test_exits_and_alternatives_are_in_one_space(tmp_path: Path) -> None:
     model, sample = from_timm("resnet26")
     spec: SpaceSpec = {"*": "auto", "alternatives": ["merged", "pruned"], "exits": ["stage.[12].block.1", "stage.3*"]}
@@ -153,6 +156,7 @@ def test_exits_are_saved_and_read(tmp_path: Path) -> None:
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_each_exit_takes_fewer_macs_in_the_order_of_its_choices() -> None:
     for network in ("resnet26", "mobilenetv2_050", "vit_tiny_patch16_224"):
         net = compiled(network)[2]
@@ -249,6 +253,7 @@ def test_exits_of_a_network_that_gives_probabilities_give_them_too() -> None:
 # -- wishes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_exits_are_asked_for_by_name_and_pattern_and_by_nothing_else() -> None:
     model = small_net(blocks=4)
     for places, found in (
@@ -356,6 +361,7 @@ def test_ridge_regression_finds_a_linear_map() -> None:
     assert float(ridge(x, noise)[0].abs().max()) <= 0.1 * float(torch.linalg.lstsq(x, noise).solution.abs().max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", ["convolution", long("light")])
 def test_exits_agree_more_with_the_network_after_fitting_and_leave_it_as_it_is(head: str) -> None:
     model, sample = from_timm("resnet26")

@@ -261,6 +261,7 @@ def test_positions_that_layers_over_channels_are_applied_to_follow_the_resolutio
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 
 
+@pytest.mark.long_cases("lstm-both directions", "gru-both directions")
 @pytest.mark.parametrize("both", [False, True], ids=["forward", "both directions"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_hidden_features_of_recurrent_layers_are_elastic(kind: str, both: bool, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def test_largest_subnet_equals_the_original(pair: tuple[torch.nn.Module, tailor_
     assert difference(model(x), net.build(net.max_config)(x)) <= ORIGINAL_TOLERANCE
 
 
+@pytest.mark.few("mobilenetv3_small_050")
 @torch.no_grad()
 def test_elastic_equals_built_equals_exported(pair: tuple[torch.nn.Module, tailor_ir.SuperNet], tmp_path: Path) -> None:
     _, net = pair

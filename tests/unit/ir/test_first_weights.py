@@ -231,6 +231,7 @@ def test_a_negative_number_is_noticed() -> None:
     assert found.mean.tolist() == [0, 0, 2]
 
 
+@pytest.mark.few("False")
 @pytest.mark.parametrize("training", [True, False])
 def test_the_mode_of_the_network_stays(training: bool) -> None:
     """And with it what alternatives lose: they are judged in eval mode."""

@@ -24,6 +24,7 @@ def test_random_graphs_have_no_fault(first: int) -> None:
     assert not faults_of(range(first, first + CHUNK))
 
 
+@pytest.mark.long
 def test_random_modules_have_no_fault() -> None:
     assert not faults_of(range(MODULES), modules=True)
 

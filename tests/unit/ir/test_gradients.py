@@ -96,6 +96,7 @@ def test_the_network_has_what_its_name_says(name: str) -> None:
     assert kinds <= {variable.kind for variable in net.space.variables}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_of_the_built_subnet(name: str) -> None:
     net = compiled(name)

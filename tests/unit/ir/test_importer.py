@@ -245,6 +245,7 @@ def test_module_that_fails_while_running() -> None:
         tailor_ir.compile(Broken(), torch.randn(1, 3, 8, 8))
 
 
+@pytest.mark.few("training form-mobilenetv3_small_050")
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "vit_tiny_patch16_224"])
 @pytest.mark.parametrize("form", ["opset 17", "opset 20", "open batch", "training form"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -345,6 +346,7 @@ def test_external_data_of_a_constant_is_refused(tmp_path: Path) -> None:
         tailor_ir.compile(tmp_path / "net.onnx")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "form", "expected"),
     [

@@ -103,6 +103,7 @@ def values(net: SuperNet, config: Config, x_BCHW: torch.Tensor, names: set[str])
     return net.elastic.watched([x_BCHW], names)[1]
 
 
+@pytest.mark.few("segmenter")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_backbone_computes_in_the_whole_what_it_computes_alone(name: str) -> None:
     net, part = pair(NETWORKS[name])
@@ -144,6 +145,7 @@ class Wider(Segmenter):
         self.backbone.set_submodule("stages.0.0.0", wide)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "wish", "part", "line"),
     [

@@ -290,6 +290,7 @@ def test_a_network_without_elastic_kernels_is_refused_in_one_line() -> None:
 # -- what stays the same -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_space_counts_operators_and_costs_are_those_without_transforms() -> None:
     model, sample = from_timm("mobilenetv3_large_100")
     plain = tailor_ir.compile(model, sample)

@@ -182,6 +182,7 @@ def test_elements_of_other_types_have_their_own_size() -> None:
     assert peak(layers) <= blocked + plain + positions + 3 * floats
 
 
+@pytest.mark.long_cases("position embedding, resampled", "attention, linear and LayerNorm")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_predicted_peak_is_what_the_runtime_asks_for(name: str, tmp_path: Path) -> None:
     net = compiled(name)

@@ -52,6 +52,7 @@ def test_macs_and_parameters_of_a_convolution_are_counted_by_hand(net: tailor_ir
     assert total == parameters - scales - 16  # the stem's convolution has a bias already
 
 
+@pytest.mark.few("mobilenetv3_small_050")
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "vit_tiny_patch16_224"])
 def test_single_operator_models_run_with_the_stated_shapes(name: str) -> None:
     net = tailor_ir.compile(*from_timm(name))

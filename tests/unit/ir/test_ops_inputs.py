@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -96,6 +97,7 @@ def tokens() -> torch.Tensor:
     return torch.arange(LENGTH)[None] * (TOKENS - 1) // (LENGTH - 1)
 
 
+@pytest.mark.long
 def test_text_encoder(tmp_path: Path) -> None:
     torch.manual_seed(0)
     for masked, norm_first in ((False, False), (True, True)):

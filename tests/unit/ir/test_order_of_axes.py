@@ -98,6 +98,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max())
 
 
+@pytest.mark.long_cases("transformer", "grouped queries")
 @pytest.mark.parametrize("name", MODULES)
 def test_any_order_of_channels_that_no_operator_reads_in_order_gives_the_same(name: str) -> None:
     model, net = made(name)
@@ -120,6 +121,7 @@ def _channels(axes: tuple[ax.Axis, ...]) -> list[ax.Channels]:
     return [leaf for axis in axes for leaf in axis.leaves if isinstance(leaf, ax.Channels)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_subnets_are_the_same_elastic_built_and_exported(name: str, tmp_path: Path) -> None:
     _, net = made(name)

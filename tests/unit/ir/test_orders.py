@@ -56,6 +56,7 @@ def random_order(load: Workload, rng: np.random.Generator) -> list[int]:
     return order
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_planned_peak_of_a_subnet_is_between_its_bounds_and_not_above_the_given_order(name: str) -> None:
     net = compiled(name)
@@ -76,6 +77,7 @@ def test_a_walk_without_reuse_has_the_peak_of_the_workload_in_that_order(name: s
     assert walked == [load.peak(range(len(load.steps))) for load in loads]
 
 
+@pytest.mark.long
 @some
 @given(seeds, st.sampled_from([*NETWORKS, "wide"]))
 def test_no_order_at_all_has_less_than_the_lower_bound(wide: Any, seed: int, name: str) -> None:

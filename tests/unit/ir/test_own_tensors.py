@@ -54,6 +54,7 @@ def sampled(net: SuperNet, rng: np.random.Generator) -> Config:
     return net.space.canonical(net.space.sample(rng))
 
 
+@pytest.mark.few(3)
 @settings(max_examples=examples(6))
 @given(seed=st.integers(0, 10_000), share=st.sampled_from([0.2, 1.0]))
 def test_networks_and_files_have_what_is_a_subnets_own(

@@ -43,6 +43,7 @@ def codes_of(net: tailor_ir.SuperNet, count: int, seed: int) -> np.ndarray:
     return net.space.encode([net.max_config, net.min_config, *(net.space.sample(rng) for _ in range(count))])
 
 
+@pytest.mark.long_cases("vit_tiny_patch16_224")
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=examples(4), deadline=None, phases=NO_SHRINKING)
 @given(seed=st.integers(0, 1000))
@@ -70,6 +71,7 @@ def test_cuts_of_a_population_are_those_of_its_subnets(name: str, seed: int) -> 
             assert in_bytes[cut] == sum(4 * np.prod(shapes[value]) for value in crossing), (name, cut)
 
 
+@pytest.mark.long_cases("vit_tiny_patch16_224")
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=examples(4), deadline=None, phases=NO_SHRINKING)
 @given(seed=st.integers(0, 1000))
@@ -94,6 +96,7 @@ def run_parts(folder: Path, count: int, x: np.ndarray) -> dict[str, np.ndarray]:
     return values
 
 
+@pytest.mark.long_cases("vit_tiny_patch16_224")
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=examples(4), deadline=None, phases=NO_SHRINKING)
 @given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(1, 200), max_size=3))

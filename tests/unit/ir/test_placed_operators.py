@@ -59,6 +59,7 @@ def test_names_of_values_are_those_of_the_exported_file(net: tailor_ir.SuperNet,
     assert tuple(value.name for value in graph.output) == placed.outputs
 
 
+@pytest.mark.long_cases("levit_128s")
 def test_without_weights_a_runtime_runs_the_same_operators(net: tailor_ir.SuperNet, tmp_path: Path) -> None:
     config = net.space.sample(np.random.default_rng(2))
     for fold in (False, True):

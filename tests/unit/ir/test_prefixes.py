@@ -105,6 +105,7 @@ def one_by_one(
     return statistics, outputs
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(NAMES),
@@ -134,6 +135,7 @@ def test_statistics_and_outputs_are_those_of_each_subnet_alone(
     assert together.peak_bytes <= kept_mib * MIB
 
 
+@pytest.mark.long_cases("test_resnet", "test_vit")
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_without_statistics_of_their_own_subnets_use_the_stored_ones(name: str) -> None:
@@ -167,6 +169,7 @@ def test_every_step_that_subnets_have_in_common_runs_once(name: str) -> None:
     assert watched.products < recomputed.products <= alone.products
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kept_mib", [0.0, 0.05, 0.2, 1.0, 8.0])
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()

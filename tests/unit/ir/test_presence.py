@@ -158,6 +158,7 @@ def test_a_saved_supernet_keeps_its_detours(net: tailor_ir.SuperNet, tmp_path: P
         assert torch.equal(net.elastic(SAMPLE), loaded.elastic(SAMPLE))
 
 
+@pytest.mark.long
 def test_detours_of_a_real_network_across_a_whole_stage(tmp_path: Path) -> None:
     model, sample = from_timm("mobilenetv2_050")
     net = with_detours(model, sample)

@@ -35,6 +35,7 @@ def test_the_formula_has_the_published_counts() -> None:
     assert f"{tilings(33, 3):.2e}" == "2.57e+17"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "count"),
     [
@@ -47,6 +48,7 @@ def test_a_preset_has_the_count_of_its_paper(preset: str, count: int) -> None:
     assert compiled(preset).space.distinct == count
 
 
+@pytest.mark.long
 def test_each_of_the_10_609_subnets_is_there_once() -> None:
     space = compiled("adaptivenet_resnet50").space
     stages = ((1, 3), (2, 4), (3, 6), (4, 3))

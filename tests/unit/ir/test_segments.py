@@ -53,6 +53,7 @@ def flops(run: Callable[[Any], object], given: object, module: nn.Module) -> int
     return int(counter.get_total_flops())
 
 
+@pytest.mark.long
 @settings(max_examples=examples(10), deadline=None)
 @given(name=st.sampled_from(NETWORKS), seed=st.integers(0, 1000))
 def test_each_segment_gives_what_the_subnet_that_ends_there_gives(name: str, seed: int) -> None:
@@ -132,6 +133,7 @@ def test_a_network_without_exits_has_no_segments() -> None:
         net.segments({})
 
 
+@pytest.mark.long
 def test_statistics_of_heads_are_those_of_the_subnets_that_end_there() -> None:
     net = compiled("mobilenetv2_050")
     config = net.space.canonical({**net.space.sample(np.random.default_rng(3)), "exit": "last"})
@@ -149,6 +151,7 @@ def test_statistics_of_heads_are_those_of_the_subnets_that_end_there() -> None:
             assert difference(expected, plain(others)) > 100 * TOLERANCE
 
 
+@pytest.mark.few("False-small", "True-small")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("fold", [False, True])
 def test_onnx_files_of_segments_chained_give_what_the_subnets_give(name: str, fold: bool, tmp_path: Path) -> None:

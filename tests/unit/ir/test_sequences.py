@@ -57,6 +57,7 @@ def recurrent(kind: str, *, both: bool) -> nn.Module:
     return RecurrentClassifier(kind, both=both).eval()
 
 
+@pytest.mark.few("LSTM-False", "GRU-False")
 @pytest.mark.parametrize(("kind", "both"), KINDS)
 def test_recurrent_classifiers_have_many_subnets_equal_in_three_forms(kind: str, both: bool, tmp_path: Path) -> None:
     model = recurrent(kind, both=both)

@@ -95,6 +95,7 @@ def made(name: str) -> tuple[nn.Module, GivenExample]:
     return perturb(network()), example()
 
 
+@pytest.mark.long_cases("tokens and a mask, by name")
 @pytest.mark.parametrize("name", CASES)
 def test_subnets_of_several_inputs_are_equal_in_three_forms(name: str, tmp_path: Path) -> None:
     model, example = made(name)

@@ -48,6 +48,7 @@ def test_distinct_counts_subnets_that_differ_by_brute_force(net: tailor_ir.Super
     assert len({net.space.digest(config) for config in all_configs(net)}) == len(different)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(25), deadline=None)
 @given(channels=st.sampled_from([8, 12, 24]), hidden=st.sampled_from([8, 20, 48]), blocks=st.integers(2, 3))
 def test_distinct_is_exact_for_random_networks(channels: int, hidden: int, blocks: int) -> None:
@@ -134,6 +135,7 @@ def test_bad_configs_are_refused(net: tailor_ir.SuperNet, config: dict, message:
         net.elastic.activate(config)
 
 
+@pytest.mark.long
 def test_published_counts_of_resnet50_and_mobilenetv2() -> None:
     resolutions = list(range(128, 225, 4))
     resnet = tailor_ir.compile(

@@ -17,6 +17,7 @@ from tests.support.ir.networks import from_timm, small_net
 NETWORKS = ["resnet26", "mobilenetv3_small_050", "vit_tiny_patch16_224"]
 
 
+@pytest.mark.few("mobilenetv3_small_050")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_of_the_elastic_network_equal_those_of_the_built_subnet(name: str) -> None:
     net = tailor_ir.compile(*from_timm(name))

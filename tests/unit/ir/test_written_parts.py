@@ -93,6 +93,7 @@ def scattered_in_steps(x: torch.Tensor) -> torch.Tensor:
     return torch.slice_scatter(x, 2 * x[:, :, :4], 2, 1, 8, 2)
 
 
+@pytest.mark.long_cases("shift-set", "checkerboard-set", "added-set")
 @pytest.mark.parametrize(
     ("body", "kinds"),
     [

@@ -77,6 +77,7 @@ def test_weights_updated_at_once_are_those_of_a_plain_step() -> None:
             assert count.peak_mib == pytest.approx(made.peak_mib, rel=0.05)
 
 
+@pytest.mark.few("adamw")
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_state_that_waits_on_disk_gives_the_weights_of_plain_steps_and_comes_back(kind: str) -> None:
     def made(module: nn.Module) -> torch.optim.Optimizer:

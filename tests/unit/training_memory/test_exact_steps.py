@@ -32,6 +32,7 @@ MEANS = [frozenset({mean}) for mean in Mean if mean is not Mean.UPDATE] + [ALL_M
 CASES = [(family, adapting) for family in ("resnet", "mobilenet", "vit") for adapting in (False, True)]
 
 
+@pytest.mark.few("2-mobilenet-False", "3-mobilenet-True")
 @pytest.mark.parametrize(("seed", "family", "adapting"), [(seed, *case) for seed, case in enumerate(CASES)])
 def test_gradients_are_those_of_plain_torch_and_the_peak_is_as_predicted(
     seed: int, family: str, adapting: bool
@@ -62,6 +63,7 @@ def test_what_is_computed_again_gives_the_same_gradients_to_the_last_bit(family:
     assert torch.equal(kept, again)
 
 
+@pytest.mark.few("resnet")
 @pytest.mark.parametrize("family", ["resnet", "vit"])
 def test_all_exact_means_together_need_less_than_plain_training(family: str) -> None:
     module = make(family, 7)
