@@ -28,7 +28,7 @@ FURTHER_RUNTIMES = {"executorch", "openvino", "torch"}
 """Runtimes whose cases of integration tests run at night: the same tests take onnxruntime and ncnn in `make test`."""
 FURTHER_RUNS = {"adapted", "adapted_night", "leveled", "text_run"}
 """Fixtures that run the pipeline once more: `make test` has one run, and the nights have these."""
-SHARED_RUNS = {"finished", "command", "adapting", "adapted", "trained_stages"}
+SHARED_RUNS = {"finished", "command", "adapting", "adapted", "trained_stages", "sources", "made"}
 """Fixtures that run the whole pipeline: tests that use them go to one worker, so that each runs once."""
 
 # A busy machine slows the drawing and the running of examples: no deadline.

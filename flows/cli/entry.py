@@ -75,7 +75,7 @@ def _told(error: BaseException) -> UserError | None:
     """What anything may meet anywhere, in one line: no room, a name that is not UTF-8, code that ends Python; else None."""
     from tasks.shortage import MAKE_ROOM, shortage
 
-    if isinstance(error, SystemExit):
+    if type(error) is SystemExit:  # services end themselves by `Ended`
         return UserError("code that was called", f"ended Python with exit code {error.code}", next_step="mend it")
     if (what := shortage(error)) is not None:
         return UserError("this machine", what, next_step=MAKE_ROOM)

@@ -88,6 +88,7 @@ def test_gains_are_points_above_and_the_others_share_of_the_row() -> None:
     assert gains(row, base) == pytest.approx((-2.0, 2.0, 4.0, 2.0, 3.0))
 
 
+@pytest.mark.long_cases("sounds")
 @pytest.mark.parametrize("data", DATA)
 def test_every_training_is_a_valid_command_of_equal_epochs(data: str) -> None:
     ours, theirs = (

@@ -27,6 +27,7 @@ def splits() -> dict[Split, Dataset]:
     return dict(load_splits(settings()))
 
 
+@pytest.mark.long
 def test_there_are_many_classes_and_no_two_are_drawn_alike() -> None:
     characters = distinct_characters()
     assert len(characters) == len(set(characters)) >= 200
@@ -68,6 +69,7 @@ def test_images_show_the_character_of_their_label(source: Glyphs) -> None:
     assert place.median() < 0.3
 
 
+@pytest.mark.long
 def test_an_image_follows_from_its_seed_and_index_alone(source: Glyphs) -> None:
     indices = np.random.default_rng(0).permutation(4000)[:200]
     together = source.images(indices, None)
@@ -123,6 +125,7 @@ def test_augmentation_moves_the_character_a_little_and_keeps_its_surroundings(so
     assert (moved - plain).abs().mean() < 0.5 * (moved - plain.roll(1, 0)).abs().mean()
 
 
+@pytest.mark.long
 def test_ranks_together_give_the_global_batches_of_one_rank(splits: dict[Split, Dataset]) -> None:
     train = splits["train"]
     for alone, *ranks in zip(

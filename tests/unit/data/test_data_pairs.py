@@ -24,6 +24,7 @@ from tests.support.data.paired_files import (
 )
 
 
+@pytest.mark.few("small_glyphs-3")
 @pytest.mark.parametrize(("kind", "upscale"), [("noisy_glyphs", 1), ("small_glyphs", 3)])
 def test_drawn_pairs_come_back_from_files_to_the_bit(kind: str, upscale: int, tmp_path: Path) -> None:
     drawn = {"kind": kind, "images": 24, "classes": 2, "resolution": SIDE, "upscale": upscale}

@@ -57,11 +57,10 @@ def test_the_files_name_every_setting_so_that_each_can_be_overridden() -> None:
     assert _leaves(compose_config("config", [])) == _leaves(RunConfig().model_dump(mode="json"))
 
 
-SEVERAL = ("device", "preset")
+SEVERAL = ("data", "device", "drift", "networks", "preset")
 """Groups with many options, which `make test-all` composes."""
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(("group", "option"), [long(*each) if each[0] in SEVERAL else each for each in OPTIONS])
 def test_every_option_of_every_group_is_valid(group: str, option: str) -> None:
     select = {"device": f"device=[{option}]", "preset": f"+preset={option}"}.get(group, f"{group}={option}")

@@ -62,6 +62,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         start_tracking(address_of(f"sqlite:///{tmp_path}/nowhere/mlflow.db"), "tests", "k", "net")
 
 
+@pytest.mark.long
 def test_a_copied_folder_keeps_its_artifacts_in_the_copy(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "a copy"
     original.mkdir()

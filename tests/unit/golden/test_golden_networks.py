@@ -42,6 +42,7 @@ def test_space_and_operators_of_a_network_are_what_they_were(name: str, golden: 
     golden(f"network_{name}", found, rtol=EXACT)
 
 
+@pytest.mark.long_cases("mobilenetv3_small_050", "test_vit_relpos")
 @pytest.mark.parametrize("name", cases(NETWORKS))
 def test_exported_files_of_a_network_are_built_as_they_were(name: str, golden: Golden, tmp_path: Path) -> None:
     net = network(name)

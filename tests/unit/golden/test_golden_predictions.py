@@ -25,6 +25,7 @@ RULES = {
 FEW = 10
 
 
+@pytest.mark.long_cases("mobilenetv2")
 @pytest.mark.parametrize("name", cases(NETWORKS))
 def test_predictions_for_random_subnets_are_what_they_were(name: str, golden: Golden, tmp_path: Path) -> None:
     net = network(name)

@@ -79,6 +79,7 @@ def test_counts_are_those_of_brute_force(blocks: int, names: set[str], depth: bo
     assert net.space.distinct == len(seen)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(6), deadline=None)
 @example(blocks=3, kinds={"merged", "pruned_0.5"})
 @given(
@@ -278,6 +279,7 @@ def test_a_selector_asks_for_a_range_of_blocks() -> None:
     assert [v.name for v in net.space.variables] == ["stage.1.block.2.block", "stage.1.block.3.block"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -251,6 +251,7 @@ def test_statistics_of_a_norm_with_two_places_are_means_over_both() -> None:
 # -- what a SubNet has -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_cases("position embedding, resampled")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_subnet_has_nothing_that_only_skipped_blocks_needed(name: str) -> None:
     net = compiled(name)

@@ -164,12 +164,14 @@ def test_each_exit_takes_fewer_macs_in_the_order_of_its_choices() -> None:
         assert macs == sorted(set(macs)), network
 
 
+@pytest.mark.long
 def test_the_proposed_exits_stand_near_to_quarters_of_the_work() -> None:
     net = compiled("vit_tiny_patch16_224")[2]
     assert exit_variable(net).choices == ("stage.1.block.3", "stage.1.block.6", "stage.1.block.9", "last")
     assert exit_variable(compiled("resnet26")[2]).choices == ("stage.1", "stage.2", "stage.3", "last")
 
 
+@pytest.mark.long
 def test_a_light_head_is_a_mean_and_a_linear_layer() -> None:
     for head, operators in (
         ("convolution", ["Conv", "BatchNormalization", "Relu", "GlobalAveragePool", "Flatten", "Linear"]),
@@ -179,6 +181,7 @@ def test_a_light_head_is_a_mean_and_a_linear_layer() -> None:
         assert [n.op for n in net.structure.graph if n.name.startswith("exit/stage.1/")] == operators
 
 
+@pytest.mark.few("resnet26")
 @pytest.mark.parametrize("network", ["resnet26", "mobilenetv2_050"])
 def test_the_convolution_of_a_head_is_a_small_part_of_the_network(network: str) -> None:
     net = compiled(network)[2]

@@ -67,6 +67,7 @@ def test_single_operator_models_run_with_the_stated_shapes(name: str) -> None:
         assert tailor_ir.OperatorFeature.from_json(feature.to_json()) == feature
 
 
+@pytest.mark.long
 def test_attention_between_its_projections_is_one_operator() -> None:
     net = tailor_ir.compile(*from_timm("vit_tiny_patch16_224"))
     operators = [feature.operator for feature in net.operators(net.max_config)]

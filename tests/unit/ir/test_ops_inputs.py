@@ -164,6 +164,7 @@ def test_answers_in_a_dictionary_and_arguments_with_defaults() -> None:
     assert difference(model(x)["out"], net.elastic(x)) <= ORIGINAL_TOLERANCE
 
 
+@pytest.mark.long
 def test_ratios_are_of_the_features_of_a_token_where_these_must_stay(tmp_path: Path) -> None:
     encoder = TextEncoder(masked=False, norm_first=False)
     encoder.head = nn.Identity()

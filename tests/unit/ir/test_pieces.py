@@ -18,6 +18,7 @@ def sums(tables: tuple[Table, ...], codes: np.ndarray) -> np.ndarray:
     return sum((values[tuple(codes[:, list(columns)].T)] for columns, values in tables), np.zeros(len(codes)))
 
 
+@pytest.mark.long_cases("vit_tiny_patch16_224")
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=examples(4), deadline=None, phases=NO_SHRINKING)
 @given(seed=st.integers(0, 1000))

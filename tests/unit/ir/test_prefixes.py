@@ -147,6 +147,7 @@ def test_without_statistics_of_their_own_subnets_use_the_stored_ones(name: str) 
         assert torch.equal(found, net.elastic(x))
 
 
+@pytest.mark.few("test_efficientnet")
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_every_step_that_subnets_have_in_common_runs_once(name: str) -> None:

@@ -134,7 +134,7 @@ def test_the_table_agrees_with_itself(row: Row) -> None:
     assert prod(len(choices) ** count for count, choices in variables) == row.codes
 
 
-@pytest.mark.long
+@pytest.mark.few("mobilenetv2")
 @pytest.mark.parametrize("preset", CASES)
 def test_a_preset_has_the_variables_and_choices_of_the_table(preset: str) -> None:
     wanted = {
@@ -144,7 +144,7 @@ def test_a_preset_has_the_variables_and_choices_of_the_table(preset: str) -> Non
     assert _variables(_compiled(preset).space) == wanted
 
 
-@pytest.mark.long_cases("mobilenetv3", "mobilenetv2", "proxylessnet")
+@pytest.mark.few("mobilenetv2")
 @pytest.mark.parametrize("preset", CASES)
 def test_a_preset_counts_what_the_table_counts(preset: str) -> None:
     space = _compiled(preset).space
@@ -153,7 +153,7 @@ def test_a_preset_counts_what_the_table_counts(preset: str) -> None:
     assert 0 < space.distinct <= space.codes
 
 
-@pytest.mark.long_cases("resnet50", "convnext_tiny")
+@pytest.mark.few("mobilenetv2")
 @pytest.mark.parametrize("preset", CASES)
 def test_a_preset_drops_no_choice(preset: str) -> None:
     assert _compiled(preset).space.dropped == ()

@@ -70,6 +70,7 @@ def test_each_segment_gives_what_the_subnet_that_ends_there_gives(name: str, see
             assert difference(expected, segment(values)) <= TOLERANCE, segment.exit
 
 
+@pytest.mark.long
 @settings(max_examples=examples(6), deadline=None)
 @given(name=st.sampled_from(NETWORKS), seed=st.integers(0, 1000), data=st.data())
 def test_every_node_is_computed_in_exactly_one_segment(name: str, seed: int, data: st.DataObject) -> None:

@@ -93,6 +93,7 @@ class Shrinking(nn.Module):
         return self.head(self.pools(self.stem(x)).mean((2, 3)))
 
 
+@pytest.mark.long
 def test_subnets_of_a_small_resolution_are_one_in_all_forms_and_strict_runtimes_take_their_operators(
     tmp_path: Path,
 ) -> None:

@@ -40,6 +40,7 @@ def test_scatter_is_that_of_the_operators() -> None:
     assert Scatter.fit([[1.0, 1.1, 1.2]] * 4) == UNKNOWN[0], "too few operators tell nothing of each other"
 
 
+@pytest.mark.few("1000.0")
 @pytest.mark.parametrize("freedom", [3.0, 8.0, 1000.0])
 def test_p_values_with_the_scatter_of_forty_operators_are_uniform_at_most(freedom: float) -> None:
     rng, p_values = np.random.default_rng(1), []

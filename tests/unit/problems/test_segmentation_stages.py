@@ -35,6 +35,8 @@ from tests.support import SUPPORT
 from tests.support.finetune.one_rank import train_here
 from tests.support.problems.stages import COMMON, SmallRun, trained
 
+pytestmark = pytest.mark.long
+
 DATA = DataSettings(kind="glyph_scenes", classes=2, images=480, resolution=32, augment=False)
 MODEL = ModelSettings(kind="callable", name=f"{SUPPORT / 'problems' / 'small_fpn.py'}:network")
 SPACE = {"resolution": [24, 32], "*.width_mult": [0.5, 1]}

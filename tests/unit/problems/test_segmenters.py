@@ -18,6 +18,7 @@ SIDE, CLASSES = 64, 5
 RTOL = 1e-4
 
 
+@pytest.mark.few("network-0.25")
 @pytest.mark.parametrize(
     ("network", "scale"),
     [

@@ -23,6 +23,7 @@ from tasks.search import FRONT_FILE, Settings, Target, read_front, run
 SPACE: Any = {"*.width_mult": (0.5, 1.0), "*.block": ("pruned_0.5", "low_rank_0.5")}
 
 
+@pytest.mark.long
 def test_the_best_without_alternatives_and_without_sizes_are_candidates(tmp_path: Path) -> None:
     """By brute force over the whole space, where alternatives are predicted to cost nothing."""
     torch.manual_seed(0)

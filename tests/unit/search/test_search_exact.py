@@ -50,6 +50,7 @@ def predictors(net: Any, seed: int) -> tuple[LatencyPredictor, AccuracyPredictor
     return latency, AccuracyPredictor(plain.table.model_copy(update={"interactions": tuple(interactions)}))
 
 
+@pytest.mark.few("test_resnet")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_chain_of_a_supernet_gives_what_its_predictors_give(name: str) -> None:
     torch.manual_seed(0)
@@ -102,6 +103,7 @@ def walked(chain: Chain, code: np.ndarray) -> tuple[float, float]:
     return gain, cost
 
 
+@pytest.mark.few("test_resnet")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_random_subnet_is_better_than_the_optimum_of_a_supernet(name: str) -> None:
     torch.manual_seed(0)

@@ -78,6 +78,7 @@ def models(net: Any, energy: EnergyPredictor, rules: Rules) -> dict[str, CostMod
     return dict(zip(NAMES, found, strict=True))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_moment_is_above_the_peak_of_memory_and_without_reuse_one_is_equal(name: str, rules: Rules) -> None:
@@ -97,6 +98,7 @@ def test_no_moment_is_above_the_peak_of_memory_and_without_reuse_one_is_equal(na
         assert (highest == peaks).all()
 
 
+@pytest.mark.long
 @some
 @given(seeds, st.sampled_from(SMALL), st.sets(st.sampled_from(NAMES), min_size=1), st.floats(0.05, 0.9))
 def test_winners_within_limits_are_those_of_brute_force(
@@ -283,6 +285,7 @@ def test_together_a_winner_meets_the_budgets_of_all_devices_and_none_is_better(
     assert method == "genetic" or first["predicted_score"] == pytest.approx(best, abs=1e-9)
 
 
+@pytest.mark.few("exact")
 @pytest.mark.parametrize("method", ["exact", "genetic"])
 def test_together_the_automatic_budgets_can_all_be_kept(method: str, folder: Path, tmp_path: Path) -> None:
     targets, accuracy = on_two_devices(network(SMALL[0]), 5)

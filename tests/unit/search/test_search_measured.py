@@ -102,6 +102,7 @@ def test_they_are_at_least_as_accurate_as_those_by_predicted_accuracy(
     assert better > 0
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_goes_on_with_what_was_evaluated(
     found: tuple[Any, Path], supernet: Path, images: EvaluationData, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def area(latency_ms: Values, score: Values, scores: Scores) -> float:
     return hypervolume(latency_ms, score, **corner)
 
 
+@pytest.mark.few("0-8", "0-0", "2-0")
 @pytest.mark.parametrize("beam_width", [8, 0])
 @pytest.mark.parametrize("seed", range(3))
 def test_front_of_one_run_is_near_the_one_of_all_subnets(seed: int, beam_width: int) -> None:
@@ -95,6 +96,7 @@ def test_starts_beyond_the_limits_that_dominate_those_within_are_left_out() -> N
     assert front.scores.within(np.array([np.inf, limit])).any()
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_fronts_and_a_run_says_why_it_ended() -> None:
     runs = []
     for generations in (80, 80, 3):

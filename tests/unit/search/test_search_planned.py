@@ -56,6 +56,7 @@ def codes_of(net: Any) -> np.ndarray:
     return np.unique(net.space.canonical_codes(all_codes(net)), axis=0)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(15), deadline=None)
 @given(seeds, st.floats(0.0, 1.0), st.sampled_from(["exact", "genetic"]))
 def test_winners_within_a_planned_limit_are_those_of_brute_force(

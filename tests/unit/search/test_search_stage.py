@@ -112,6 +112,7 @@ def with_alternatives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 METHODS = ("exact", "genetic", "nsga2")
 
 
+@pytest.mark.long_cases("genetic")
 @pytest.mark.parametrize("method", METHODS)
 def test_winners_are_the_optima_of_a_space_small_enough_to_list(
     method: str, supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path

@@ -184,6 +184,7 @@ def test_eight_bits_for_all_activations_keep_the_direction_of_gradients(family: 
     assert counted_mib < exact_mib
 
 
+@pytest.mark.long
 def test_a_plan_is_for_its_batch_and_for_networks_that_train() -> None:
     module, (x, y) = make("vit", 1), batch()
     made = plan(module, x, 1e4, means=ALL_MEANS)

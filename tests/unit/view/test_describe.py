@@ -1,6 +1,7 @@
 """What `describe` says about a variable is what happens when that variable alone is made small."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ def built_parameters(net: SuperNet, config: Config) -> int:
     return sum(p.numel() for p in net.build(config).parameters())
 
 
+@pytest.mark.long_cases("mobilenetv3_small_050")
 def test_savings_are_those_of_the_built_subnets(viewed: Viewed) -> None:
     net, largest = viewed.net, viewed.net.max_config
     parameters, macs = built_parameters(net, largest), net.macs(largest)

@@ -292,6 +292,7 @@ def test_all_inputs_stand_at_the_beginning() -> None:
     assert words.index("3 × 8 × 8") < words.index("1 × 8 × 8")
 
 
+@pytest.mark.long
 def test_a_page_is_made_in_a_moment() -> None:
     network, example = from_timm("mobilenetv3_large_100")
     net = tailor_ir.compile(network, example)
@@ -313,6 +314,7 @@ def test_texts() -> None:
     assert share(1, 0) == 0
 
 
+@pytest.mark.long
 def test_alternatives_stand_with_their_block_and_heads_behind_their_place() -> None:
     model, sample = from_timm("resnet26")
     net = tailor_ir.compile(model, sample, {"alternatives": ["pruned_0.5"], "exits": ["stage.1.block.1", "stage.2"]})
