@@ -28,8 +28,11 @@ FURTHER_RUNTIMES = {"executorch", "openvino", "torch"}
 """Runtimes whose cases of integration tests run at night: the same tests take onnxruntime and ncnn in `make test`."""
 FURTHER_RUNS = {"adapted", "adapted_night", "leveled", "text_run"}
 """Fixtures that run the pipeline once more: `make test` has one run, and the nights have these."""
-SHARED_RUNS = {"finished", "command", "adapting", "adapted", "trained_stages", "sources", "made"}
+SHARED_RUNS = {"finished", "command", "adapting", "adapted", "trained_stages"}
 """Fixtures that run the whole pipeline: tests that use them go to one worker, so that each runs once."""
+
+SHARED_FOLDERS = {"report"}
+"""Folders whose tests go to one worker, since they look at one report."""
 
 # A busy machine slows the drawing and the running of examples: no deadline.
 settings.register_profile("nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -59,7 +62,10 @@ class ByFile(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, _ = nodeid.partition("::")
-        return path.rpartition("/")[0] if _needs_run(self.config.rootpath / path) else path
+        folder = path.rpartition("/")[0]
+        return (
+            folder if folder.rpartition("/")[2] in SHARED_FOLDERS or _needs_run(self.config.rootpath / path) else path
+        )
 
 
 @cache

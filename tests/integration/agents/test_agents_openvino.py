@@ -22,6 +22,8 @@ from tests.support import examples
 from tests.support.agents import agent_models as models
 from tests.support.hidden_modules import hide
 
+pytestmark = pytest.mark.long
+
 RUN_TOLERANCE = 1e-5
 ROUNDING = 2e-2
 LAYERS = MeasureSettings(warmup_ms=2.0, time_cap_ms=20.0, layers_ms=30.0)

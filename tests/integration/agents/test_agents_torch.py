@@ -11,6 +11,8 @@ from onnx import helper
 from profiling_agents.client import AgentClient, AgentError, local_agent
 from tests.support.agents import agent_models as models
 
+pytestmark = pytest.mark.long
+
 RUN_TOLERANCE = 1e-5
 
 

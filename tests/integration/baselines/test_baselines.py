@@ -180,6 +180,7 @@ def test_macs_in_the_place_of_latency_give_a_front_of_macs(case: Case) -> None:
         assert case.accuracy.score(code[None])[0] >= case.accuracy.score(others[their_macs <= own]).max(initial=0)
 
 
+@pytest.mark.long
 def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
     case: Case, chosen: tuple[Path, StageResult], device: AgentClient, tmp_path: Path
 ) -> None:

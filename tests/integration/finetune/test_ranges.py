@@ -79,6 +79,7 @@ def test_watched_subnets_are_spread_over_equal_ranges_of_macs(compiled: Path) ->
         assert found.bounds_macs[one.range] <= one.macs <= found.bounds_macs[one.range + 1]
 
 
+@pytest.mark.long
 def test_the_history_has_mean_accuracies_at_the_end_of_each_epoch(trained: Trained) -> None:
     history, folder, told = trained
     watched = WatchedSubNets.read(folder / RANGES_FILE)
@@ -98,6 +99,7 @@ def test_the_history_has_mean_accuracies_at_the_end_of_each_epoch(trained: Train
             assert told[line["step"]][name] == history[line["step"] - 1][name]
 
 
+@pytest.mark.long
 def test_accuracies_are_those_of_the_evaluation(trained: Trained, compiled: Path) -> None:
     """In the end, on the weights of the last step."""
     folder = trained[1]

@@ -82,6 +82,7 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+@pytest.mark.long
 def test_the_largest_subnet_is_the_users_network_bit_by_bit(compiled: Path, trained: Trained) -> None:
     before, after = tailor_ir.load(compiled), tailor_ir.load(trained[2] / "supernet")
     kept = originals(before)
@@ -89,6 +90,7 @@ def test_the_largest_subnet_is_the_users_network_bit_by_bit(compiled: Path, trai
     assert torch.equal(answers(before), answers(after))
 
 
+@pytest.mark.long
 def test_every_alternative_is_trained(compiled: Path, trained: Trained) -> None:
     before, after = tailor_ir.load(compiled), tailor_ir.load(trained[2] / "supernet")
     own = {name for branch in Branches(before.elastic).branches for name in branch.parameters}
@@ -97,6 +99,7 @@ def test_every_alternative_is_trained(compiled: Path, trained: Trained) -> None:
     assert same == set()
 
 
+@pytest.mark.long
 def test_phases_follow_each_other_and_the_choice_is_told(trained: Trained) -> None:
     history, result, _, listener = trained
     assert result["strategy"] == "branches,tune"
@@ -108,6 +111,7 @@ def test_phases_follow_each_other_and_the_choice_is_told(trained: Trained) -> No
     assert any("width_mult: not trained" in line for line in listener.lines)
 
 
+@pytest.mark.long
 def test_subnets_with_alternatives_become_better(compiled: Path, trained: Trained) -> None:
     data = EvaluationData(load(DIGITS, "test"), load(DIGITS, "train"), recalibration_images=128)
     nets = [tailor_ir.load(compiled), tailor_ir.load(trained[2] / "supernet")]
@@ -117,6 +121,7 @@ def test_subnets_with_alternatives_become_better(compiled: Path, trained: Traine
     assert after < before
 
 
+@pytest.mark.long
 def test_stored_statistics_of_alternatives_are_those_of_the_trained_weights(compiled: Path, trained: Trained) -> None:
     """Those of the compiled network are those of other weights."""
     net, before = tailor_ir.load(trained[2] / "supernet"), tailor_ir.load(compiled)
@@ -234,6 +239,7 @@ def test_alternatives_are_fitted_to_the_network_that_an_earlier_phase_has_traine
     assert lost() < 0.5 * before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["sandwich", "compound", "random", "progressive"])
 def test_subnets_of_a_phase_before_have_no_alternatives_and_all_sizes(compiled: Path, strategy: Any) -> None:
     net = tailor_ir.load(compiled)
@@ -247,6 +253,7 @@ def test_subnets_of_a_phase_before_have_no_alternatives_and_all_sizes(compiled: 
         assert {role.config.get(variable.name) for role in roles} >= set(variable.choices)
 
 
+@pytest.mark.long
 def test_alternatives_of_a_space_without_any_are_refused(compiled: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     compile_stage.run(
@@ -343,6 +350,7 @@ def test_the_distance_is_a_share_of_the_variance() -> None:
     assert distance(3 * mean, 3 * wanted).item() == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.long
 def test_tuned_subnets_have_an_alternative(compiled: Path) -> None:
     space = tailor_ir.load(compiled).space
     rng = np.random.default_rng(0)

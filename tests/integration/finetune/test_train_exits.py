@@ -105,6 +105,7 @@ def test_two_processes_give_the_loss_curves_of_one(compiled: Path, trained: Any,
         }
 
 
+@pytest.mark.long
 def test_the_history_has_each_exits_loss_and_accuracy(trained: Any) -> None:
     history = trained[0]
     assert [line["step"] for line in history] == list(range(1, STEPS * EPOCHS + 1))

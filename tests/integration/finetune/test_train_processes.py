@@ -55,6 +55,7 @@ def wait_for(condition: Any, seconds: float = 480) -> Any:
     raise AssertionError(f"not within {seconds} s")
 
 
+@pytest.mark.long
 def test_training_learns_and_leaves_only_weights_and_history(baseline: Baseline) -> None:
     history, result, folder = baseline
     assert [line["step"] for line in history] == list(range(1, STEPS + 1))

@@ -147,6 +147,7 @@ def sources(task: Task, data: DataSettings, tmp_path_factory: pytest.TempPathFac
     )
 
 
+@pytest.mark.long
 def test_a_bundle_gives_better_images_than_it_is_given_and_the_report_shows_them(
     task: Task, sources: report.Sources, data: DataSettings, tmp_path: Path
 ) -> None:

@@ -102,12 +102,14 @@ def _cards(sources: report.Sources) -> list[dict[str, Any]]:
     return cards
 
 
+@pytest.mark.long
 def test_the_largest_subnet_has_learned_and_the_report_shows_it(sources: report.Sources, tmp_path: Path) -> None:
     found = report.run(sources, report.Settings(), tmp_path)
     assert found["accuracies"]["largest SubNet, test"] > 1.8 / 6
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_exported_files_agree_with_torch_and_cards_say_how_each_input_is_prepared(sources: report.Sources) -> None:
     (device,) = sources.devices
     cards = _cards(sources)
@@ -135,6 +137,7 @@ def test_exported_files_agree_with_torch_and_cards_say_how_each_input_is_prepare
     assert {card["config"]["resolution"] for card in cards} == {SMALLER, SIDE}
 
 
+@pytest.mark.long
 def test_a_bundle_answers_samples_by_the_names_of_their_inputs(
     bundle: OpenBundle, samples: dict[str, np.ndarray], supernet: Path
 ) -> None:
@@ -154,6 +157,7 @@ def test_a_bundle_answers_samples_by_the_names_of_their_inputs(
             )
 
 
+@pytest.mark.long
 def test_other_inputs_are_one_line(bundle: OpenBundle, samples: dict[str, np.ndarray]) -> None:
     image, motion = samples.values()
     with adaptive_runtime.load(bundle.folder, prepares=False) as model:
@@ -174,6 +178,7 @@ def test_other_inputs_are_one_line(bundle: OpenBundle, samples: dict[str, np.nda
             model.tokens(["a text"])
 
 
+@pytest.mark.long
 def test_a_service_takes_a_tensor_for_each_input(bundle: OpenBundle, samples: dict[str, np.ndarray]) -> None:
     with adaptive_runtime.load(bundle.folder, prepares=False) as model:
         form = InferenceFormat.of(model)
@@ -235,6 +240,7 @@ def test_a_service_answers_as_the_bundle_does(
     assert "inputs: none; allowed: image, motion, each once" in refused.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".onnx.py", ".ncnn.py"])
 def test_examples_read_a_file_for_each_input(sources: report.Sources, suffix: str, tmp_path: Path) -> None:
     (device,) = sources.devices

@@ -120,6 +120,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     return run.from_network(tmp_path_factory.mktemp("tagger"), MODEL, SPACE, steps=25, epochs=4)
 
 
+@pytest.mark.long
 def test_a_bundle_tells_the_class_of_each_word_that_a_subnet_reads(sources: report.Sources, tmp_path: Path) -> None:
     (device,) = sources.devices
     cards = read_json(device.export / RESULT_FILE)["subnets"]

@@ -73,6 +73,7 @@ def samples(data: DataSettings) -> dict[str, np.ndarray]:
     return {name: one.numpy() for name, one in zip(INPUTS, tensors(x), strict=True)}
 
 
+@pytest.mark.long
 def test_exported_files_agree_with_torch_and_cards_say_how_each_input_is_prepared(sources: report.Sources) -> None:
     (device,) = sources.devices
     cards: list[dict[str, Any]] = read_json(device.export / RESULT_FILE)["subnets"]
@@ -96,6 +97,7 @@ def test_exported_files_agree_with_torch_and_cards_say_how_each_input_is_prepare
     assert len(cards) > 1
 
 
+@pytest.mark.long
 def test_a_bundle_answers_samples_whose_texts_it_reads(
     bundle: OpenBundle, samples: dict[str, np.ndarray], sources: report.Sources
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_bundle_answers_samples_whose_texts_it_reads(
             model.infer(packed({**two, "note": tokens_NT - 50}))
 
 
+@pytest.mark.long
 def test_a_sound_in_a_bundle_is_prepared_as_the_data_are(
     bundle: OpenBundle, data: DataSettings, samples: dict[str, np.ndarray]
 ) -> None:
@@ -148,6 +151,7 @@ def test_a_sound_in_a_bundle_is_prepared_as_the_data_are(
     assert max(nearest) < 1e-5
 
 
+@pytest.mark.long
 def test_a_service_takes_numbers_of_words_beside_other_inputs(
     bundle: OpenBundle, samples: dict[str, np.ndarray]
 ) -> None:
