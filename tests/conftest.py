@@ -41,6 +41,9 @@ settings.register_profile("fast", parent=settings.get_profile("nightly"), max_ex
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
 """Where tests import Prefect before a command has started a server, Prefect starts one itself, and waits 20 s otherwise."""
 
+os.environ.pop("COLUMNS", None)
+"""Tables are as wide as they need, whatever terminal the tests were started from."""
+
 COMPILING_ROOMS = {"flows", "tasks", "tailor_ir"}
 
 

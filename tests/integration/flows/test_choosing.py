@@ -22,12 +22,6 @@ def device(finished: Report) -> Report:
     return found
 
 
-@pytest.fixture(autouse=True)
-def whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as they need, whatever terminal the tests were started from."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 def refused(command: Command, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line that a refused command prints, after the progress of its stages."""
     name, *rest = words

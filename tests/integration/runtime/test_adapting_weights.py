@@ -313,6 +313,7 @@ def test_statistics_adapt_without_torch(bundle: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "further"), [("statistics", ()), ("tent", ("--unaligned",))])
 def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
     bundle: Path, plain_bundle: Path, tmp_path: Path, method: WeightMethod, further: tuple[str, ...]

@@ -13,6 +13,7 @@ TURNS = 4
 WORKERS = 4
 
 
+@pytest.mark.long_cases("ssh")
 def test_what_is_done_under_a_lock_is_done_by_one_at_a_time(url: str) -> None:
     storage = open_objects(url)
     storage.write("count", b"0")

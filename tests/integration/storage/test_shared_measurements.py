@@ -60,6 +60,7 @@ def measured(folder: Path) -> list[str]:
     return [line["digest"] for line in read_lines(file)]
 
 
+@pytest.mark.long
 def test_rows_and_lines_of_many_writers_are_all_there_and_none_is_rewritten(
     s3: S3, bucket: str, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_compaction_keeps_the_latest_of_each_operator_method_and_settings(tmp_pa
     assert [len(list(folder.iterdir())) for folder in store.folders()] == [1, 1]
 
 
+@pytest.mark.long
 def test_a_compaction_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     """SIGKILL at different points of it."""
     store = LutStore(tmp_path)
