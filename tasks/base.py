@@ -72,6 +72,7 @@ def run(
         micro_batch=micro_batch,
         validation_accuracy=found["validation"].score,
         test_accuracy=found["test"].score,
+        **{f"{split}_samples": len(one.each_N) for split, one in found.items()},
     ).to_json()
 
 
@@ -86,7 +87,7 @@ def _train(
     name: str,
 ) -> int:
     """Train `module` in worker processes and copy the result into it; images of the micro-batches in the end."""
-    steps = train.steps(settings.batch_size)
+    planned = train.planned(settings.batch_size, settings.micro_batches)
     initial = folder / "initial.safetensors"
     partial = initial.with_name(f".{initial.name}.tmp")
     save_model(module, str(partial))
@@ -97,8 +98,9 @@ def _train(
         train=TrainSettings(**settings.model_dump()),
         model=model,
         initial=initial,
-        steps_per_epoch=steps,
-        total_steps=steps * settings.epochs,
+        steps_per_epoch=planned.steps,
+        last_batch=planned.last,
+        total_steps=planned.steps * settings.epochs,
     )
     job = launch(job, name, progress)
     checkpoint.load_model(job.checkpoint, module, average=settings.average > 0)

@@ -36,7 +36,9 @@ def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> Sta
         for split in ("validation", "test")
     }
     append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
-    return GivenFile(validation_accuracy=found["validation"].score, test_accuracy=found["test"].score).to_json()
+    shares = {f"{split}_accuracy": one.score for split, one in found.items()}
+    samples = {f"{split}_samples": len(one.each_N) for split, one in found.items()}
+    return GivenFile.model_validate({**shares, **samples}).to_json()
 
 
 def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: int) -> StageResult:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from flows.config.abilities import check_abilities
 from flows.config.addresses import LockAddress, TrackingUri
@@ -286,7 +286,19 @@ class NetworkConfig(BaseModel):
     compile: CompileSettings = CompileSettings()
     pretraining: PretrainingConfig = PretrainingConfig()
     base: BaseSettings = BaseSettings()
-    finetune: FinetuneSettings = FinetuneSettings()
+    finetune: FinetuneSettings = Field(default=FinetuneSettings(), validate_default=True)
+
+    @field_validator("finetune")
+    @classmethod
+    def _a_trained_network_is_trained_gently(cls, value: FinetuneSettings, info: ValidationInfo) -> FinetuneSettings:
+        """Unless a learning rate is given, or the first stage of two has trained other weights."""
+        fields = ("model", "base", "pretraining")
+        if value.gentle is not None or not all(name in info.data for name in fields):
+            return value
+        model, base, first = (info.data[name] for name in fields)
+        comes_trained = model.comes_trained or base.epochs == 0
+        gentle = comes_trained and first.backbone is None and "learning_rate" not in value.model_fields_set
+        return value.model_copy(update={"gentle": gentle})
 
 
 class AdaptConfig(CommonConfig, GivenConfig):

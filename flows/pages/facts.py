@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from flows.results import of
 from flows.tracking.metrics import numbers
 from tasks.engine.chosen import ChosenEngine
+from tasks.evaluation.uncertainty import uncertain
 from tasks.pages.text import amount, count, milliseconds, percent
 from tasks.schemas.accuracy import AccuracyValidation
 from tasks.schemas.baselines import Baselines, Compared
@@ -82,23 +83,26 @@ def base(result: BaseResult) -> Facts:
 def network(result: NetworkAccuracy) -> Facts:
     """Facts on a network that no run trains."""
     return {
-        "test accuracy": percent(result.test_accuracy),
-        "validation accuracy": percent(result.validation_accuracy),
+        "test accuracy": uncertain(result.test_accuracy, result.test_samples),
+        "validation accuracy": uncertain(result.validation_accuracy, result.validation_samples),
     }
 
 
 def trained(result: FinetuneResult) -> Facts:
     """Of a trained SuperNet."""
-    return ends(result) | {"strategy": result.strategy, "steps": count(result.steps)}
+    found = ends(result) | {"strategy": result.strategy, "steps": count(result.steps)}
+    return found | ({"before": result.before.line} if result.before is not None and result.before.is_worse else {})
 
 
 def ends(result: EndsAccuracy) -> Facts:
     """Of a SuperNet's ends."""
     return {
-        "largest SubNet, test accuracy": percent(result.largest_test_accuracy),
-        "largest SubNet, validation accuracy": percent(result.largest_validation_accuracy),
-        "smallest SubNet, test accuracy": percent(result.smallest_test_accuracy),
-        "smallest SubNet, validation accuracy": percent(result.smallest_validation_accuracy),
+        "largest SubNet, test accuracy": uncertain(result.largest_test_accuracy, result.test_samples),
+        "largest SubNet, validation accuracy": uncertain(result.largest_validation_accuracy, result.validation_samples),
+        "smallest SubNet, test accuracy": uncertain(result.smallest_test_accuracy, result.test_samples),
+        "smallest SubNet, validation accuracy": uncertain(
+            result.smallest_validation_accuracy, result.validation_samples
+        ),
     }
 
 

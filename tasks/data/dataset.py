@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,17 @@ from tasks.problems import Batch, LearningProblem, problem_named
 __all__ = ["Batch", "Dataset", "Split"]
 
 Split = Literal["train", "validation", "test"]
+
+
+LEAST_LAST = 0.05
+"""The share of the samples of an epoch from which on a last, smaller batch is worth a step; fewer wait for another epoch."""
+
+
+class PlannedEpoch(NamedTuple):
+    """The steps of one shuffled epoch, and the samples of its last batch where that is smaller than the others; else 0."""
+
+    steps: int
+    last: int = 0
 
 
 class Dataset:
@@ -70,6 +81,17 @@ class Dataset:
             )
         return len(self) // batch_size
 
+    def planned(self, batch_size: int, micro_batches: int) -> PlannedEpoch:
+        """An epoch with a last batch of what is left, where that is much of the data.
+
+        It has as many micro-batches as the others, all of one size, of two samples at least, since BatchNorm needs two.
+        """
+        whole, left = self.steps(batch_size), len(self) % batch_size
+        last = left - left % micro_batches
+        if last < 2 * micro_batches or left < LEAST_LAST * len(self):
+            return PlannedEpoch(whole)
+        return PlannedEpoch(whole + 1, last)
+
     def batches(
         self,
         batch_size: int,
@@ -81,19 +103,20 @@ class Dataset:
         rank: int = 0,
         world: int = 1,
         start: int = 0,
+        last: int = 0,
     ) -> Iterator[Batch]:
         """This rank's part of each global batch of `batch_size` samples, images normalised, from global batch `start` on.
 
-        seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches
-        only, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each
-        global batch.
+        seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches and one of
+        `last` samples behind them, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices
+        of each global batch.
         """
         settings = self.settings
         size = (resolution or settings.resolution,) * len(self.form.size)
         order, draws = self._indices, None
         limit = len(order)
         if seed is not None:
-            limit = self.steps(batch_size) * batch_size
+            limit = self.steps(batch_size) * batch_size + last
             rng = np.random.default_rng((seed, epoch))
             order = self._source.shuffled(order, rng, batch_size)
             if settings.augment if augment is None else augment:

@@ -18,6 +18,7 @@ from tasks.data.images import INTERPOLATION
 from tasks.data.source import OtherInput
 from tasks.data.texts.tokens import text_preparation
 from tasks.engine.chosen import ChosenEngine
+from tasks.evaluation.uncertainty import uncertain
 from tasks.problems import problem_named
 from tasks.schemas.exports import (
     AdaptedTensors,
@@ -157,7 +158,7 @@ def markdown(card: Card) -> str:
             [
                 *_input_rows(card),
                 ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
-                *((f"{_accuracy_of(card)}, {split}", f"{share:.2%}") for split, share in card.accuracy.items()),
+                *_accuracies(card),
                 (f"latency, batch {card.batch}", measured),
                 ("predicted latency", f"{card.predicted_ms:.4g} ms"),
                 ("device", ", ".join(f"{name} {value}" for name, value in device.items() if value is not None)),
@@ -224,6 +225,12 @@ def _answers(card: Card) -> list[str]:
         f"The output has a row for each anchor; class 0 is the background. `{call}` of `adaptive_runtime.boxes` gives "
         f"the boxes of each image, in pixels of the input, in numpy. Latencies do not include it: it takes {time}.",
     ]
+
+
+def _accuracies(card: Card) -> list[tuple[str, str]]:
+    """Rows of what is known of a SubNet's accuracy, by split."""
+    name = _accuracy_of(card)
+    return [(f"{name}, {split}", uncertain(share, card.samples.get(split))) for split, share in card.accuracy.items()]
 
 
 def _accuracy_of(card: Card) -> str:

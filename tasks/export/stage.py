@@ -357,6 +357,11 @@ class Exporter:
             parameters=self.net.parameters(config),
             architecture=architecture(self.net, config),
             accuracy={split: found[winner.digest].share for split, found in self.accuracy.items()},
+            samples={
+                split: found[winner.digest].total
+                for split, found in self.accuracy.items()
+                if images.problem.score == CLASSIFICATION.score
+            },
             files={},
             predicted_ms=winner.predicted_ms,
             latency=latency_of(measured),

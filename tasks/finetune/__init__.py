@@ -10,7 +10,7 @@ import tailor_ir
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
-from tasks.finetune.phases import split_epochs
+from tasks.finetune.phases import GENTLE, split_epochs
 from tasks.finetune.settings import AUTO, FROZEN, OF_BLOCKS, OF_EXITS, Settings, TrainSettings
 from tasks.progress import Progress
 from tasks.schemas.results import FinetuneResult
@@ -19,6 +19,7 @@ from tasks.schemas.stored import StageResult
 if TYPE_CHECKING:
     from tailor_ir import Reference, Space, SuperNet
     from tasks.data.dataset import Dataset
+    from tasks.evaluation.subnets import EvaluationData
     from tasks.finetune.job import Job
 
 __all__ = ["Settings", "TrainSettings", "run"]
@@ -29,50 +30,62 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
 
     Leaves `supernet/` and `history.jsonl` in `folder`, and `ranges.json` with `range_accuracies.jsonl` where the training was
     followed by the accuracy of SubNets. The SuperNet stores the BatchNorm statistics of the largest SubNet, and of each
-    alternative that stands alone in it.
-    A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
+    alternative that stands alone in it. Where fine-tuning made the largest SubNet worse, that is said, and the better weights
+    are kept.
+    A second call goes on from the last checkpoint. Raises UserError when a worker dies.
     """
-    from tasks.evaluation.ends import accuracies_of_ends
+    from tasks.evaluation.ends import accuracies_of_ends, ends_on
     from tasks.evaluation.subnets import EvaluationData
-    from tasks.finetune import checkpoint, ranges
+    from tasks.finetune import ranges
     from tasks.finetune.device import pick_device
     from tasks.finetune.job import Job
     from tasks.finetune.launcher import launch
+    from tasks.finetune.networks.better import BeforeWeights
 
     splits = load_splits(data)
-    net = tailor_ir.load(supernet)
-    settings = _chosen(settings, net.space, progress)
+    settings = _chosen(settings, (net := tailor_ir.load(supernet)).space, progress)
     before = net.answers() if FROZEN.issuperset(settings.strategies) else None
-    steps = splits["train"].steps(settings.batch_size)
+    planned = splits["train"].planned(settings.batch_size, settings.micro_batches)
     job = Job(
         folder=folder,
         data=data,
         finetune=settings,
         supernet=supernet,
-        steps_per_epoch=steps,
-        total_steps=steps * settings.epochs,
+        steps_per_epoch=planned.steps,
+        last_batch=planned.last,
+        total_steps=planned.steps * settings.epochs,
         exits=exits_of(net.space),
     )
     ranges.prepare(job, net)
     job = launch(job, "fine-tuning", progress)
-    checkpoint.load_model(job.checkpoint, net.elastic, average=settings.average > 0)
-    device = pick_device(settings.device)
-    net.elastic.to(device)
+    net.elastic.to(device := pick_device(settings.device))
     validation = EvaluationData(
         splits["validation"], splits["train"], device=device, recalibration_images=settings.recalibration_images
     )
-    if settings.strategies[-1] not in FROZEN:  # else the network is the user's, or was left with its statistics
-        net.set_statistics(net.recalibrate(net.max_config, validation.calibration(net.input_size(net.max_config))))
-    net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
+    given = BeforeWeights.of(net, validation) if before is None else None
+    _take(net, job, validation)
+    after = ends_on(net, validation)
+    validated, told = (after, None) if given is None else given.better(after, progress.say)
     result = FinetuneResult(
         strategy=settings.strategy,
         steps=len(read_lines(job.history)),
         micro_batch=job.settings.micro_batch,
-        **accuracies_of_ends(net, validation, splits["test"]),
+        before=told,
+        **accuracies_of_ends(net, validation, splits["test"], validated),
     )
-    net.elastic.to("cpu")
     _keep(net, before, job, splits["train"])
     return result.to_json()
+
+
+def _take(net: SuperNet, job: Job, data: EvaluationData) -> None:
+    """Give the SuperNet the weights of the checkpoint, with the statistics of its largest SubNet and of its alternatives."""
+    from tasks.finetune import checkpoint
+
+    assert job.finetune is not None
+    checkpoint.load_model(job.checkpoint, net.elastic, average=job.settings.average > 0)
+    if job.finetune.strategies[-1] not in FROZEN:  # else the network is the user's, or was left with its statistics
+        net.set_statistics(net.recalibrate(net.max_config, data.calibration(net.input_size(net.max_config))))
+    net.set_statistics(net.recalibrate_alternatives(data.calibration(net.input_size(net.max_config))))
 
 
 def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> None:
@@ -80,6 +93,7 @@ def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> 
     from tasks.data.description import remember
     from tasks.models import carry_origin
 
+    net.elastic.to("cpu")
     if before is not None:
         net.check_against(before, "stage finetune, alternatives alone trained")
     net.check_forms(where="stage finetune")
@@ -132,6 +146,11 @@ def _chosen(settings: Settings, space: Space, progress: Progress) -> Settings:
                 next_step=f"ask for some, as {example}, or take another strategy",
             )
     _check_exits(chosen, exits_of(space))
+    if chosen.gentle and chosen.phase_rates is None and not FROZEN.issuperset(chosen.strategies):
+        progress.say(
+            f"fine-tuning: the network comes trained: its own weights have a learning rate of "
+            f"{GENTLE * chosen.learning_rate:g} (finetune.learning_rate=… sets another)"
+        )
     if settings.strategy == AUTO and FROZEN.issuperset(chosen.strategies):
         heads = " and heads of exits" if "heads" in chosen.strategies else ""
         progress.say(

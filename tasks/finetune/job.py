@@ -19,6 +19,9 @@ LOG_FILE = "workers.log"
 TORCHRUN = "torch.distributed.run"
 """The module that starts ranks which have to meet, or may be started again."""
 
+FEW_STEPS = 100
+"""Below so many steps a training hardly learns."""
+
 
 class RankError(TypedDict):
     """The error of a failing rank, as the rank wrote it."""
@@ -38,6 +41,8 @@ class Job(BaseModel):
     data: DataSettings
     total_steps: int
     steps_per_epoch: int
+    last_batch: int = 0
+    """Samples of each epoch's last, smaller batch; 0: all batches are whole."""
     train: TrainSettings | None = None
     model: ModelSettings | None = None
     initial: Path | None = None
@@ -58,6 +63,17 @@ class Job(BaseModel):
         """What is trained one after the other."""
         exits = len(self.exits)
         return phases_of(self.finetune, self.settings.epochs, self.steps_per_epoch, self.total_steps, exits)
+
+    @property
+    def plan(self) -> str:
+        """The steps, in words."""
+        settings = self.settings
+        last = f", the last of {self.last_batch}" if self.last_batch else ""
+        few = ": few; a smaller batch_size makes more" if self.total_steps < FEW_STEPS else ""
+        return (
+            f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''} of {self.steps_per_epoch} steps with batches of "
+            f"{settings.batch_size}{last}; {self.total_steps} steps{few}"
+        )
 
     def with_settings(self, **changes: int) -> Self:
         """The same job with a few settings changed."""

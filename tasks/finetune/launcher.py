@@ -54,6 +54,8 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
     checkpoint.mend(job.checkpoint, name, progress)
     if job.settings.nodes == 1 and _is_finished(job):  # another node may still need what this one has
         return job
+    if not job.checkpoint.exists():
+        progress.say(f"{name}: {job.plan}")
     fewer = fitting_processes(job.settings, gpus(job.settings.device))
     if fewer != job.settings.processes:
         progress.say(

@@ -326,6 +326,7 @@ class Trainer:
                 rank=self.rank,
                 world=self.world,
                 start=skip if epoch == first else 0,
+                last=self.job.last_batch,
             )
 
     def train_step(self, x: Inputs, target: torch.Tensor) -> Finished:
@@ -343,12 +344,13 @@ class Trainer:
         distributed.all_reduce(losses)
         self.step += 1
         started_s, self._ended_s = self._ended_s, time.monotonic()
-        images_per_s = self.settings.batch_size / (self._ended_s - started_s)
+        images_per_s = samples_in(x) * self.world / (self._ended_s - started_s)
         return Finished(self.step, rate, roles, losses / self.world, images_per_s, memory=self.memory.measured())
 
     def _pieces(self, x: Inputs, target: torch.Tensor) -> list[Batch]:
-        """The micro-batches of this rank's slice."""
-        size = self.settings.micro_batch
+        """The micro-batches of this rank's slice; those of a smaller last batch are as many, and smaller."""
+        count = self.settings.micro_batches // self.world
+        size = max(2, math.ceil(samples_in(x) / count))
         return list(zip(pieces(x, size), target.split(size), strict=True))
 
     def _passes(self, parts: list[Batch], roles: list[Role]) -> torch.Tensor:

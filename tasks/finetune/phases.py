@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.finetune.settings import Settings, Strategy
+from tasks.finetune.settings import FROZEN, Settings, Strategy
 
 REFINING = 0.7
 """The factor of the learning rate with which weights that an earlier phase has trained are tuned."""
+GENTLE = 0.3
+"""The factor with which a network that came trained is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def phases_of(
     assert settings.strategies, f"the strategy is {settings.strategy}"
     found, first = [], 0
     shares = settings.phase_shares or (1.0,) * len(settings.strategies)
-    rates = settings.phase_rates or default_rates(settings.strategies)
+    rates = settings.phase_rates or default_rates(settings.strategies, gentle=bool(settings.gentle))
     for strategy, own, rate in zip(settings.strategies, split_epochs(epochs, shares), rates, strict=True):
         stages = split_epochs(own, settings.exits.shares or (1.0,) * exits) if strategy == "staged" else [own]
         for part, length in enumerate(stages):
@@ -51,9 +53,16 @@ def phases_of(
     return found
 
 
-def default_rates(strategies: Sequence[Strategy]) -> list[float]:
-    """Factors of the learning rate: a smaller one where `tune` goes on from what an earlier phase has trained."""
-    return [REFINING if place and strategy == "tune" else 1.0 for place, strategy in enumerate(strategies)]
+def default_rates(strategies: Sequence[Strategy], *, gentle: bool = False) -> list[float]:
+    """Factors of the learning rate: a smaller one where `tune` goes on from what an earlier phase has trained.
+
+    gentle: also where the network's own weights are trained.
+    """
+    own = [GENTLE if gentle and strategy not in FROZEN else 1.0 for strategy in strategies]
+    return [
+        REFINING if place and strategy == "tune" else rate
+        for place, (strategy, rate) in enumerate(zip(strategies, own, strict=True))
+    ]
 
 
 def split_epochs(epochs: int, shares: Sequence[float]) -> list[int]:

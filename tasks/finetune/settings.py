@@ -81,7 +81,15 @@ class TrainSettings(BaseModel):
     @classmethod
     def _derive(cls, given: Any) -> Any:
         """Batch, micro-batch and processes fit each other: those that are not given, or null, follow from the others."""
-        return {**given, **derived_batches(given)} if isinstance(given, Mapping) else given
+        if not isinstance(given, Mapping):
+            return given
+        known = {name: value for name, value in given.items() if name != "learning_rate" or value is not None}
+        return {**known, **derived_batches(given)}
+
+    @property
+    def micro_batches(self) -> int:
+        """Those of a global batch, over all processes."""
+        return self.batch_size // self.micro_batch
 
     @property
     def fewest_nodes(self) -> int:
@@ -234,6 +242,9 @@ class Settings(TrainSettings):
     """Shares of the epochs for the phases, as [1,3]; none: equal ones, of a list. Each phase has one epoch at least."""
     phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.7 for `tune` behind another phase, else 1."""
+    gentle: bool | None = None
+    """Phases that train the network's own weights have a lower learning rate. None: where the network comes trained (an .onnx
+    file, published weights, a checkpoint, `trained`, or base.epochs=0) and no `learning_rate` is given."""
     random_subnets: int = Field(default=1, ge=0)
     branches_per_step: int | None = Field(default=None, ge=1)
     """Random alternatives of a step of `branches`, of different blocks as far as these reach; none: one for each block."""

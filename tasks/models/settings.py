@@ -34,6 +34,11 @@ class ModelSettings(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the timm model or the callable."""
 
+    @property
+    def comes_trained(self) -> bool:
+        """Whether the network has weights before any run trains it."""
+        return self.kind == "onnx" or self.checkpoint is not None or self.trained or self.pretrained
+
     @model_validator(mode="before")
     @classmethod
     def _call_a_file_by_its_name(cls, given: Any) -> Any:

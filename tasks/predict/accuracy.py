@@ -20,6 +20,7 @@ from tailor_ir import Config
 from tasks.artifacts import SubNetLines
 from tasks.evaluation.agreement import errors_in_points, kendall_tau
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
+from tasks.evaluation.uncertainty import standard_error
 from tasks.predict.pairs import Pair, kept
 from tasks.predict.sums import Sums
 from tasks.progress import Progress
@@ -187,15 +188,6 @@ def _residuals(
     ]
     residuals = np.array(found).reshape(-1, 2)
     return residuals[:, 0], residuals[:, 1]
-
-
-def standard_error(accuracy: float, samples: int) -> float:
-    """Binomial standard error of an accuracy; Agresti-Coull's, so that 0 and 1 do not look certain.
-
-    Of all scores in [0, 1] with one mean, those that are 0 or 1 vary most: the mean of others has no larger one.
-    """
-    share = (accuracy * samples + 2) / (samples + 4)
-    return float(np.sqrt(share * (1 - share) / (samples + 4)))
 
 
 def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]) -> Checked:

@@ -14,20 +14,20 @@ from solvers.front import pareto_mask
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import RESULT_FILE
 from tasks.evaluation.pictures import ANSWERS_FILE
+from tasks.evaluation.uncertainty import standard_error
 from tasks.layers import Layers
 from tasks.lut import Entry, Lut
 from tasks.pages.text import milliseconds, percent
 from tasks.partition import plan_partition, table_of
-from tasks.predict.accuracy import standard_error
 from tasks.predict.correction import Correction
-from tasks.problems import problem_named
+from tasks.problems import CLASSIFICATION, problem_named
 from tasks.profile import LUT_FOLDER
 from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
 from tasks.report.confusions import confusions
 from tasks.report.engine import chosen_engine
 from tasks.report.exported import files_of, int8_of
-from tasks.report.headline import headline
+from tasks.report.headline import headline, remarks
 from tasks.report.leaving import policies
 from tasks.report.levels import levels
 from tasks.report.refined import refinement
@@ -77,7 +77,8 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "supernet": _supernet(net, EnumerateResult.read(sources.enumerate / RESULT_FILE)),
         "accuracies": _accuracies(base, finetune),
-        "devices": [_device(device, net, _given(base, finetune), sources) for device in sources.devices],
+        "samples": _samples(finetune or base, problem.score),
+        "devices": [],
         "partition": _partition(net, sources),
         "sensitivities": _sensitivities(sources.sensitivities),
         "answers": _answers(sources.sensitivities / ANSWERS_FILE),
@@ -92,6 +93,9 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "versions": dict(sources.versions),
         "settings": settings.model_dump(mode="json"),
     }
+    given, tested = _given(base, finetune), {"test_samples": report["samples"]["test"]}
+    report["devices"] = [_device(device, net, given, sources) | tested for device in sources.devices]
+    report["remarks"] = remarks(report, finetune)
     report["headline"] = headline(report, settings.accuracy_points)
     report["confusions"] = confusions(report, sources.base or sources.given, sources.devices, settings.accuracy_points)
     return report
@@ -158,6 +162,13 @@ def _accuracies(base: NetworkAccuracy | None, finetune: EndsAccuracy | None) -> 
             "smallest SubNet, test": finetune.smallest_test_accuracy,
         }
     return found
+
+
+def _samples(found: NetworkAccuracy | EndsAccuracy | None, score: str) -> dict[str, int | None]:
+    """Of how many samples accuracies are, by split; None where that is not known, or a score is no share of right answers."""
+    if found is None or score != CLASSIFICATION.score:
+        return {"validation": None, "test": None}
+    return {"validation": found.validation_samples, "test": found.test_samples}
 
 
 def _given(base: NetworkAccuracy | None, ends: EndsAccuracy | None) -> ReportedReference:

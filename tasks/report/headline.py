@@ -1,9 +1,11 @@
 """The few numbers that answer: was it worth it?"""
 
+from tasks.evaluation.uncertainty import too_small, uncertain
 from tasks.pages.text import count, milliseconds, percent
 from tasks.report import baselines, engine, leaving
 from tasks.report.looks import Row
 from tasks.report.streams.found import card as stream_card
+from tasks.schemas.results import EndsAccuracy
 
 
 def headline(report: Row, points: float) -> list[dict[str, str]]:
@@ -11,7 +13,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
     space = report["supernet"]
     name, accuracy = reference(report)
     cards = [
-        _card(name, percent(accuracy), f"test {report['score']}, {report['model']}"),
+        _card(name, uncertain(accuracy, report["samples"]["test"]), f"test {report['score']}, {report['model']}"),
         _card("SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"),
     ]
     for device in report["devices"]:
@@ -26,6 +28,19 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
             *baselines.cards(device),
         ]
     return [*cards, *(card for row in report["streams"] for card in stream_card(row))]
+
+
+def remarks(report: Row, ends: EndsAccuracy | None) -> list[str]:
+    """Lines that belong above all numbers: harm by fine-tuning, and splits that are too small to tell winners apart."""
+    before = getattr(ends, "before", None)
+    found = [] if before is None or not before.is_worse else [before.line]
+    for split, field in (("validation", "measured_accuracy"), ("test", "accuracy")):
+        for device in report["devices"]:
+            winners = {row["digest"]: row for row in device["winners"]}
+            shares = [share for row in winners.values() if (share := row.get(field)) is not None]
+            if line := too_small(split, report["samples"][split], shares):
+                found.append(f"{device['name']}: {line}")
+    return found
 
 
 def reference(report: Row) -> tuple[str, float | None]:
@@ -55,7 +70,8 @@ def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -
     if row is None:
         return _card(label, "–", f"no measured SubNet within {points:g} points of the {name}", device["name"])
     times = f"{milliseconds(row['measured_ms'])} instead of {milliseconds(base_ms)}"
-    note = f"{times}, {device['score']} {percent(row['accuracy'])} (within {points:g} points of the {name})"
+    accuracy_there = uncertain(row["accuracy"], device.get("test_samples"))
+    note = f"{times}, {device['score']} {accuracy_there} (within {points:g} points of the {name})"
     return _card(label, f"{base_ms / row['measured_ms']:.2f} ×", note, device["name"])
 
 

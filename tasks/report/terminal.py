@@ -3,7 +3,8 @@
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.pages.text import millions, milliseconds, percent
+from tasks.evaluation.uncertainty import uncertain
+from tasks.pages.text import millions, milliseconds
 from tasks.report import baselines
 from tasks.report.headline import idle, kept, unkept
 from tasks.report.looks import Row
@@ -14,6 +15,9 @@ def terminal_table(report: Row) -> list[Table]:
     cards = Table(title=escape(report["model"]), show_header=False, box=None)
     for card in report["headline"]:
         cards.add_row(escape(card["label"]), f"[bold]{escape(card['value'])}[/]", escape(card["note"]))
+    if report.get("remarks"):
+        cards.caption = "\n".join(f"[yellow]{escape(line)}[/]" for line in report["remarks"])
+        cards.caption_justify = "left"
     devices = report["devices"]
     return [cards, *(table for device in devices for table in (_device_table(device), *baselines.tables(device)))]
 
@@ -35,7 +39,8 @@ def _device_table(device: Row) -> Table:
         table.add_column(column, justify="right")
     base = device["base"]
     size = (millions(base["macs"]), millions(base["parameters"]), str(base["resolution"]))
-    measured = (milliseconds(base["measured_ms"]), "", percent(base["accuracy"]))
+    samples = device.get("test_samples")
+    measured = (milliseconds(base["measured_ms"]), "", uncertain(base["accuracy"], samples))
     table.add_row(base["name"], "", *measured, *size, end_section=True)
     if failed := {row["digest"]: row["reason"] for row in device["winners"] if row["reason"]}:
         first, of = next(iter(failed.items())), len({row["digest"] for row in device["winners"]})
@@ -51,7 +56,7 @@ def _device_table(device: Row) -> Table:
             milliseconds(row["predicted_ms"]),
             milliseconds(row["measured_ms"]),
             within,
-            percent(row["accuracy"]),
+            uncertain(row["accuracy"], samples),
             millions(row["macs"]),
             millions(row["parameters"]),
             str(row["resolution"]),

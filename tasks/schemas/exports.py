@@ -247,6 +247,7 @@ class Card(Named, Stored):
     are; written where it is another one than classification. metric: by which it is judged; None: by its first
     one. decoding: of detectors; None: there is nothing to decode.
     adapted: where the SubNet is exported as it has adapted; accuracies are of that, predictions of the SubNet before.
+    samples: of how many an accuracy is, by split, where it is a share of right answers.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -269,6 +270,7 @@ class Card(Named, Stored):
     metric: str | None = None
     decoding: Decoding | None = None
     adapted: AdaptedTensors | None = None
+    samples: dict[str, int] = Field(default={})
 
 
 class MissedWinner(Record):

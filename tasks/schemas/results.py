@@ -16,19 +16,23 @@ class Result(Stored):
 
 
 class NetworkAccuracy(Record):
-    """Accuracies of the user's network, in [0, 1]."""
+    """Accuracies of the user's network, in [0, 1], and of how many samples they are."""
 
     validation_accuracy: float
     test_accuracy: float
+    validation_samples: int | None = None
+    test_samples: int | None = None
 
 
 class EndsAccuracy(Record):
-    """Accuracies of a SuperNet's largest and smallest SubNets, in [0, 1]."""
+    """Accuracies of a SuperNet's largest and smallest SubNets, in [0, 1], and of how many samples they are."""
 
     largest_validation_accuracy: float
     smallest_validation_accuracy: float
     largest_test_accuracy: float
     smallest_test_accuracy: float
+    validation_samples: int | None = None
+    test_samples: int | None = None
 
 
 class BaseResult(NetworkAccuracy, Result):
@@ -41,14 +45,41 @@ class BaseResult(NetworkAccuracy, Result):
     micro_batch: int | None = None
 
 
+class BeforeTuning(Record):
+    """The SuperNet before it was fine-tuned, beside what became of it.
+
+    largest_validation_accuracy: as the network came, in [0, 1]. change_points: what the fine-tuned largest SubNet has more,
+    with its standard error. kept: the weights before fine-tuning are the result.
+    """
+
+    largest_validation_accuracy: float
+    change_points: float
+    error_points: float
+    kept: bool = False
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether fine-tuning made the largest SubNet worse, beyond the standard error."""
+        return self.change_points < -self.error_points
+
+    @property
+    def line(self) -> str:
+        """What it did to the largest SubNet."""
+        lost = f"{-self.change_points:.1f} ± {self.error_points:.1f} points of validation accuracy"
+        before = f"{100 * self.largest_validation_accuracy:.1f} % before"
+        ends = "the weights before it are kept" if self.kept else "smaller SubNets gained more than that"
+        return f"fine-tuning costs the largest SubNet {lost} ({before}); {ends}"
+
+
 class FinetuneResult(EndsAccuracy, Result):
-    """Of the SuperNet. `strategy`: that of each phase."""
+    """Of the SuperNet. `strategy`: that of each phase. `before`: None where the network itself was not trained."""
 
     STAGE: ClassVar[str] = "finetune"
 
     strategy: str
     steps: int
     micro_batch: int
+    before: BeforeTuning | None = None
 
 
 class BackboneResult(Result):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tasks.data import DataSettings, load
 from tests.support.finetune.short_training import alone, weights
 
 
@@ -30,6 +31,15 @@ def test_the_average_of_the_weights_is_the_result(
     assert torch.nn.functional.cosine_similarity(last.flatten(), mean.flatten(), dim=0) > 0.9
     result = weights(undisturbed)[name]  # of two ranks, whose sums are rounded in another order
     assert torch.dist(result, mean) < 0.1 * torch.dist(result, last)
+
+
+def test_a_last_smaller_batch_is_trained_too(tmp_path: Path) -> None:
+    data = DataSettings(kind="digits", validation_share=0.45, test_share=0.48)
+    planned = load(data, "train").planned(64, 2)
+    assert planned.last
+    assert planned.steps == 2
+    rates = alone(tmp_path, data, planned)
+    assert list(rates) == [1, 2]
 
 
 @pytest.mark.long

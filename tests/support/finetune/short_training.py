@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_model
 from tasks import base
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings
+from tasks.data.dataset import PlannedEpoch
 from tasks.data.samples import image_form
 from tasks.finetune.job import Job
 from tasks.models import create
@@ -21,6 +22,7 @@ from tests.support.finetune.one_rank import train_here
 from tests.support.finetune.small_training import MODEL
 
 STEPS = 18
+DIGITS, EPOCH = DataSettings(kind="digits"), PlannedEpoch(STEPS)
 
 
 def settings(**changes: Any) -> base.Settings:
@@ -71,15 +73,27 @@ def losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read_lines(folder / "history.jsonl")}
 
 
-def alone(folder: Path, **changes: Any) -> dict[int, float]:
+def alone(
+    folder: Path,
+    data: DataSettings = DIGITS,
+    planned: PlannedEpoch = EPOCH,
+    **changes: Any,
+) -> dict[int, float]:
     """Losses of one rank in this process; its weights stay in the checkpoint."""
     folder.mkdir(exist_ok=True)
-    data, initial = DataSettings(kind="digits"), folder / "initial.safetensors"
+    initial = folder / "initial.safetensors"
     module = create(MODEL, 10, image_form(data.channels, data.resolution))
     assert isinstance(module, torch.nn.Module)
     save_model(module, str(initial))
     used = settings(**changes)
     job = Job(
-        folder=folder, data=data, train=used, model=MODEL, initial=initial, steps_per_epoch=STEPS, total_steps=STEPS
+        folder=folder,
+        data=data,
+        train=used,
+        model=MODEL,
+        initial=initial,
+        steps_per_epoch=planned.steps,
+        last_batch=planned.last,
+        total_steps=planned.steps,
     )
     return {line["step"]: line["loss"] for line in train_here(job)}

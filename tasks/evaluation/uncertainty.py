@@ -1,0 +1,70 @@
+"""What an accuracy of so many samples may be off by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tasks.pages.text import percent
+
+if TYPE_CHECKING:
+    from tasks.evaluation.subnets import Accuracy
+
+SMALL = 0.02
+"""A standard error from which a split is small."""
+
+
+class Change(NamedTuple):
+    """The difference of two networks on the same samples, and its standard error; both in [-1, 1]."""
+
+    share: float
+    error: float
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the second network is worse by more than the standard error."""
+        return self.share < -self.error
+
+
+def standard_error(accuracy: float, samples: int) -> float:
+    """Binomial standard error of an accuracy; Agresti-Coull's, so that 0 and 1 do not look certain.
+
+    Of all scores in [0, 1] with one mean, those that are 0 or 1 vary most: the mean of others has no larger one.
+    """
+    share = (accuracy * samples + 2) / (samples + 4)
+    return float(np.sqrt(share * (1 - share) / (samples + 4)))
+
+
+def uncertain(share: float | None, samples: int | None) -> str:
+    """An accuracy in percent, with its standard error where the number of samples is known: 91.2 ± 0.8 %."""
+    if share is None or not samples:
+        return percent(share)
+    return f"{100 * share:.1f} ± {100 * standard_error(share, samples):.1f} %"
+
+
+def too_small(split: str, samples: int | None, shares: Sequence[float]) -> str | None:
+    """A line where a split is too small to tell networks apart, which stand next to each other in `shares`; else None."""
+    if not samples or len(shares) < 2:
+        return None
+    error = max(standard_error(share, samples) for share in shares)
+    pairs = list(pairwise(shares))
+    close = sum(abs(one - other) < math.sqrt(2) * error for one, other in pairs)
+    if error < SMALL or not close:
+        return None
+    return (
+        f"{samples} {split} samples are too few to tell winners apart: accuracies are within ± {100 * error:.1f} points, "
+        f"and {close} of {len(pairs)} neighbours differ by less than that allows"
+    )
+
+
+def change(before: Accuracy, after: Accuracy) -> Change:
+    """What `after` has more than `before` on the same samples; the error is that of their differences, sample by sample.
+
+    One more sample for each counts, so that networks that differ in hardly a sample do not look certain.
+    """
+    differences = np.append(after.each - before.each, (1.0, -1.0))
+    return Change(after.share - before.share, float(differences.std() / np.sqrt(len(differences))))

@@ -1,0 +1,90 @@
+"""A network that comes trained: a lower learning rate, and its weights back where fine-tuning did harm."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from flows.config import RunConfig
+from tailor_ir import SuperNet
+from tasks.evaluation.ends import Ends
+from tasks.evaluation.subnets import Accuracy
+from tasks.finetune import Settings
+from tasks.finetune.networks.better import BeforeWeights
+from tasks.finetune.phases import GENTLE, REFINING, phases_of
+from tasks.problems import Tallied
+
+ONNX = {"kind": "onnx", "path": "net.onnx"}
+IMAGES = 100
+
+
+def _ends(largest: int, smallest: int) -> Ends:
+    """Both get the first so many of all images right."""
+    numbers = np.arange(IMAGES)
+    return Ends(*(Accuracy.tallied(Tallied(share / IMAGES, 1.0, numbers < share)) for share in (largest, smallest)))
+
+
+@pytest.mark.parametrize(
+    ("config", "gentle"),
+    [
+        ({}, False),
+        ({"model": ONNX}, True),
+        ({"model": {"checkpoint": "net.pt"}}, True),
+        ({"model": {"pretrained": True}}, True),
+        ({"model": {"kind": "callable", "name": "nets:make", "trained": True}}, True),
+        ({"base": {"epochs": 0}}, True),
+        ({"model": ONNX, "finetune": {"learning_rate": None}}, True),
+        ({"model": ONNX, "finetune": {"learning_rate": 1e-3}}, False),
+        ({"model": ONNX, "finetune": {"gentle": False}}, False),
+    ],
+)
+def test_a_network_that_comes_trained_is_fine_tuned_gently(config: dict[str, Any], gentle: bool) -> None:
+    found = RunConfig.model_validate(config)
+    assert found.finetune.gentle is gentle
+    again = RunConfig.model_validate(found.model_dump(mode="json"))
+    assert again.finetune == found.finetune
+
+
+def test_phases_that_leave_the_network_alone_keep_their_rate() -> None:
+    def rates(**options: Any) -> list[float]:
+        used = Settings.model_validate({"epochs": 4, **options})
+        return [one.rate for one in phases_of(used, 4, 10, 40)]
+
+    both = {"strategy": "sandwich,branches,tune"}
+    assert rates(**both) == [1, 1, REFINING]
+    assert rates(**both, gentle=True) == [GENTLE, 1, REFINING]
+    assert rates(**both, gentle=True, phase_rates=[1, 1, 1]) == [1, 1, 1]
+    assert rates(strategy="branches", gentle=True) == [1]
+
+
+@pytest.mark.parametrize(
+    ("after", "kept", "said"),
+    [
+        ((100, 85), False, None),  # no harm
+        ((99, 85), False, None),  # within the standard error: one image of a hundred
+        (
+            (88, 80),
+            False,
+            "costs the largest SubNet 12.0 ± 3.5 points of validation accuracy (100.0 % before); smaller",
+        ),
+        (
+            (20, 15),
+            True,
+            "costs the largest SubNet 80.0 ± 4.3 points of validation accuracy (100.0 % before); the weights",
+        ),
+    ],
+)
+def test_the_better_weights_are_kept_and_harm_is_said(after: tuple[int, int], kept: bool, said: str | None) -> None:
+    elastic = torch.nn.Linear(2, 2)
+    given = elastic.weight.detach().clone()
+    before = BeforeWeights(cast("SuperNet", SimpleNamespace(elastic=elastic)), _ends(100, 10))
+    torch.nn.init.zeros_(elastic.weight)
+    lines: list[str] = []
+    ends, told = before.better(_ends(*after), lines.append)
+    assert told.kept is kept
+    assert torch.equal(elastic.weight, given) is kept
+    assert (ends.largest.share, ends.smallest.share) == ((1.0, 0.1) if kept else tuple(one / IMAGES for one in after))
+    assert told.is_worse is bool(lines) is (said is not None)
+    assert not said or said in lines[0]
