@@ -52,10 +52,15 @@ class PoolPart:
 
 
 class PartFiles:
-    """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: takes a line for people."""
+    """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: takes a line for people.
 
-    def __init__(self, bundle: OpenBundle, prepared: PreparedFiles | None, tell: Callable[[str], None]) -> None:
-        self.bundle, self.prepared, self.tell = bundle, prepared, tell
+    waits: a file is prepared before it is loaded; else it is loaded as it is where it is not prepared yet.
+    """
+
+    def __init__(
+        self, bundle: OpenBundle, prepared: PreparedFiles | None, tell: Callable[[str], None], *, waits: bool = True
+    ) -> None:
+        self.bundle, self.prepared, self.tell, self.waits = bundle, prepared, tell, waits
 
     def prepare(self, *files: Names) -> None:
         """Make the prepared forms of ONNX files, where there are none; where that fails, the files themselves will do."""
@@ -63,13 +68,16 @@ class PartFiles:
             try:
                 self.prepared.get(*files)
             except PreparationError as error:
+                if self.prepared.stopped:
+                    return
                 self.tell(f"{files[0][0]}: {error}; files are loaded as they are, which takes longer and more memory")
                 self.prepared = None
 
     def session(self, manifest: ChainManifest, names: Names) -> Any:
         """A session of onnxruntime that has run once."""
-        self.prepare(names)
-        if self.prepared is None:
+        if self.waits:
+            self.prepare(names)
+        if self.prepared is None or self.is_early(names):
             session = _session(self.bundle.verified(*names)[0], manifest.settings)
         else:
             try:
@@ -77,9 +85,15 @@ class PartFiles:
             except PreparationError as error:
                 self.tell(f"{names[0]}: {error}; it is prepared again")
                 self.prepared.forget(names)
+                if not self.waits:
+                    return self.session(manifest, names)
                 session = _prepared_session(self.prepared, names, manifest.settings)
         session.run(None, inputs_of(session))
         return session
+
+    def is_early(self, names: Names) -> bool:
+        """Whether a file is to be loaded as it is for now, since its prepared form is not there yet."""
+        return not self.waits and self.prepared is not None and self.prepared.ready(names) is None
 
     def plain_session(
         self, manifest: ChainManifest, names: Names, constants: Mapping[str, NDArray[np.float32]] | None = None

@@ -5,6 +5,7 @@ it goes when that request is done.
 """
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -25,12 +26,14 @@ from adaptive_runtime.chains import (
 )
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider
+from adaptive_runtime.pool.beside import Beside
 from adaptive_runtime.pool.memory import give_back, resident_mib
 from adaptive_runtime.pool.parts import PartFiles, PoolPart, VariantError, failure
 from adaptive_runtime.pool.prepared import PreparedFiles
 from adaptive_runtime.pool.scaling import scaling_of
 from adaptive_runtime.pool.variants import Answerer, Array, PlacedRuns, Variant
 
+LOG = logging.getLogger(__name__)
 PROGRAM_MIB = 4.0
 """What a session takes besides weights and activations at most, until it is measured."""
 RESERVE_MIB = 1.0
@@ -64,7 +67,10 @@ class SubNetPool:
         def files(form: BundleFormat) -> PartFiles:
             is_prepared = prepares and CHAIN_FORMATS[form] == "onnx"
             settings = bundle.manifest.runs[form].settings
-            return PartFiles(bundle, PreparedFiles(bundle, settings, cache) if is_prepared else None, tell)
+            prepared = PreparedFiles(bundle, settings, cache) if is_prepared else None
+            return PartFiles(bundle, prepared, tell, waits=budget_mib is not None)
+
+        self._beside = Beside()
 
         self.files = {form: files(form) for form in forms}
         self.tell, self._told = tell, set[str]()
@@ -114,10 +120,24 @@ class SubNetPool:
         return (*self.whole_variants, *early)
 
     def prepare(self, answerer: Answerer) -> None:
-        """Prepare the ONNX files of a variant, where there is no prepared form of them. VariantError."""
-        if answerer.chain.manifest.format == "onnx":
-            names = [_names(answerer.subnet, answerer.form, part.name) for part in answerer.parts]
-            _guarded(partial(self.files[answerer.form].prepare, *names))
+        """Prepare the ONNX files of a variant, where there is no prepared form of them; without a budget, beside requests.
+
+        VariantError.
+        """
+        if answerer.chain.manifest.format != "onnx":
+            return
+        files = self.files[answerer.form]
+        names = [_names(answerer.subnet, answerer.form, part.name) for part in answerer.parts]
+        if files.waits:
+            _guarded(partial(files.prepare, *names))
+            return
+        for part, own in zip(answerer.parts, names, strict=True):
+            if files.is_early(own):
+                self._beside.add((answerer.form, part.name), partial(self._prepare_beside, files, own, part))
+
+    def finish_preparing(self) -> None:
+        """Wait until all is prepared that is wanted so far."""
+        self._beside.wait()
 
     def warm(self, answerer: Answerer) -> None:
         """Load what a variant needs to start. VariantError."""
@@ -197,12 +217,42 @@ class SubNetPool:
 
     def close(self) -> None:
         """Free everything; requests that run end first."""
+        for files in self.files.values():
+            if files.prepared is not None:
+                files.prepared.stop()
+        self._beside.close()
         with self._lock:
             self._answerers.clear()
             for part in self._parts.values():
                 part.value = None
             self._parts.clear()
             give_back()
+
+    def _loaded(self, form: BundleFormat, name: str, manifest: ChainManifest, names: tuple[str, ...]) -> Any:
+        """A session of an ONNX file; where its prepared form is not there yet, it is of the file, and made anew later."""
+        files = self.files[form]
+        is_early = files.is_early(names)
+        session = files.session(manifest, names)
+        if is_early:
+            self._beside.add((form, name), partial(self._prepare_beside, files, names, self._parts[form, name]))
+        return session
+
+    def _prepare_beside(self, files: PartFiles, names: tuple[str, ...], part: PoolPart) -> None:
+        """Prepare a file; the part, if it is loaded from the file as it is, serves from the prepared one from then on."""
+        try:
+            _guarded(partial(files.prepare, names))
+            before = part.value
+            if before is None or files.prepared is None or files.is_early(names):
+                return
+            made: list[Any] = []
+            _guarded(lambda: made.append(part.own()))
+        except VariantError as error:  # what is loaded goes on, and a request that loads it says so
+            LOG.debug("%s: %s", names[0], error)
+            return
+        with self._lock:
+            if part.value is before and part.loads is part.own:
+                (part.value,) = made
+        give_back()
 
     def _has_room(self, mib: float) -> bool:
         """Whether the budget has room for what the process would take."""
@@ -299,7 +349,7 @@ class SubNetPool:
         self, subnet: BundledSubNet, form: BundleFormat, manifest: ChainManifest, name: str, need_mib: float
     ) -> PoolPart:
         """An ONNX file as a part."""
-        return self._part(form, name, partial(self.files[form].session, manifest, _names(subnet, form, name)), need_mib)
+        return self._part(form, name, partial(self._loaded, form, name, manifest, _names(subnet, form, name)), need_mib)
 
     def _part(self, form: BundleFormat, name: str, load: Callable[[], Any], need_mib: float) -> PoolPart:
         """A part, which variants of one format share."""

@@ -45,6 +45,8 @@ class PreparedFiles:
         self._lock = threading.Lock()
         self._checked: set[str] = set()
         self._machine = _machine()
+        self._child: subprocess.Popen[str] | None = None
+        self.stopped = False
 
     def get(self, *files: Names) -> list[Path]:
         """The prepared forms of files of the bundle, made in a child process where they are not there. PreparationError."""
@@ -56,12 +58,25 @@ class PreparedFiles:
             self._checked |= {place.name for place in new}
             return [place / MODEL_FILE for place in places]
 
+    def ready(self, names: Names) -> Path | None:
+        """The prepared form of a file, if it is there; whoever asks waits for nothing that is being prepared."""
+        place = self.folder / self._key(names)
+        if place.name not in self._checked and not _is_whole(place):
+            return None
+        self._checked.add(place.name)
+        return place / MODEL_FILE
+
+    def stop(self) -> None:
+        """End the child that prepares, and start none any more."""
+        self.stopped = True
+        if self._child is not None:
+            self._child.kill()
+
     def forget(self, names: Names) -> None:
         """Remove a prepared file that does not load."""
-        with self._lock:
-            key = self._key(names)
-            self._checked.discard(key)
-            shutil.rmtree(self.folder / key, ignore_errors=True)
+        key = self._key(names)
+        self._checked.discard(key)
+        shutil.rmtree(self.folder / key, ignore_errors=True)
 
     def _key(self, names: Names) -> str:
         digests = [self.bundle.manifest.files[name].sha256 for name in names]
@@ -78,7 +93,7 @@ class PreparedFiles:
                     shutil.rmtree(place, ignore_errors=True)
                     folder.mkdir()
                 pairs = tuple((source.absolute(), made[place]) for place, source in sources.items())
-                _run(PreparationOrder(places=pairs, settings=self.settings))
+                self._run(PreparationOrder(places=pairs, settings=self.settings))
                 for place, folder in made.items():
                     written = {file.name: sha256_of(file) for file in folder.iterdir()}
                     (folder / DIGESTS_FILE).write_text(json.dumps(written))
@@ -87,20 +102,27 @@ class PreparedFiles:
         except OSError as error:
             raise PreparationError(f"'{self.folder}' cannot be written ({error.strerror})") from error
 
-
-def _run(order: PreparationOrder) -> None:
-    command = [sys.executable, "-P", "-m", "adaptive_runtime.pool.preparing", order.model_dump_json()]
-    path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=MOST_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise PreparationError(f"preparing it took longer than {MOST_S} s") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-        raise PreparationError(f"preparing it failed: {last[:LAST_LINE]}")
+    def _run(self, order: PreparationOrder) -> None:
+        command = [sys.executable, "-P", "-m", "adaptive_runtime.pool.preparing", order.model_dump_json()]
+        path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        ) as self._child:
+            if self.stopped:
+                self._child.kill()
+            try:
+                _, told = self._child.communicate(timeout=MOST_S)
+            except subprocess.TimeoutExpired as error:
+                self._child.kill()
+                raise PreparationError(f"preparing it took longer than {MOST_S} s") from error
+            except BaseException:
+                self._child.kill()
+                raise
+        if self._child.returncode:
+            last = (told.strip().splitlines() or [f"code {self._child.returncode}"])[-1]
+            raise PreparationError(f"preparing it failed: {last[:LAST_LINE]}")
 
 
 def _is_whole(place: Path) -> bool:

@@ -1,11 +1,13 @@
 """A deployed bundle: every answer is of the SubNet that it names, while SubNets are swapped, fail, and lose files."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +19,8 @@ from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool import Variant
+from adaptive_runtime.pool.prepared import PreparedFiles
+from adaptive_runtime.pool.preparing import PreparationOrder
 from adaptive_runtime.pool.scaling import BILINEAR, scaling
 from tests.support import examples
 from tests.support.runtime import deployed
@@ -154,6 +158,7 @@ def test_where_no_subnet_works_the_request_is_one_clear_line(copy: Written) -> N
 def test_damaged_prepared_files_are_made_anew(copy: Written, caplog: pytest.LogCaptureFixture) -> None:
     with adaptive_runtime.load(copy.folder) as model:
         model.infer(copy.x)
+        model.pool.finish_preparing()
     places = list((copy.folder / "prepared").rglob("model.onnx"))
     assert places
     for file in places:
@@ -162,8 +167,9 @@ def test_damaged_prepared_files_are_made_anew(copy: Written, caplog: pytest.LogC
         for digest in copy.digests:
             model.use(digest)
             assert differs(model.infer(copy.x).logits, copy.answers[digest, None]) <= TOLERANCE
-        for file in (copy.folder / "prepared").glob("[!.]*/model.onnx"):  # others are being made meanwhile
-            file.unlink(missing_ok=True)
+        model.pool.finish_preparing()
+        for file in (copy.folder / "prepared").glob("*/model.onnx"):
+            file.unlink()
         model.pool.free(model.pool.answerer(Variant(digest)))
         assert differs(model.infer(copy.x).logits, copy.answers[digest, None]) <= TOLERANCE
     assert "its prepared form does not load" in caplog.messages[-1]
@@ -176,8 +182,44 @@ def test_where_nothing_can_be_prepared_files_are_loaded_as_they_are(
     with adaptive_runtime.load(written.folder, cache=tmp_path / "file") as model:
         digest = model.state.serving.digest
         assert differs(model.infer(written.x).logits, written.answers[digest, None]) <= TOLERANCE
+        model.pool.finish_preparing()
     assert "cannot be written" in caplog.messages[0]
     assert len(caplog.messages) == 1
+
+
+def test_requests_are_answered_by_the_files_while_they_are_prepared(
+    copy: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preparing takes seconds; nobody waits for it, and each part serves from its prepared form from then on."""
+    allowed, real = threading.Event(), PreparedFiles._run
+
+    def run(self: PreparedFiles, order: PreparationOrder) -> None:
+        assert allowed.wait(60)
+        real(self, order)
+
+    monkeypatch.setattr(PreparedFiles, "_run", run)
+    with adaptive_runtime.load(copy.folder) as model:
+        plain = {}
+        for digest in copy.digests:
+            model.use(digest)
+            assert differs(model.infer(copy.x).logits, copy.answers[digest, None]) <= TOLERANCE
+            plain[digest] = model.pool.answerer(Variant(digest)).parts[0].value
+        assert not list((copy.folder / "prepared").glob("[!.]*/model.onnx"))
+        allowed.set()
+        model.pool.finish_preparing()
+        assert len(list((copy.folder / "prepared").glob("[!.]*/model.onnx"))) >= len(copy.digests)
+        for digest in copy.digests:
+            assert model.pool.answerer(Variant(digest)).parts[0].value is not plain[digest]
+            model.use(digest)
+            assert differs(model.infer(copy.x).logits, copy.answers[digest, None]) <= TOLERANCE
+
+
+def test_a_model_that_is_closed_leaves_no_child_that_prepares(copy: Written) -> None:
+    with adaptive_runtime.load(copy.folder) as model:
+        model.infer(copy.x)
+    left = [one for one in psutil.Process().children(recursive=True) if "preparing" in " ".join(one.cmdline())]
+    assert not left
+    assert not list((copy.folder / "prepared").glob(".partial-*"))
 
 
 WRONG: list[tuple[Callable[[np.ndarray], Any], str]] = [

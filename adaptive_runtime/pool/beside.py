@@ -1,0 +1,56 @@
+"""Preparing files beside requests: parts serve from their files as they are until their prepared forms are there."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+Work = Callable[[], None]
+
+
+class Beside:
+    """One thread that works what it is given, in order; it begins with the first. Whatever is given twice is worked once."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[Work | None] = queue.Queue()
+        self._known: set[object] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, key: object, work: Work) -> None:
+        """Work something later, unless something of this key waits already."""
+        with self._lock:
+            if self._closed or key in self._known:
+                return
+            self._known.add(key)
+            self._waiting.put(lambda: self._do(key, work))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="prepares files", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing waits."""
+        self._waiting.join()
+
+    def close(self) -> None:
+        """What has begun ends, what waits is left."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._waiting.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _do(self, key: object, work: Work) -> None:
+        with self._lock:
+            self._known.discard(key)
+        if not self._closed:
+            work()
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            try:
+                work()
+            finally:
+                self._waiting.task_done()
+        self._waiting.task_done()
