@@ -73,10 +73,15 @@ class _StageBar:
         """A short state beside the bar."""
         self.bars.update(self.task, note=text)
 
+    def end(self) -> None:
+        """The work is over: what was left out of it, since it was not needed, is missing no more."""
+        self.total = self.done
+        self.bars.update(self.task, total=self.done, completed=self.done)
+
     def publish(self) -> None:
         """Bring the artifact in the Prefect UI up to date."""
         self.updated = time.monotonic()
-        update_progress_artifact(self.artifact, progress=100 * min(1.0, self.done / max(1, self.total)))
+        update_progress_artifact(self.artifact, progress=_percent(self.done, self.total))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +103,13 @@ class StageProgress:
         description = name if device in name else f"{name} {device}"
         task = self.bars.add_task(description, total=total, completed=done, note="")
         artifact = create_progress_artifact(
-            progress=100 * done / max(1, total), key=artifact_key("progress", self.stage), description=description
+            progress=_percent(done, total), key=artifact_key("progress", self.stage), description=description
         )
         assert isinstance(artifact, UUID)
         bar = _StageBar(self.bars, task, artifact, total, done, self.is_interrupted)
         try:
             yield bar
+            bar.end()
         finally:
             bar.publish()
             self.bars.stop_task(task)
@@ -116,6 +122,11 @@ class StageProgress:
         """On the terminal above the bars, and in the log of the Prefect task."""
         self.bars.console.print(f"{self.stage}: {line}", markup=False, soft_wrap=True)
         get_run_logger().warning(line)
+
+
+def _percent(done: int, total: int) -> float:
+    """Of work without pieces all is done."""
+    return 100 * min(1.0, done / total) if total else 100.0
 
 
 def artifact_key(kind: str, name: str) -> str:

@@ -135,7 +135,7 @@ class SubNetMeter:
                     lines[line.key].append(line)
                     known.append(line.model_dump(mode="json"), shared=line.p50_ms is not None)
                     bar.advance()
-            again = " again"
+            again = " once more" if name.endswith(" again") else " again"
         return [_median(lines[subject.key], calm) for subject in subjects]
 
     def lines(
