@@ -1,5 +1,7 @@
 """State that all stages of one run share, and the one way a stage is executed: found complete in the store, or worked."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable
@@ -7,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rich.progress import Progress as Bars
 
@@ -24,10 +26,12 @@ from flows.tracking.metrics import numbers
 from flows.versions import code_version
 from tasks.artifacts import MadeFrom, StageFolder, Store, digest_of
 from tasks.errors import UserError
-from tasks.evaluation.subnets import EvaluationWorkers
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
 from tasks.shortage import MAKE_ROOM, shortage
+
+if TYPE_CHECKING:
+    from tasks.evaluation.subnets import EvaluationWorkers
 
 Body = Callable[[Path, Progress], StageResult]
 

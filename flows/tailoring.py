@@ -1,7 +1,9 @@
 """The common part of both flows: a walk through their table of stages, and the result that the command asks for."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger
 
@@ -21,7 +23,9 @@ from flows.stages.streams import check_streams
 from flows.stages.walk import results, walk
 from flows.stages.winners import check_adapted, readable_exports
 from tasks.choose import Question
-from tasks.plan import ProfilePlan
+
+if TYPE_CHECKING:
+    from tasks.plan import ProfilePlan
 
 Conclude = Callable[[Run, Outputs], dict[str, Any]]
 """What follows a report, while the run still has its devices; what it adds to the result."""

@@ -48,6 +48,42 @@ def _places(source: str) -> dict[str, tuple[str, str]]:
     return found
 
 
+def later_names(file: str) -> dict[str, "LaterName"]:
+    """What stands for the names of the block of a module, for its globals.
+
+    A module that calls few of the names that it imports writes, with `from __future__ import annotations` at its top:
+
+        if TYPE_CHECKING:
+            from tasks.layers import Layers
+        else:
+            globals().update(later_names(__file__))
+
+    Such names are called, or asked for attributes. They are no constants, and no base classes.
+    """
+    places = _places(Path(file).read_text(encoding="utf-8"))
+    return {name: LaterName(module, called) for name, (module, called) in places.items()}
+
+
+class LaterName:
+    """A class, function or module of another module, which is imported when it is called or asked for something."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def _found(self) -> Any:
+        module = import_module(self._module)
+        try:
+            return getattr(module, self._name)
+        except AttributeError:
+            return import_module(f"{self._module}.{self._name}")
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._found()(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found(), name)
+
+
 class Later(ModuleType):
     """A library that is imported when something of it is used, in modules of which settings need a part.
 

@@ -17,10 +17,8 @@ from tasks.finetune.settings import BaseSettings as Settings
 from tasks.finetune.settings import TrainSettings
 from tasks.models import ModelSettings, create, load_part, needs_training
 from tasks.progress import Progress
-from tasks.schemas.results import BaseResult
+from tasks.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.schemas.stored import StageResult
-
-WEIGHTS_FILE = "weights.safetensors"
 
 
 class Pretrained(NamedTuple):

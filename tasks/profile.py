@@ -30,9 +30,8 @@ from tasks.measuring.settings import ProfileSettings as Settings
 from tasks.ncnn.conversion import convert_operators
 from tasks.progress import Bar, Progress
 from tasks.quantise.timing import int8_operator
-from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
+from tasks.schemas.operators import IMPLEMENTATIONS_FILE, LUT_FOLDER, ChosenImplementations
 
-LUT_FOLDER = "lut"
 STORE_FOLDER = "luts"
 REMEASURE_FILE = "remeasure.jsonl"
 SUBNETS_FILE = "subnets.jsonl"

@@ -1,9 +1,11 @@
 """Commands as calls of flows, and their tables in the terminal."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.markup import escape
 from rich.table import Table
@@ -16,12 +18,10 @@ from flows.config import AdaptConfig, FlowConfig, RunStage
 from flows.results import of
 from flows.stages import table_of
 from flows.stages.forecast import Expectation, forecast
+from importing.lazy import later_names
 from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
 from tasks.choose import Question
-from tasks.choose.placed import joint_table, placed_tables
-from tasks.choose.terminal import chosen_tables, comparison_table, front_table
-from tasks.enumerate import listing
 from tasks.errors import UserError
 from tasks.pages.console import PlainConsole
 from tasks.problems import CLASSIFICATION, problem_named
@@ -31,6 +31,13 @@ from tasks.schemas.front import FRONT_FILE, Front, Winner
 from tasks.schemas.placed import JointFront, PlanRow
 from tasks.streams import streamed_table
 from tasks.streams.results import STREAM_FILE, StreamedNetwork
+
+if TYPE_CHECKING:
+    from tasks.choose.placed import joint_table, placed_tables
+    from tasks.choose.terminal import chosen_tables, comparison_table, front_table
+    from tasks.enumerate import listing
+else:
+    globals().update(later_names(__file__))
 
 USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
 """Told in one line, exit code 2; `UserError` is an `AdaptiveError`."""

@@ -229,9 +229,11 @@ class CommonConfig(BaseModel):
 
     def precision_of(self, device: str) -> "Int8 | None":
         """The precision in which SubNets are evaluated for one device; None: torch's."""
-        from tasks.quantise import Int8
+        if self.device[device].precision != "int8":
+            return None
+        from tasks.quantise import Int8  # it brings torch
 
-        return Int8(self.export.quantise) if self.device[device].precision == "int8" else None
+        return Int8(self.export.quantise)
 
     @property
     def in_int8(self) -> tuple[str, ...]:

@@ -1,14 +1,18 @@
 """Rows of the tables in Prefect's UI: the winners of a device, as far as they are known, and a dry run."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.pages.facts import NONE, Facts
 from tasks.pages.text import count, millions, milliseconds, percent
-from tasks.plan import ProfilePlan
 from tasks.report.headline import kept
 from tasks.schemas.exports import Card, ExportedWinner, Exports
 from tasks.schemas.front import Front, Winner
+
+if TYPE_CHECKING:
+    from tasks.plan import ProfilePlan
 
 Row = Mapping[str, Any]
 """A part of a report, as JSON."""

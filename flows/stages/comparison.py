@@ -1,11 +1,11 @@
 """The baselines, and the gain of the winners over them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tasks.base
-import tasks.baselines
 from flows.config import FlowConfig, RunConfig
 from flows.pages import facts
 from flows.results import of
@@ -13,19 +13,25 @@ from flows.run import Output
 from flows.stages.inputs import model_key
 from flows.stages.spec import ALONE, DEVICES, Context, Scope, StageSpec
 from flows.stages.winners import chosen
+from importing.lazy import later_names
 from tasks.artifacts import key_settings
-from tasks.baselines import BASELINES_FILE
 from tasks.baselines.settings import Sibling
 from tasks.evaluation.settings import EvaluationSettings
+from tasks.finetune.settings import BaseSettings
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.models import ModelSettings
-from tasks.predict.accuracy import AccuracyPredictor
 from tasks.progress import Progress
-from tasks.schemas.baselines import Baselines, Compared
+from tasks.schemas.baselines import BASELINES_FILE, COMPARED_FILE, Baselines, Compared
+from tasks.schemas.front import FRONT_FILE
 from tasks.schemas.operators import ChosenImplementations
-from tasks.schemas.results import BaseResult
+from tasks.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.schemas.stored import StageResult
-from tasks.search import FRONT_FILE
+
+if TYPE_CHECKING:
+    from tasks import base, baselines
+    from tasks.predict.accuracy import AccuracyPredictor
+else:
+    globals().update(later_names(__file__))
 
 
 def _siblings(config: FlowConfig) -> Sequence[str]:
@@ -38,7 +44,7 @@ def _sibling_of(at: Context) -> Sibling:
     return at.config.baselines.siblings[int(at.label)]
 
 
-def _training(at: Context) -> tasks.base.Settings:
+def _training(at: Context) -> BaseSettings:
     """As long as base network and SuperNet together."""
     config = at.training
     return config.base.model_copy(update={"epochs": config.base.epochs + config.finetune.epochs})
@@ -46,7 +52,7 @@ def _training(at: Context) -> tasks.base.Settings:
 
 def _train(at: Context, out: Path, progress: Progress) -> StageResult:
     one = _sibling_of(at)
-    return tasks.base.run(_training(at), one.model, at.config.data, out, progress, f"training {one.name}")
+    return base.run(_training(at), one.model, at.config.data, out, progress, f"training {one.name}")
 
 
 SIBLING = StageSpec(
@@ -83,21 +89,19 @@ def _fronts(at: Context) -> dict[str, Path]:
 
 def _weights(at: Context) -> list[Path]:
     trained = at.outputs("sibling") if at.has("sibling") else {}
-    return [one.folder / tasks.base.WEIGHTS_FILE for one in trained.values()]
+    return [one.folder / WEIGHTS_FILE for one in trained.values()]
 
 
 def _files(config: FlowConfig) -> list[tuple[str, Path]]:
     return [(name, path) for name, paths in config.baselines.files.items() for path in paths]
 
 
-def _networks(at: Context) -> list[tasks.baselines.Trained]:
+def _networks(at: Context) -> list[baselines.Trained]:
     trained = [
-        tasks.baselines.Trained(baseline="siblings", name=one.title, model=one.model, weights=file)
+        baselines.Trained(baseline="siblings", name=one.title, model=one.model, weights=file)
         for one, file in zip(at.config.baselines.siblings, _weights(at), strict=True)
     ]
-    given = [
-        tasks.baselines.Trained(baseline=name, name=path.name, model=_onnx(path)) for name, path in _files(at.config)
-    ]
+    given = [baselines.Trained(baseline=name, name=path.name, model=_onnx(path)) for name, path in _files(at.config)]
     return trained + given
 
 
@@ -126,7 +130,7 @@ def _baseline_inputs(at: Context) -> tuple[Any, ...]:
 def _baselines(at: Context, out: Path, progress: Progress) -> StageResult:
     config, device = at.config, _devices(at)[0]
     predictor = AccuracyPredictor.load(at.sensitivities(device))
-    return tasks.baselines.choose(
+    return baselines.choose(
         config.baselines, config.search, config.predict, at.trained, predictor, config.data, _networks(at),
         _fronts(at), out, progress, at.store, config.precision_of(device), at.workers,
     )  # fmt: skip
@@ -159,7 +163,7 @@ def _compare(at: Context, out: Path, progress: Progress) -> StageResult:
         chosen = ChosenImplementations.read(at.implementations())
         profile = at.config.profile_of(at.device)
         in_situ = profile.subnet if profile.method == "in situ" else None
-        return tasks.baselines.compare_on(at.device, *given, client, out, progress, at.batch, at.store, chosen, in_situ)
+        return baselines.compare_on(at.device, *given, client, out, progress, at.batch, at.store, chosen, in_situ)
 
 
 COMPARED = StageSpec(
@@ -180,7 +184,7 @@ COMPARED = StageSpec(
         _chosen_for(at).folder / BASELINES_FILE,
         at.implementations(),
     ),
-    artifacts=lambda at: (tasks.baselines.COMPARED_FILE,),
+    artifacts=lambda at: (COMPARED_FILE,),
     facts=of(Compared, facts.compared),
     wanted=lambda config, until: config.baselines.wanted,
     agent=True,

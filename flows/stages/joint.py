@@ -1,26 +1,31 @@
 """The stages that search SubNets together with the devices of their pieces: what codings lose, and the winners."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-import tasks.joint.losses
-import tasks.joint.stage
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from flows.config import FlowConfig
 from flows.pages import facts
 from flows.results import of
 from flows.stages.spec import ALONE, Context, Outputs, StageSpec
+from importing.lazy import later_names
 from tasks.artifacts import key_settings
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.joint.losses import CODINGS_FILE
-from tasks.lut import Lut
-from tasks.partition.tables import DeviceTable
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.validate import LATENCY_FILE
-from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
-from tasks.schemas.placed import JOINT_FILE, JointFront
+from tasks.schemas.latency import LATENCY_FILE
+from tasks.schemas.operators import LUT_FOLDER
+from tasks.schemas.placed import CODINGS_FILE, JOINT_FILE, JointFront
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tasks.joint import losses, stage
+    from tasks.lut import Lut
+    from tasks.partition.tables import DeviceTable
+    from tasks.predict.accuracy import AccuracyPredictor
+    from tasks.predict.latency import LatencyPredictor
+else:
+    globals().update(later_names(__file__))
 
 NAME = "joint"
 SETTINGS = {"tolerance", "budgets_ms", "budget_count", "limits", "seed", "placement", "partition"}
@@ -35,7 +40,7 @@ def _codes(config: FlowConfig, until: str) -> bool:
 
 def _codings(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
-    return tasks.joint.losses.run(config.search.partition, config.predict, config.data, at.trained, out, progress)
+    return losses.run(config.search.partition, config.predict, config.data, at.trained, out, progress)
 
 
 CODINGS = StageSpec(
@@ -63,8 +68,8 @@ def _joint(at: Context, out: Path, progress: Progress) -> StageResult:
     settings = at.config.search
     tables = [_table(at, device) for device in settings.placement]
     accuracy = AccuracyPredictor.load(at.sensitivities(settings.placement[0]))
-    losses = at.output("codings", ALONE).folder if at.has("codings") else None
-    return tasks.joint.stage.run(at.trained, tables, accuracy, settings, losses, out, progress)
+    lost = at.output("codings", ALONE).folder if at.has("codings") else None
+    return stage.run(at.trained, tables, accuracy, settings, lost, out, progress)
 
 
 def _inputs(at: Context) -> tuple[Any, ...]:

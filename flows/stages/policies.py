@@ -1,31 +1,37 @@
 """Policies of exits: thresholds for SubNets with exits, and the table of what leaving at each costs."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tailor_ir
-import tasks.exits.stage
 from flows.config import AdaptConfig, FlowConfig
 from flows.pages import policies as facts
 from flows.results import of
 from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
 from flows.stages.winners import chosen, target_of
 from flows.storage.layout import EXPORTS_FOLDER
+from importing.lazy import later_names
 from tasks.artifacts import key_settings, write_bytes
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.exits.bench import PolicyDevice
 from tasks.exits.policies import POLICIES_FILE, TABLE_FILE, THRESHOLDS_FILE, Policies
 from tasks.measuring.settings import RepeatedTimingSettings
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.energy import EnergyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.resources import ENERGY_FILE
-from tasks.predict.validate import LATENCY_FILE
-from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
 from tasks.schemas.front import FRONT_FILE, Front
-from tasks.schemas.operators import ChosenImplementations
+from tasks.schemas.latency import LATENCY_FILE
+from tasks.schemas.operators import LUT_FOLDER, ChosenImplementations
+from tasks.schemas.resources import ENERGY_FILE
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tasks.exits import stage
+    from tasks.exits.bench import PolicyDevice
+    from tasks.predict.accuracy import AccuracyPredictor
+    from tasks.predict.energy import EnergyPredictor
+    from tasks.predict.latency import LatencyPredictor
+else:
+    globals().update(later_names(__file__))
 
 POLICY_FOLDER = "policy"
 """In the folder of a device's exported files: thresholds and the table of exits."""
@@ -51,7 +57,7 @@ def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
     )
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
         given = (config.policy, config.predict, config.predict, config.data, at.trained, device, client)
-        return tasks.exits.stage.run(*given, out, progress, at.store, at.workers)
+        return stage.run(*given, out, progress, at.store, at.workers)
 
 
 def _settings(at: Context) -> dict[str, Any]:

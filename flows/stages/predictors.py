@@ -1,37 +1,38 @@
 """The measurements of a SuperNet and of devices, and the predictors made from them."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-import tasks.engine
-import tasks.enumerate
-import tasks.plan
-import tasks.predict.int8
-import tasks.predict.resources
-import tasks.predict.sensitivity
-import tasks.predict.validate
-import tasks.profile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from flows.config import FlowConfig
 from flows.pages import facts
 from flows.results import of
 from flows.run import Run
 from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
 from flows.stages.supernets import operators_of
+from importing.lazy import later_names
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import key_settings
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.predict.settings import AccuracySettings, LatencySettings
-from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE
-from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
-from tasks.quantise import Int8
-from tasks.schemas.accuracy import AccuracyValidation
-from tasks.schemas.latency import LatencyValidation
-from tasks.schemas.operators import IMPLEMENTATIONS_FILE
-from tasks.schemas.resources import Resources
+from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation
+from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
+from tasks.schemas.latency import LATENCY_FILE, VALIDATION_FILE, LatencyValidation
+from tasks.schemas.operators import IMPLEMENTATIONS_FILE, LUT_FOLDER, OPERATORS_FILE
+from tasks.schemas.resources import RESOURCES_FILE, Resources
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tasks import engine, profile
+    from tasks.plan import ProfilePlan
+    from tasks.plan import plan as make_plan
+    from tasks.predict import int8, resources, sensitivity, validate
+    from tasks.quantise import Int8
+else:
+    globals().update(later_names(__file__))
 
 GRAPH_FILE = "graph.json"
 """In the folder of a SuperNet: all but its weights. Engines do not depend on them, as look-up tables do not."""
@@ -40,38 +41,38 @@ GRAPH_FILE = "graph.json"
 def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
     settings = at.config.profile_of(at.device)
     with at.run.devices.meter(at.device, at.engine) as meter:
-        return tasks.profile.run(settings, operators_of(at), meter, out, progress, at.supernet, at.batch)
+        return profile.run(settings, operators_of(at), meter, out, progress, at.supernet, at.batch)
 
 
 def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
     given = (at.config.predict, at.config.data, at.trained)
-    return tasks.predict.sensitivity.run(*given, out, progress, at.store, at.workers)
+    return sensitivity.run(*given, out, progress, at.store, at.workers)
 
 
 def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
     config, exact = at.config, at.output("sensitivities").folder
     given = (config.predict, Int8(config.export.quantise), config.data, at.trained, exact)
-    return tasks.predict.int8.run(*given, out, progress, at.store, at.workers)
+    return int8.run(*given, out, progress, at.store, at.workers)
 
 
 def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
     settings, profiled = at.config.predict, at.output("profile").folder
     with at.run.devices.exclusive(at.device, at.engine) as client:
-        return tasks.predict.validate.run(settings, at.supernet, profiled, client, out, progress, at.batch)
+        return validate.run(settings, at.supernet, profiled, client, out, progress, at.batch)
 
 
 def _resources(at: Context, out: Path, progress: Progress) -> StageResult:
     settings, timed, profiled = (
         at.config.resources_of(at.device), at.output("latency").folder, at.output("profile").folder
     )  # fmt: skip
-    return tasks.predict.resources.run(settings, at.supernet, out, timed, at.batch, profiled)
+    return resources.run(settings, at.supernet, out, timed, at.batch, profiled)
 
 
 def _engine(at: Context, out: Path, progress: Progress) -> StageResult:
     settings = at.config.engine_of(at.device)
     with at.run.devices.exclusive(at.device) as client:
         given = (settings, at.supernet, at.device, client, out, progress, at.batch)
-        return tasks.engine.run(*given, by_operator=_by_operator(at))
+        return engine.run(*given, by_operator=_by_operator(at))
 
 
 def _by_operator(at: Context) -> bool:
@@ -107,7 +108,7 @@ PROFILE = StageSpec(
     reads=("batches", "engine"),
     modules=("tasks.profile",),
     settings=lambda at: key_settings(at.config.profile_of(at.device)),
-    inputs=lambda at: (at.fingerprint, at.supernet, operators_of(at) / tasks.enumerate.OPERATORS_FILE),
+    inputs=lambda at: (at.fingerprint, at.supernet, operators_of(at) / OPERATORS_FILE),
     artifacts=lambda at: (LUT_FOLDER, IMPLEMENTATIONS_FILE),
     facts=facts.latencies,
     details=facts.profiled,
@@ -124,7 +125,7 @@ SENSITIVITIES = StageSpec(
     modules=("tasks.predict.sensitivity",),
     settings=lambda at: key_settings(at.config.predict, AccuracySettings),
     inputs=lambda at: (at.data, at.trained),
-    artifacts=lambda at: (SENSITIVITIES_FILE, tasks.predict.sensitivity.VALIDATION_FILE),
+    artifacts=lambda at: (SENSITIVITIES_FILE, ACCURACY_VALIDATION_FILE),
     facts=of(AccuracyValidation, facts.accuracy_errors),
     ends="predict",
 )
@@ -143,9 +144,9 @@ INT8 = StageSpec(
         at.data,
         at.trained,
         at.file("sensitivities", SENSITIVITIES_FILE),
-        at.file("sensitivities", tasks.predict.sensitivity.VALIDATION_FILE),
+        at.file("sensitivities", ACCURACY_VALIDATION_FILE),
     ),
-    artifacts=lambda at: (SENSITIVITIES_FILE, tasks.predict.sensitivity.VALIDATION_FILE),
+    artifacts=lambda at: (SENSITIVITIES_FILE, ACCURACY_VALIDATION_FILE),
     facts=of(AccuracyValidation, facts.accuracy_errors),
     wanted=lambda config, until: bool(config.in_int8),
     ends="predict",
@@ -184,22 +185,22 @@ RESOURCES = StageSpec(
         at.file("latency", LATENCY_FILE),
         at.file("latency", VALIDATION_FILE),
     ),
-    artifacts=lambda at: (tasks.predict.resources.RESOURCES_FILE,),
+    artifacts=lambda at: (RESOURCES_FILE,),
     facts=of(Resources, facts.needs),
     ends="predict",
 )
 """Memory, multiply-accumulates, parameters and energy of SubNets on one device, on which "latency" measured some."""
 
 
-def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> tasks.plan.ProfilePlan:
+def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> ProfilePlan:
     """The plan of profiling on one device; nothing is measured.
 
     With the engine that a finished stage has chosen for it; with the runtime's defaults where none has.
     """
     at = Context(run, config, PROFILE, device, outputs)
-    engine = _known_engine(run, config, device, outputs)
-    settings, capabilities = config.profile_of(device), run.devices.client(device).with_engine(engine).capabilities()
-    return tasks.plan.plan(settings, operators_of(at), capabilities, at.supernet, at.batch)
+    known = _known_engine(run, config, device, outputs)
+    settings, capabilities = config.profile_of(device), run.devices.client(device).with_engine(known).capabilities()
+    return make_plan(settings, operators_of(at), capabilities, at.supernet, at.batch)
 
 
 def _known_engine(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> Engine:

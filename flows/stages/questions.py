@@ -1,9 +1,11 @@
 """Questions to a finished search, for each device: one SubNet by a rule, two side by side, files of given ones."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import tailor_ir
 from flows.config import FlowConfig
@@ -12,26 +14,30 @@ from flows.stages.joint import NAME as JOINT
 from flows.stages.spec import ALONE, Context, Outputs
 from flows.stages.walk import work
 from flows.stages.winners import EXPORT, SEARCH, readable_exports
+from importing.lazy import later_names
 from tasks.artifacts import RESULT_FILE
 from tasks.choose import Pick, Question, WinnerRule, pick
-from tasks.choose.compare import ComparedSubNet, ComparedSubNets, architecture, side_by_side
 from tasks.choose.pick import resolve
 from tasks.choose.rules import ROUNDS, between, choose
-from tasks.layers import Layers
-from tasks.lut import Lut
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.validate import LATENCY_FILE
-from tasks.profile import LUT_FOLDER
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
-from tasks.schemas.latency import VALIDATION_FILE, LatencyValidation
+from tasks.schemas.latency import LATENCY_FILE, VALIDATION_FILE, LatencyValidation
+from tasks.schemas.operators import LUT_FOLDER
 from tasks.schemas.placed import JOINT_FILE, JointFront
 from tasks.schemas.results import BaseResult
 from tasks.schemas.subnets import Named
-from tasks.search.feasible import LATENCY, Cost
-from tasks.search.problem import Problem
-from tasks.search.results import SubNetRow, rows_of
+
+if TYPE_CHECKING:
+    from tasks.choose.compare import ComparedSubNet, ComparedSubNets, architecture, side_by_side
+    from tasks.layers import Layers
+    from tasks.lut import Lut
+    from tasks.predict.accuracy import AccuracyPredictor
+    from tasks.predict.latency import LatencyPredictor
+    from tasks.search.feasible import Cost
+    from tasks.search.problem import Problem
+    from tasks.search.results import SubNetRow, rows_of
+else:
+    globals().update(later_names(__file__))
 
 Row = dict[str, Any]
 
@@ -77,6 +83,8 @@ class Searched:
         """The SubNets with their predictions for the device."""
         net = tailor_ir.load(self.trained)
         latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
+        from tasks.search.feasible import LATENCY  # it brings torch
+
         problem = Problem(net.space, latency, AccuracyPredictor.load(self.accuracy))
         codes = net.space.canonical_codes(net.space.encode(configs))  # refuses those of other spaces
         return rows_of(net, problem, [Cost(LATENCY, self.device, latency)], codes)

@@ -4,10 +4,12 @@ A row says what a stage is called, how often it is worked, which earlier stages 
 body: one call into `tasks`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.config import AdaptConfig, FlowConfig, RunConfig
 from flows.pages.facts import Facts, nothing, plain
@@ -19,11 +21,13 @@ from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import SubNetStore, digest_of
 from tasks.data import DataSettings
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
-from tasks.evaluation.subnets import EvaluationWorkers
 from tasks.progress import Progress
 from tasks.schemas.accuracy import SENSITIVITIES_FILE
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tasks.evaluation.subnets import EvaluationWorkers
 
 Outputs = Mapping[str, Mapping[str, Output]]
 """Finished stages: by name, then by label."""
@@ -67,7 +71,7 @@ class Context:
         self,
         run: Surroundings,
         config: FlowConfig,
-        spec: "StageSpec",
+        spec: StageSpec,
         label: str,
         outputs: Outputs,
         *,
@@ -85,7 +89,7 @@ class Context:
         self._outputs = {name: outputs[name] for name in (*spec.needs, *spec.reads) if name in outputs}
 
     @property
-    def spec(self) -> "StageSpec":
+    def spec(self) -> StageSpec:
         """The stage's row."""
         return self._spec
 

@@ -1,25 +1,32 @@
 """Streams that drift: SubNets of the run, and its network, play one under each method."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tasks.streams.stage
 from flows.config import FlowConfig, RunConfig
 from flows.pages import streams as facts
 from flows.results import of
 from flows.stages.spec import Context, Scope, StageSpec
 from flows.stages.winners import chosen
+from importing.lazy import later_names
 from tasks.artifacts import key_settings
 from tasks.choose.pick import pick, resolve
 from tasks.errors import UserError
 from tasks.progress import Progress
 from tasks.schemas.front import FRONT_FILE, Front
 from tasks.schemas.stored import Config, StageResult
-from tasks.streams.images import check_images
 from tasks.streams.results import STREAM_FILE, StreamedNetwork
 from tasks.streams.settings import LARGEST, ORIGINAL, SMALLEST_BUDGET, title_of
+
+if TYPE_CHECKING:
+    from tasks.streams import stage
+    from tasks.streams.images import check_images
+else:
+    globals().update(later_names(__file__))
 
 COMMAND = "stream"
 
@@ -109,7 +116,7 @@ def _settings(at: Context) -> dict[str, Any]:
 
 def _stream(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.training
-    return tasks.streams.stage.run(
+    return stage.run(
         config.stream,
         config.adaptation,
         config.drift,
@@ -136,7 +143,7 @@ STREAM = StageSpec(
     modules=("tasks.streams.stage",),
     settings=_settings,
     inputs=lambda at: (at.data, _supernet(at)),
-    artifacts=lambda at: (STREAM_FILE, tasks.streams.stage.WINDOWS_FILE, tasks.streams.stage.ADAPTED_FOLDER),
+    artifacts=lambda at: (STREAM_FILE, stage.WINDOWS_FILE, stage.ADAPTED_FOLDER),
     facts=of(StreamedNetwork, facts.streamed),
     details=of(StreamedNetwork, facts.events),
     wanted=is_streamed,

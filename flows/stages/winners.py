@@ -1,15 +1,15 @@
 """The best SubNets: searched, measured and exported."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tasks.export
-import tasks.refine
-import tasks.search
 from adaptive_runtime.files import sha256_of
 from flows.config import FlowConfig, RunConfig, sharing
 from flows.pages import facts
@@ -19,32 +19,36 @@ from flows.run import Output
 from flows.stages.placed import is_placed, placed_files, placed_settings, placements
 from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
 from flows.storage.layout import EXPORTS_FOLDER
-from profiling_agents.client import AgentClient
+from importing.lazy import later_names
 from tasks.artifacts import digest_of, key_settings
-from tasks.data import load_splits
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
-from tasks.export.adapted import read_side_files
-from tasks.export.bundles import FurtherFormat, further_formats
 from tasks.levels import LEVELS_FILE, Levels
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.models import origin_of, weights_source
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.energy import EnergyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.resources import ENERGY_FILE
-from tasks.predict.sensitivity import images_of
-from tasks.predict.validate import LATENCY_FILE
-from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
-from tasks.schemas.candidates import Candidates
+from tasks.schemas.candidates import MEASURED_FILE, Candidates
 from tasks.schemas.exports import Exports
-from tasks.schemas.front import Front
-from tasks.schemas.operators import ChosenImplementations
+from tasks.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
+from tasks.schemas.latency import LATENCY_FILE
+from tasks.schemas.operators import LUT_FOLDER, ChosenImplementations
+from tasks.schemas.resources import ENERGY_FILE
 from tasks.schemas.stored import StageResult
-from tasks.search import FRONT_FILE
+
+if TYPE_CHECKING:
+    from profiling_agents.client import AgentClient
+    from tasks import refine, search
+    from tasks.data import load_splits
+    from tasks.evaluation.subnets import EvaluationData
+    from tasks.export.adapted import read_side_files
+    from tasks.export.bundles import FurtherFormat, further_formats
+    from tasks.predict.accuracy import AccuracyPredictor
+    from tasks.predict.energy import EnergyPredictor
+    from tasks.predict.latency import LatencyPredictor
+    from tasks.predict.sensitivity import images_of
+else:
+    globals().update(later_names(__file__))
 
 TOGETHER = "together"
 """Label of the search that is of all devices."""
@@ -61,13 +65,13 @@ class _Given:
             self.files.append(at.file("resources", ENERGY_FILE, device))
         self.settings = {} if limits.memory_mib is None else {device: asdict(self.rules)}
 
-    def target(self) -> tasks.search.Target:
+    def target(self) -> search.Target:
         """From the files."""
         latency, energy = LatencyPredictor.load(self.files[0]), [EnergyPredictor.load(file) for file in self.files[1:]]
-        return tasks.search.Target(name=self.device, latency=latency, energy=next(iter(energy), None), rules=self.rules)
+        return search.Target(name=self.device, latency=latency, energy=next(iter(energy), None), rules=self.rules)
 
 
-def target_of(at: Context) -> tasks.search.Target:
+def target_of(at: Context) -> search.Target:
     """The device of a stage, as in the search."""
     return _Given(at, at.device).target()
 
@@ -129,7 +133,7 @@ def _search_inputs(at: Context) -> tuple[Any, ...]:
 
 def _search_artifacts(at: Context) -> tuple[str, ...]:
     devices = _searched(at)
-    whole = [tasks.search.WHOLE_FRONT_FILE] if at.config.search.lists_whole_front(devices) else []
+    whole = [WHOLE_FRONT_FILE] if at.config.search.lists_whole_front(devices) else []
     return (*_of_devices(devices, FRONT_FILE), *whole)
 
 
@@ -142,7 +146,7 @@ def _search(at: Context, out: Path, progress: Progress) -> StageResult:
     predictor = AccuracyPredictor.load(_accuracy(at))
     images = _images_of(at) if _evaluates(at) else None
     targets = [one.target() for one in _given(at)]
-    found = tasks.search.run(at.trained, targets, predictor, at.config.search, out, progress, images)
+    found = search.run(at.trained, targets, predictor, at.config.search, out, progress, images)
     return found if len(targets) > 1 else found[targets[0].name]
 
 
@@ -184,19 +188,19 @@ def _refine(at: Context, out: Path, progress: Progress) -> StageResult:
     searches = {name: at.output("search", name).folder for name in names}
     with _timed(at) as devices:
         given = (at.trained, devices, predicted, images, out, progress, at.store)
-        tasks.refine.measure(config.refine, config.predict, *given)
-    found = tasks.refine.choose(config.refine, at.trained, searches, predicted, images, out, progress, at.store)
+        refine.measure(config.refine, config.predict, *given)
+    found = refine.choose(config.refine, at.trained, searches, predicted, images, out, progress, at.store)
     return found if len(names) > 1 else found[names[0]]
 
 
 @contextmanager
-def _timed(at: Context) -> Iterator[list[tasks.refine.SearchedDevice]]:
+def _timed(at: Context) -> Iterator[list[refine.SearchedDevice]]:
     """The devices of one search. One is held until the block ends; several, which may be on one machine, take turns."""
 
-    def device(one: _Given, agent: Callable[[], AbstractContextManager[AgentClient]]) -> tasks.refine.SearchedDevice:
+    def device(one: _Given, agent: Callable[[], AbstractContextManager[AgentClient]]) -> refine.SearchedDevice:
         batch = at.config.device[one.device].batch
         own = ChosenImplementations.read(at.implementations(one.device))
-        return tasks.refine.SearchedDevice(one.target(), at.output("search", one.device).folder, agent, batch, own)
+        return refine.SearchedDevice(one.target(), at.output("search", one.device).folder, agent, batch, own)
 
     given, exclusive = _given(at), partial(at.run.devices.exclusive, alone=True)
     if len(given) > 1:
@@ -247,7 +251,7 @@ REFINE = StageSpec(
     modules=("tasks.refine",),
     settings=_refine_settings,
     inputs=_refine_inputs,
-    artifacts=lambda at: _of_devices(_searched(at), FRONT_FILE, tasks.refine.MEASURED_FILE),
+    artifacts=lambda at: _of_devices(_searched(at), FRONT_FILE, MEASURED_FILE),
     by_device=_by_device,
     device_s=_refine_device_s,
     wanted=lambda config, until: config.refine.candidates > 1,
@@ -294,13 +298,14 @@ def _source(config: FlowConfig) -> dict[str, str]:
 
 def check_adapted(config: FlowConfig) -> None:
     """UserError for side files that no export takes, whatever its winners are; told before anything is trained."""
-    read_side_files(config.export.adapted)
+    if config.export.adapted:
+        read_side_files(config.export.adapted)
 
 
 def _export_inputs(at: Context) -> tuple[Any, ...]:
     provenance = _provenance(at)
     front = chosen(at)[at.device].folder / FRONT_FILE
-    pool = (at.file("refine", tasks.refine.MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
+    pool = (at.file("refine", MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
     others = pool if at.config.export.replacements else ()
     made_from = dict(provenance.network), dict(provenance.digests)
     rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
@@ -373,7 +378,7 @@ def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
     if len(_searches(at.config)) < len(at.config.device):
         return None
     if at.has("refine"):
-        return lambda: tasks.export.MeasuredSubstitutes(Candidates.read(folder / tasks.refine.MEASURED_FILE))
+        return lambda: tasks.export.MeasuredSubstitutes(Candidates.read(folder / MEASURED_FILE))
     return lambda: tasks.export.SearchedSubstitutes(
         at.trained,
         _Given(at, at.device).target(),

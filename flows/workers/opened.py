@@ -1,11 +1,16 @@
 """The workers of a run; Dask is imported only where there are some."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from flows.config.evaluate import EvaluateSettings
 from tasks.errors import UserError
-from tasks.evaluation.subnets import EvaluationWorkers
+
+if TYPE_CHECKING:
+    from tasks.evaluation.subnets import EvaluationWorkers
 
 
 @contextmanager

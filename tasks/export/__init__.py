@@ -1,5 +1,6 @@
 """Stage "export": files of every chosen SubNet, checked and measured on the device, each with a model card."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from importing.lazy import public_names
@@ -8,12 +9,14 @@ if TYPE_CHECKING:
     from tasks.export.card import Provenance
     from tasks.export.readable import write_readable
     from tasks.export.replacing import MeasuredSubstitutes, SearchedSubstitutes, Substitutes
-    from tasks.export.running import EXAMPLES
     from tasks.export.settings import Settings, Tolerance
     from tasks.export.stage import DONE_FILE, run
     from tasks.schemas.exports import EXPORTS_FILE
 else:
     __getattr__ = public_names(__name__, __file__)
+
+EXAMPLES = Path(__file__).with_name("examples")
+"""The folder of the templates of programs that run exported files."""
 
 __all__ = [
     "DONE_FILE",

@@ -1,22 +1,20 @@
 """Model cards: what is known of one exported SubNet, for programs (JSON) and for people (Markdown), from the same data."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adaptive_runtime.chains import SEGMENTS_FILE, ImagePreparation, InputPreparation, InputsPreparation
 from adaptive_runtime.several import NumbersPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import PADDING, VOCABULARY_FILE, TextPreparation, Vocabulary
 from profiling_agents.messages import Capabilities
-from tailor_ir import SuperNet
 from tasks.artifacts import json_bytes, write_bytes
-from tasks.data.description import DataDescription
-from tasks.data.images import INTERPOLATION
 from tasks.data.source import OtherInput
-from tasks.data.texts.tokens import text_preparation
 from tasks.engine.chosen import ChosenEngine
 from tasks.evaluation.uncertainty import uncertain
 from tasks.problems import problem_named
@@ -33,6 +31,10 @@ from tasks.schemas.exports import (
     UsedEngine,
     VariableChoice,
 )
+
+if TYPE_CHECKING:
+    from tailor_ir import SuperNet
+    from tasks.data.description import DataDescription
 
 UNKNOWN = "unknown"
 MOST_CLASSES = 1000
@@ -87,6 +89,8 @@ def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...
     (input_shape,) = input_shapes.values()
     if data.vocabulary is None:
         return image_preparation(data, input_shape)
+    from tasks.data.texts.tokens import text_preparation  # torch takes seconds
+
     (length,) = input_shape[1:]
     return text_preparation(data.vocabulary, data.resolution, length)
 
@@ -106,6 +110,8 @@ def _input_preparation(data: DataDescription, one: OtherInput | None, input_shap
 
 def image_preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
     """The preprocessing of an image for a network of this input shape (N, C, H, W)."""
+    from tasks.data.images import INTERPOLATION  # torch takes seconds
+
     height, width = input_shape[-2:]
     signal = {} if data.spectrogram is None else {"spectrogram": data.spectrogram}
     return Preparation(

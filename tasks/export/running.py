@@ -6,7 +6,6 @@ The programs are made from templates in `examples/`, by runtime and format.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Capabilities, Measurement
 from tasks.engine.chosen import ChosenEngine
+from tasks.export import EXAMPLES
 from tasks.schemas.exports import Brought, FileRun, FileTensor
 
-EXAMPLES = Path(str(resources.files(__package__))) / "examples"
-"""The folder of the templates."""
 TEMPLATES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("ncnn", "ncnn"): ("ncnn.py", "ncnn.cpp"),
     ("onnxruntime", "onnx"): ("onnxruntime.py", "onnxruntime.cpp"),

@@ -23,9 +23,9 @@ from tasks.partition.coded import arrived_batch
 from tasks.partition.settings import PlacementSettings
 from tasks.predict.sensitivity import images_of
 from tasks.progress import Progress
+from tasks.schemas.placed import CODINGS_FILE
 from tasks.schemas.stored import StageResult, Stored
 
-CODINGS_FILE = "codings.json"
 FP32: ActivationCoding = "fp32"
 
 

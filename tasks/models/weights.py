@@ -1,12 +1,16 @@
 """Weights of a network: whether it has any, where they come from, and how they are loaded."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from safetensors.torch import load_file
-from torch import nn
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks.errors import UserError
 from tasks.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from timm.models import PretrainedCfg
+    from torch import nn
 
 
 def needs_training(settings: ModelSettings, classes: int) -> bool:
@@ -14,11 +18,18 @@ def needs_training(settings: ModelSettings, classes: int) -> bool:
     if settings.kind == "onnx" or settings.checkpoint is not None or settings.trained:
         return False
     if settings.pretrained:
-        from tasks.models.timm_networks import published_config  # timm takes a second
-
-        config = published_config(settings)
+        config = _published(settings)
         return config is None or config.num_classes != classes
     return True
+
+
+def _published(settings: ModelSettings) -> PretrainedCfg | None:
+    """The facts on the published weights of a network of timm; None without any. timm takes seconds."""
+    if not settings.pretrained:
+        return None
+    from tasks.models.timm_networks import published_config
+
+    return published_config(settings)
 
 
 def load_part(model: nn.Module, path: Path, part: str) -> None:
@@ -26,6 +37,8 @@ def load_part(model: nn.Module, path: Path, part: str) -> None:
 
     part: the path of a module in both. UserError when a tensor of the part is in one of the two alone, or of another shape.
     """
+    from safetensors.torch import load_file  # torch takes seconds
+
     own, given = (
         {name: tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
         for tensors in (model.state_dict(), load_file(path))
@@ -47,9 +60,7 @@ def weights_source(settings: ModelSettings) -> dict[str, str]:
         return {**known, "weights": f"those of {settings.path.name if settings.path else settings.name}"}
     if settings.kind == "callable":
         return {**known, "weights": f"those that {settings.name} gives it"}
-    from tasks.models.timm_networks import published_config
-
-    config = published_config(settings)
+    config = _published(settings)
     if config is None:
         return {**known, "weights": "random, trained from there", "licence": "none: trained here"}
     source = config.hf_hub_id or config.url or "timm"

@@ -27,12 +27,11 @@ from tasks.predict.validate import LATENCY_FILE, errors
 from tasks.profile import LUT_FOLDER
 from tasks.schemas.agreement import RelativeErrors
 from tasks.schemas.latency import VALIDATION_FILE, CheckedLatency, LatencyValidation
-from tasks.schemas.resources import RESOURCES_FILE, Metered, ResourceNeeds, Resources
+from tasks.schemas.resources import ENERGY_FILE, RESOURCES_FILE, Metered, ResourceNeeds, Resources
 from tasks.schemas.stored import StageResult
 
 MACS_FILE = "macs.json"
 PARAMETERS_FILE = "parameters.json"
-ENERGY_FILE = "energy.json"
 
 
 def run(

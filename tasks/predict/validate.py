@@ -19,11 +19,10 @@ from tasks.predict.settings import LatencySettings
 from tasks.profile import LUT_FOLDER, device_key
 from tasks.progress import Progress
 from tasks.schemas.agreement import RelativeErrors
-from tasks.schemas.latency import VALIDATION_FILE, CheckedLatency, LatencyValidation
+from tasks.schemas.latency import LATENCY_FILE, VALIDATION_FILE, CheckedLatency, LatencyValidation
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.schemas.stored import StageResult
 
-LATENCY_FILE = "latency.json"
 MEASURED_FILE = "measured_subnets.jsonl"
 FIXED_SUBNETS = 2  # the largest and the smallest are always part of the fit
 

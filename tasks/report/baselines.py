@@ -1,17 +1,23 @@
 """The winners of one device beside the baselines: as data, as points of the front's chart, as a card, in the terminal."""
 
+from __future__ import annotations
+
 import math
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import plotly.graph_objects as go
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
-from tasks.layers import Layers
 from tasks.pages.text import amount, milliseconds, percent
 from tasks.report.looks import GOLD, GREY, PURPLE, RED, TURQUOISE, Row, point_label
 from tasks.schemas.baselines import COMPARED_FILE, Compared
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tasks.layers import Layers
 
 TITLES = {"uniform": "uniformly shrunk", "random": "random SubNets", "macs": "searched by MACs", "siblings": "siblings"}
 STYLES = ((GOLD, "square-open"), (GREY, "x-thin-open"), (PURPLE, "triangle-up"), (RED, "diamond"))

@@ -8,6 +8,7 @@ from tasks.schemas.stored import Record, Stored
 from tasks.schemas.subnets import Predicted
 
 FRONT_FILE = "front.json"
+WHOLE_FRONT_FILE = "whole_front.parquet"
 
 
 class Replaced(Record):

@@ -6,6 +6,8 @@ from tasks.schemas.agreement import RelativeErrors
 from tasks.schemas.stored import Stored
 from tasks.schemas.subnets import Named
 
+LATENCY_FILE = "latency.json"
+"""Of the predictor."""
 VALIDATION_FILE = "latency_validation.json"
 
 

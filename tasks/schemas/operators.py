@@ -6,6 +6,8 @@ from tasks.schemas.stored import Config, Record, Stored
 
 OPERATORS_FILE = "operators.json"
 IMPLEMENTATIONS_FILE = "implementations.json"
+LUT_FOLDER = "lut"
+"""Of the look-up table of a device."""
 PARTS = "part-*.parquet"
 """Files of a look-up table."""
 

@@ -7,6 +7,7 @@ from tasks.schemas.front import Winner
 from tasks.schemas.stored import Record, Stored
 
 JOINT_FILE = "joint.json"
+CODINGS_FILE = "codings.json"
 
 
 class StayRow(Record):

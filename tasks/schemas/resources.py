@@ -7,6 +7,8 @@ from tasks.schemas.stored import Record, Stored
 from tasks.schemas.subnets import Named
 
 RESOURCES_FILE = "resources.json"
+ENERGY_FILE = "energy.json"
+"""Of the predictor of energy."""
 
 
 class Metered(Record):

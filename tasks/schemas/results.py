@@ -5,6 +5,8 @@ from typing import ClassVar, TypedDict
 from tasks.schemas.stored import Config, Record, Stored
 
 HISTORY_FILE = "history.jsonl"
+WEIGHTS_FILE = "weights.safetensors"
+"""Of a trained network."""
 RANGES_FILE = "ranges.json"
 RANGE_ACCURACIES_FILE = "range_accuracies.jsonl"
 

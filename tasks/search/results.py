@@ -21,8 +21,6 @@ from tasks.search.genetic import BestCode
 from tasks.search.measured import MeasuredWinners
 from tasks.search.problem import Codes, Problem, Values, uniform_codes
 
-WHOLE_FRONT_FILE = "whole_front.parquet"
-
 
 def read_front(file: Path) -> Front:
     """The front that a search or a refinement wrote. UserError when there is no winner."""

@@ -16,7 +16,7 @@ from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.progress import Progress
-from tasks.schemas.front import FRONT_FILE, Front
+from tasks.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
 from tasks.schemas.stored import StageResult
 from tasks.search.feasible import LATENCY, Cost, refusal, round_up
 from tasks.search.genetic import BestCode
@@ -24,7 +24,6 @@ from tasks.search.measured import measured_winners
 from tasks.search.methods import Exact, Genetic, Method
 from tasks.search.problem import AccuracyModel, CostModel, Problem, Values
 from tasks.search.results import (
-    WHOLE_FRONT_FILE,
     SearchResult,
     WholeFrontColumns,
     front_of,

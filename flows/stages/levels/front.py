@@ -1,27 +1,33 @@
 """The levels of a device in one table: SubNets, exits, formats where it is several devices of the run, and other devices."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tasks.levels
 from flows.config import leveled
 from flows.pages import levels as facts
 from flows.results import of
 from flows.stages.placed import other_devices, placed_files, placed_settings
 from flows.stages.spec import Context, Scope, StageSpec
 from flows.stages.winners import chosen
+from importing.lazy import later_names
 from tasks.exits.policies import POLICIES_FILE, Policies
-from tasks.levels import LEVELS_FILE, LevelDevice, Levels
-from tasks.predict.resources import ENERGY_FILE
-from tasks.predict.validate import LATENCY_FILE
+from tasks.levels import LEVELS_FILE, Levels
 from tasks.progress import Progress
 from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
 from tasks.schemas.front import FRONT_FILE, Front
+from tasks.schemas.latency import LATENCY_FILE
 from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
-from tasks.schemas.resources import RESOURCES_FILE
+from tasks.schemas.resources import ENERGY_FILE, RESOURCES_FILE
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tasks.levels import LevelDevice, run
+else:
+    globals().update(later_names(__file__))
 
 LEVELED = Scope(labels=lambda config: leveled(config.export, config.partition))
 
@@ -51,7 +57,7 @@ def _device(at: Context, name: str) -> LevelDevice:
 def _front(at: Context, out: Path, progress: Progress) -> StageResult:
     front = Front.read(chosen(at)[at.device].folder / FRONT_FILE)
     policies = Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
-    return tasks.levels.run(at.trained, front, _devices(at), policies, out, other_devices(at))
+    return run(at.trained, front, _devices(at), policies, out, other_devices(at))
 
 
 def _settings(at: Context) -> dict[str, Any]:

@@ -1,15 +1,22 @@
 """The tables of the devices of `partition.devices`, for the bundle of the first one."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.stages.spec import Context
-from tasks.export.bundles import BundlePlacements
-from tasks.levels import LEVELS_FILE, Levels, OtherDevices, latency_error_of
-from tasks.partition.tables import DeviceTable, table_of
-from tasks.predict.validate import LATENCY_FILE
-from tasks.profile import LUT_FOLDER
-from tasks.schemas.latency import VALIDATION_FILE
+from importing.lazy import later_names
+from tasks.levels import LEVELS_FILE, Levels
+from tasks.schemas.latency import LATENCY_FILE, VALIDATION_FILE
+from tasks.schemas.operators import LUT_FOLDER
+
+if TYPE_CHECKING:
+    from tasks.export.bundles import BundlePlacements
+    from tasks.levels import OtherDevices, latency_error_of
+    from tasks.partition.tables import DeviceTable, table_of
+else:
+    globals().update(later_names(__file__))
 
 NCNN = "ncnn"
 

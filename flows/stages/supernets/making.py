@@ -1,24 +1,29 @@
 """The SuperNet: its base network, compiled, fine-tuned, and its operators."""
 
+from __future__ import annotations
+
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tasks.base
-import tasks.check
-import tasks.compile
-import tasks.enumerate
-import tasks.finetune
-import tasks.given
 from flows.config import AdaptConfig, FlowConfig, RunConfig
 from flows.pages import facts
 from flows.results import of
 from flows.stages.inputs import backbone_key, model_key
 from flows.stages.spec import SUPERNET, Context, Scope, StageSpec
+from importing.lazy import later_names
 from tasks.artifacts import key_settings
 from tasks.progress import Progress
-from tasks.schemas.results import HISTORY_FILE, BaseResult, EnumerateResult, FinetuneResult
+from tasks.schemas.operators import OPERATORS_FILE
+from tasks.schemas.results import HISTORY_FILE, WEIGHTS_FILE, BaseResult, EnumerateResult, FinetuneResult
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tasks import base, check, finetune, given
+    from tasks import compile as compiling
+    from tasks import enumerate as enumerating
+else:
+    globals().update(later_names(__file__))
 
 SHAPES_ALONE = ("enumerate", "plan", "profile")
 """Commands for which nothing is trained: operators and their latencies depend on shapes alone."""
@@ -39,12 +44,10 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
     rules = {name: config.limited_memory_of(name) for name in config.device}
     if isinstance(config, AdaptConfig):
-        return tasks.check.supernet(config.supernet, config.search, rules)
+        return check.supernet(config.supernet, config.search, rules)
     first = config.pretraining
     space = first.space_of(config.space)
-    return tasks.check.network(
-        config.compile, config.model, config.data, config.space, config.search, rules, first, space
-    )
+    return check.network(config.compile, config.model, config.data, config.space, config.search, rules, first, space)
 
 
 def _check_settings(at: Context) -> dict[str, Any]:
@@ -65,16 +68,12 @@ def _network_inputs(at: Context) -> tuple[Any, ...]:
 
 def _base(at: Context, out: Path, progress: Progress) -> StageResult:
     first = at.training.pretraining.backbone
-    begun = (
-        tasks.base.Pretrained(first, at.file("pretrain", tasks.base.WEIGHTS_FILE))
-        if first and at.has("pretrain")
-        else None
-    )
-    return tasks.base.run(at.training.base, at.training.model, at.config.data, out, progress, pretrained=begun)
+    begun = base.Pretrained(first, at.file("pretrain", WEIGHTS_FILE)) if first and at.has("pretrain") else None
+    return base.run(at.training.base, at.training.model, at.config.data, out, progress, pretrained=begun)
 
 
 def _pretrained(at: Context) -> tuple[Path, ...]:
-    return (at.file("pretrain", tasks.base.WEIGHTS_FILE),) if at.has("pretrain") else ()
+    return (at.file("pretrain", WEIGHTS_FILE),) if at.has("pretrain") else ()
 
 
 def _is_given(config: FlowConfig, until: str) -> bool:
@@ -85,8 +84,8 @@ def _is_given(config: FlowConfig, until: str) -> bool:
 def _given(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
     if isinstance(config, AdaptConfig):
-        return tasks.given.evaluate_supernet(config.supernet, config.data, config.predict.recalibration_images)
-    return tasks.given.evaluate_file(config.model, config.data, out)
+        return given.evaluate_supernet(config.supernet, config.data, config.predict.recalibration_images)
+    return given.evaluate_file(config.model, config.data, out)
 
 
 def _given_key(at: Context) -> Any:
@@ -95,16 +94,16 @@ def _given_key(at: Context) -> Any:
 
 def _weights(at: Context) -> Path | None:
     """Weights of the base network; None: those of an .onnx file, or random ones where weights do not matter."""
-    return at.file("base", tasks.base.WEIGHTS_FILE) if at.has("base") else None
+    return at.file("base", WEIGHTS_FILE) if at.has("base") else None
 
 
 def _compile(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.training
-    return tasks.compile.run(config.compile, config.model, config.data, _weights(at), config.space, out, progress)
+    return compiling.run(config.compile, config.model, config.data, _weights(at), config.space, out, progress)
 
 
 def _finetune(at: Context, out: Path, progress: Progress) -> StageResult:
-    return tasks.finetune.run(at.training.finetune, at.config.data, _untrained(at), out, progress)
+    return finetune.run(at.training.finetune, at.config.data, _untrained(at), out, progress)
 
 
 def _untrained(at: Context) -> Path:
@@ -117,7 +116,7 @@ def _samples(at: Context) -> int:
 
 
 def _enumerate(at: Context, out: Path, progress: Progress) -> StageResult:
-    return tasks.enumerate.run(at.supernet, out, progress, _samples(at))
+    return enumerating.run(at.supernet, out, progress, _samples(at))
 
 
 CHECK = StageSpec(
@@ -191,7 +190,7 @@ ENUMERATE = StageSpec(
     modules=("tasks.enumerate",),
     settings=lambda at: {} if _samples(at) == 1 else {"batch": _samples(at)},
     inputs=lambda at: (at.supernet,),
-    artifacts=lambda at: (tasks.enumerate.OPERATORS_FILE,),
+    artifacts=lambda at: (OPERATORS_FILE,),
     facts=of(EnumerateResult, facts.operators),
     details=of(EnumerateResult, facts.types),
     ends="enumerate",

@@ -1,22 +1,28 @@
 """The first stage of two: the backbone on the first data, and its place in the SuperNet of the whole network."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-import tasks.base
-import tasks.finetune
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from flows.config import FlowConfig, RunConfig
 from flows.pages import facts
 from flows.results import of
 from flows.stages.inputs import backbone_key, data_key, model_key
 from flows.stages.spec import SUPERNET, Context, StageSpec
 from flows.stages.supernets.making import trains_base
+from importing.lazy import later_names
 from tasks.artifacts import key_settings
 from tasks.data import DataSettings
-from tasks.pretraining import elastic, joining
 from tasks.progress import Progress
 from tasks.schemas.results import HISTORY_FILE, BaseResult, FinetuneResult, JoinResult
 from tasks.schemas.stored import StageResult
+
+if TYPE_CHECKING:
+    from tasks import base, finetune
+    from tasks.pretraining import elastic, joining
+else:
+    globals().update(later_names(__file__))
 
 
 def _in_two_stages(config: FlowConfig, until: str) -> bool:
@@ -35,7 +41,7 @@ def _first_data(config: FlowConfig) -> DataSettings:
 def _pretrain(at: Context, out: Path, progress: Progress) -> StageResult:
     first = at.training.pretraining
     classifier = first.classifier(at.training.model)
-    return tasks.base.run(first.base, classifier, first.data, out, progress, "training the backbone as a classifier")
+    return base.run(first.base, classifier, first.data, out, progress, "training the backbone as a classifier")
 
 
 def _backbone(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -55,7 +61,7 @@ def _backbone_settings(at: Context) -> dict[str, Any]:
 
 def _distill(at: Context, out: Path, progress: Progress) -> StageResult:
     first = at.training.pretraining
-    return tasks.finetune.run(first.finetune, first.data, at.file("backbone", SUPERNET), out, progress)
+    return finetune.run(first.finetune, first.data, at.file("backbone", SUPERNET), out, progress)
 
 
 def _join(at: Context, out: Path, progress: Progress) -> StageResult:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.versions import _imports
-from importing.lazy import Later, public_names
+from importing.lazy import Later, later_names, public_names
 from tests.support.docs.documents import ROOT
 
 LAZY = sorted(
@@ -79,3 +79,19 @@ def test_the_version_of_a_stage_follows_names_that_are_imported_later() -> None:
     for_types = later.partition("else:")[0]
     assert {"room.stages.one", "room.two"} <= set(_imports("room", True, later))
     assert {"room.stages.one", "room.two"}.isdisjoint(_imports("room", True, for_types + "x = 1\n"))
+
+
+def test_names_for_later_are_called_and_asked_as_what_they_stand_for(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "if TYPE_CHECKING:\n    from fractions import Fraction\n    from importlib import resources\n"
+        "    from json import loads\n"
+    )
+    sys.modules.pop("fractions", None)
+    names = later_names(str(file))
+    assert "fractions" not in sys.modules, "nothing is imported yet"
+    assert names["loads"]("[1]") == [1]
+    assert names["Fraction"].from_float(0.5) == names["Fraction"](1, 2)
+    assert names["resources"].files is import_module("importlib.resources").files, "also a module"
+    with pytest.raises(AttributeError):
+        names["loads"].nothing
