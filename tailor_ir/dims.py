@@ -6,6 +6,7 @@ from math import gcd, prod
 from typing import Literal
 
 from tailor_ir import axes as ax
+from tailor_ir.errors import ImportFailed
 
 
 @dataclass(slots=True, eq=False)
@@ -76,11 +77,18 @@ class DimPool:
     """All dimensions of one network. `resolution_frozen`: why the resolution cannot change; "" where it can.
 
     equal_sizes: dimensions of different forms that are equal only at some resolutions, which are the legal ones.
+    batch_conflict: where the batch was found to be an axis that is no batch; "" where it never was.
     """
 
     windows: Windows = "number"
     equal_sizes: list[tuple[Dim, Dim]] = field(default_factory=list)
     resolution_frozen: str = ""
+    batch_conflict: str = ""
+
+    def is_batch(self, dim: Dim) -> bool:
+        """Whether the dimension is the batch and nothing else."""
+        form = dim.root.form
+        return form is not None and form.kind == "batch"
 
     def free(self, size: int) -> Dim:
         """A channel group of its own; a size of one is nothing to cut."""
@@ -179,7 +187,10 @@ class DimPool:
         a, b = a.root, b.root
         if a is b:
             return a
-        assert a.size == b.size, (a.size, b.size, reason)
+        if a.size != b.size:
+            raise ImportFailed(
+                f"{reason}: joins axes of {a.size} and {b.size}; allowed: operands whose sizes agree; export the network again"
+            )
         if a.form is None or b.form is None:
             child, parent = (a, b) if a.form is None else (b, a)
             if parent.form is not None and self._contains(parent, child):
@@ -192,6 +203,8 @@ class DimPool:
         if not nested and a.form.kind == b.form.kind and self._unify_parts(a.form, b.form, reason):
             b.parent = a
             return a
+        if "batch" in (a.form.kind, b.form.kind):
+            self.batch_conflict = self.batch_conflict or f"{reason}: the batch meets an axis that is none"
         if self.depends_on_input(a) and self.depends_on_input(b):
             self.equal_sizes.append((a, b))
             return a

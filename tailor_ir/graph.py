@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tailor_ir.errors import InputError
+from tailor_ir.errors import ImportFailed, InputError
 
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 Tensors = dict[str, torch.Tensor]
+OTHER_FLOATS = frozenset(("torch.float16", "torch.float64", "torch.bfloat16"))
+NO_BATCH = -1
+"""In the place of the batch's axis for inputs that have none."""
 GivenInputs = torch.Tensor | Sequence[torch.Tensor]
 """A batch of a network's only input, or of each of its inputs in order."""
 CHANNELS_FIRST, CHANNELS_LAST = (2, 3), (1, 2)
@@ -36,20 +39,28 @@ class Node:
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """A tuple-of-integers attribute."""
         value = self.attribute(name, default)
-        assert isinstance(value, tuple), (self.name, name, value)
+        if not isinstance(value, tuple):
+            raise self._of_other_type(name, value, "whole numbers")
         return tuple(int(v) for v in value)
 
     def int(self, name: str, default: int) -> int:
         """An integer attribute."""
         value = self.attribute(name, default)
-        assert isinstance(value, int), (self.name, name, value)
+        if not isinstance(value, int):
+            raise self._of_other_type(name, value, "a whole number")
         return value
 
     def float(self, name: str, default: float) -> float:
         """A float attribute."""
         value = self.attribute(name, default)
-        assert isinstance(value, int | float), (self.name, name, value)
+        if not isinstance(value, int | float):
+            raise self._of_other_type(name, value, "a number")
         return float(value)
+
+    def _of_other_type(self, name: str, value: object, allowed: str) -> ImportFailed:
+        return ImportFailed(
+            f"operator '{self.op}' at '{self.name}': attribute '{name}' is {value!r}; allowed: {allowed}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +83,8 @@ class Graph:
     `shapes` holds the shape of every value and initializer at the traced resolution and batch size.
     `parameters` are the trainable initializers, `statistics` the running means and variances of BatchNorm,
     `constants` all other initializers. `alternatives`: nodes that only these need stand before the readers of the value.
-    `input_types`: element type of each input (int64 for tokens). The first axis of every input is the batch.
+    `input_types`: element type of each input (int64 for tokens); `given_types`: as the network had them when it was given,
+    where that was another one. `batch_axes`: which axis of each input is the batch, NO_BATCH where none is; (): all the first.
     """
 
     nodes: tuple[Node, ...]
@@ -84,16 +96,34 @@ class Graph:
     constants: tuple[str, ...]
     alternatives: tuple[Alternative, ...] = ()
     input_types: tuple[str, ...] = ()
+    batch_axes: tuple[int, ...] = ()
+    given_types: tuple[str, ...] = ()
+
+    def batch_axis(self, name: str) -> int:
+        """Which axis of an input is the batch; NO_BATCH for one that all samples share."""
+        return dict(zip(self.inputs, self.batch_axes, strict=False)).get(name, 0)
+
+    @property
+    def batched_input(self) -> str:
+        """The first input whose first axis is the batch."""
+        return next(name for name in self.inputs if self.batch_axis(name) == 0)
+
+    @property
+    def samples(self) -> int:
+        """The traced batch size."""
+        return self.shapes[self.batched_input][0]
 
     @property
     def image(self) -> str | None:
         """The input that sets the resolution: the first with height and width; None where no input has them."""
-        return next((name for name in self.inputs if len(self.shapes[name]) == 4), None)
+        first = (name for name in self.inputs if self.batch_axis(name) == 0)
+        return next((name for name in first if len(self.shapes[name]) == 4), None)
 
     @property
     def sequences(self) -> tuple[str, ...]:
         """The inputs that are token sequences of one length; () for a network that an image sets the resolution of."""
-        found = [name for name in self.inputs if len(self.shapes[name]) == 2 and "int" in self.input_type(name)]
+        first = [name for name in self.inputs if self.batch_axis(name) == 0]
+        found = [name for name in first if len(self.shapes[name]) == 2 and "int" in self.input_type(name)]
         same = tuple(name for name in found if self.shapes[name] == self.shapes[found[0]])
         return () if self.image else same
 
@@ -103,7 +133,7 @@ class Graph:
         if self.sequences:
             return self.shapes[self.sequences[0]][1:]
         if self.image is None:
-            return self.shapes[self.inputs[0]][2:]
+            return self.shapes[self.batched_input][2:]
         return tuple(self.shapes[self.image][axis] for axis in self.sides_of(self.image))
 
     def sides_of(self, name: str) -> tuple[int, int]:
@@ -149,14 +179,19 @@ class Graph:
         )
 
     def named_inputs(self, given: GivenInputs) -> Tensors:
-        """Input name -> its batch. InputError: other inputs than the network has."""
+        """Input name -> its batch, as float32 where the network was given in another type. InputError: other inputs."""
         batches = (given,) if isinstance(given, torch.Tensor) else tuple(given)
         if len(batches) != len(self.inputs):
             raise InputError(
                 f"network: called with {len(batches)} inputs; allowed: {len(self.inputs)} ({', '.join(self.inputs)}), "
                 "in this order"
             )
-        return dict(zip(self.inputs, batches, strict=True))
+        types = self.given_types or ("",) * len(batches)
+        plain = (
+            b.to(torch.float32) if str(b.dtype) == f"torch.{t}" in OTHER_FLOATS else b
+            for b, t in zip(batches, types, strict=True)
+        )
+        return dict(zip(self.inputs, plain, strict=True))
 
     @property
     def initializers(self) -> frozenset[str]:
@@ -208,9 +243,9 @@ class Graph:
         return frozenset(data)
 
     def _repeats_for_samples(self, node: Node) -> bool:
-        samples = self.shapes[self.inputs[0]][0]
         if node.op != "Expand":
             return False
+        samples = self.samples
         before, after = (self.shapes[name] for name in (node.inputs[0], node.outputs[0]))
         pairs = list(zip((1,) * (len(after) - len(before)) + before, after, strict=True))
         return (1, samples) in (pairs[:1] if samples == 1 else pairs)

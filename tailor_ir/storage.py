@@ -27,6 +27,8 @@ def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -
             "nodes": [asdict(node) for node in graph.nodes],
             "inputs": graph.inputs,
             "input_types": graph.input_types,
+            "batch_axes": graph.batch_axes,
+            "given_types": graph.given_types,
             "outputs": graph.outputs,
             "shapes": dict(graph.shapes),
             "parameters": graph.parameters,
@@ -83,6 +85,8 @@ def _graph(data: dict[str, Any]) -> Graph:
         constants=tuple(data["constants"]),
         alternatives=tuple(Alternative(**each) for each in data.get("alternatives", ())),
         input_types=tuple(data.get("input_types", ())),
+        batch_axes=tuple(data.get("batch_axes", ())),
+        given_types=tuple(data.get("given_types", ())),
     )
 
 

@@ -212,7 +212,7 @@ class _Copy:
         self.axis_map: AxisMap = sketch.network.axis_map
         graph = sketch.network.graph
         sizes = {group: len(channels) for group, channels in kept.items()}
-        self.sizes = Sizes(groups=sizes, spatial=graph.positions, batch=graph.shapes[graph.inputs[0]][0])
+        self.sizes = Sizes(groups=sizes, spatial=graph.positions, batch=graph.samples)
 
     def of(self, nodes: Sequence[Node]) -> dict[str, str]:
         for node in nodes:

@@ -76,7 +76,8 @@ def _inputs(model: onnx.ModelProto, free: int, rng: np.random.Generator) -> Iter
         shape = []
         for axis, size in enumerate(info.type.tensor_type.shape.dim):
             unknown = FREE_BATCH if axis == 0 else free
-            shape.append(size.dim_value or (named.setdefault(size.dim_param, unknown) if size.dim_param else unknown))
+            known = max(size.dim_value, 0)  # older exporters write open sizes as -1
+            shape.append(known or (named.setdefault(size.dim_param, unknown) if size.dim_param else unknown))
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
         yield info.name, (rng.standard_normal(shape).astype(kind) if kind.kind == "f" else np.zeros(shape, kind))
 

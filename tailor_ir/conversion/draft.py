@@ -157,7 +157,7 @@ class OnnxDraft:
         if info is None or not info.type.tensor_type.HasField("shape"):
             return None
         return tuple(
-            each.dim_value if each.HasField("dim_value") else each.dim_param or None
+            each.dim_value if each.HasField("dim_value") and each.dim_value >= 0 else each.dim_param or None
             for each in info.type.tensor_type.shape.dim
         )
 

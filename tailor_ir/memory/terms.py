@@ -95,7 +95,9 @@ def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: 
             for each in structure.space.selections
         },
         inputs=tuple(number[name] for name in structure.graph.inputs),
-        outputs=tuple(number[name] for name in structure.graph.outputs),
+        outputs=tuple(
+            number[name] for name in structure.graph.outputs if name in number
+        ),  # stored ones are not computed
         same_shape=rules.reuses,
         planned=rules.planned,
         derived=steps.derived,

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from math import prod
 
 import numpy as np
 import torch
@@ -274,7 +275,23 @@ class Concatenate(nn.Module):
 
 
 def _reshape_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    return (regroup(node, p, p.of(node.inputs[0]), p.output_sizes(node)),)
+    x, sizes, same = p.of(node.inputs[0]), p.output_sizes(node), _copied(node, p)
+    if prod(dim.size for dim in x) != prod(sizes):
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': makes {sizes} of {tuple(dim.size for dim in x)}; allowed: as many "
+            "elements; sizes that are written for one sample have to follow the batch"
+        )
+    if same and same < len(sizes):  # where all sizes are one, nothing else tells the batch from other axes
+        return ((*x[:same], *regroup(node, p, x[same:], sizes[same:])),)
+    return (regroup(node, p, x, sizes),)
+
+
+def _copied(node: Node, p: Propagation) -> int:
+    """Number of leading axes that a Reshape copies: sizes that are written as 0."""
+    target = p.tensors.get(node.inputs[1]) if node.op == "Reshape" and len(node.inputs) > 1 else None
+    if target is None or node.int("allowzero", 0):
+        return 0
+    return next((i for i, size in enumerate(target.tolist()) if size), len(target))
 
 
 def _lower_reshape(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -334,7 +351,7 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
     if (start, stop) == (0, dim.size):
         return dim
     form = dim.root.form
-    if form is not None and form.kind == "batch":
+    if p.pool.is_batch(dim):
         raise ImportFailed(
             f"operator '{node.op}' at '{node.name}': takes samples {start} to {stop} of a batch of {dim.size}; allowed: "
             "networks that treat all samples alike, in batches of any size; let it work on the whole batch"
@@ -564,6 +581,11 @@ def _squeezed(node: Node, p: Propagation, rank: int) -> tuple[int, ...]:
 def _squeeze_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     dropped = set(_squeezed(node, p, len(x)))
+    if any(p.pool.is_batch(x[i]) for i in dropped):
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': drops the batch, which has one sample in this network; allowed: a batch "
+            "that stays; squeeze other axes by number, or export with an open batch"
+        )
     p.freeze([x[i] for i in dropped], node, "drops the axis")
     return (tuple(dim for i, dim in enumerate(x) if i not in dropped),)
 

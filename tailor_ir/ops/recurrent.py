@@ -11,6 +11,7 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
+FIRST_STATE = 5  # position of the first initial state among the operands
 PLAIN: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
 
 
@@ -41,8 +42,9 @@ class Recurrent(nn.Module):
             weights += [_turn(given[name][direction], order) for name in ("w", "r")]
             if "b" in given:
                 weights += [_turn(half, order) for half in given["b"][direction].chunk(2)]
-        zeros = x.new_zeros(self.directions, x.shape[1], self.hidden)
-        states = tuple(given.get(name, zeros) for name in ("h", "c")[: STATES[self.op]])
+        shape = (self.directions, x.shape[1], self.hidden)
+        zeros = x.new_zeros(shape)
+        states = tuple(given.get(name, zeros).expand(shape) for name in ("h", "c")[: STATES[self.op]])
         settings = ("b" in given, 1, 0.0, False, self.directions == 2, False)
         if self.op == "LSTM":
             y, *final = torch.lstm(x, states, weights, *settings)
@@ -63,7 +65,8 @@ def _named_inputs(node: Node) -> dict[str, str]:
 def _activations(node: Node) -> set[str]:
     """Names of the activations that are not the operator's own."""
     given = node.attribute("activations", ())
-    assert isinstance(given, tuple)
+    if not isinstance(given, tuple):
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': activations {given!r}; allowed: a list of names")
     return {str(name) for name in given} - (set(PLAIN) if node.op == "RNN" and len(set(given)) == 1 else set())
 
 
@@ -98,7 +101,8 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     for name in ("h", "c"):
         if name in given:
             for dim, wanted in zip(p.of(given[name]), state, strict=True):
-                p.unify(dim, wanted, node)
+                if dim.size != 1 or wanted is not x[1] or given[name] not in p.graph.initializers:
+                    p.unify(dim, wanted, node)  # a stored state may be one row for all samples
     return (x[0], *state), state, state
 
 

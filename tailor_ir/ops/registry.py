@@ -52,6 +52,10 @@ class Propagation:
             present = [dims[position] for dims in operands if len(dims) >= -position]
             wide = [dim for dim in present if dim.size > 1] or [d for d in present if not self.is_fixed(d)] or present
             joined = wide[0]
+            if joined.size > 1 and any(self.pool.is_batch(dim) and dim.size == 1 for dim in present):
+                self.pool.batch_conflict = (
+                    f"operator '{node.op}' at '{node.name}': the batch meets an axis that is none"
+                )
             for dim in wide[1:]:
                 joined = self.pool.unify(joined, dim, f"operator '{node.op}' at '{node.name}'")
             result.append(joined)

@@ -53,9 +53,8 @@ def _floats(tensor: gs.Constant) -> bool:
     return np.issubdtype(tensor.values.dtype, np.inexact)
 
 
-def may_hold_samples(graph: gs.Graph) -> bool:
+def may_hold_samples(graph: gs.Graph, samples: int) -> bool:
     """Whether something in a folded graph may have been made for the traced batch, so that a second trace has to tell."""
-    samples = graph.inputs[0].shape[0]
     return any(_may_hold(node, samples) for node in graph.nodes)
 
 
@@ -74,22 +73,22 @@ def _may_hold(node: gs.Node, samples: int) -> bool:
     return False
 
 
-def follow_samples(graph: gs.Graph, other: gs.Graph) -> None:
+def follow_samples(graph: gs.Graph, other: gs.Graph, samples: int, others: int) -> None:
     """Rewrite what was made for the batch of `graph`, so that it follows the batch. `other`: the same network, another batch.
 
+    samples, others: both batches.
     ImportFailed: the network has other operators for another batch, or numbers that tell samples apart.
     """
     pairs = list(_pairs(graph, other))
     if len(pairs) != len(graph.nodes) and len(graph.nodes) != len(other.nodes):
-        sizes = [one.inputs[0].shape[0] for one in (graph, other)]
         counts = [len(one.nodes) for one in (graph, other)]
-        place = next((n for n in graph.nodes if _takes_samples_apart(n, sizes[0])), None)
+        place = next((n for n in graph.nodes if _takes_samples_apart(n, samples)), None)
         where = f"operator '{place.op}' at '{place.name}': " if place is not None else ""
         raise ImportFailed(
-            f"{where}network: {counts[0]} operators for a batch of {sizes[0]}, {counts[1]} for {sizes[1]}: it goes through "
+            f"{where}network: {counts[0]} operators for a batch of {samples}, {counts[1]} for {others}: it goes through "
             f"the samples one by one; {ALLOWED}; write the loop as operators on the whole batch"
         )
-    writer = _Writer(graph, graph.inputs[0].shape[0], other.inputs[0].shape[0])
+    writer = _Writer(graph, samples, others)
     same = pairs if len(pairs) == len(graph.nodes) else []
     for pair in [pair for pair in same if pair.node.op == "Gather"]:
         writer.gathers_by_sample(pair)
@@ -106,9 +105,8 @@ def _clean(graph: gs.Graph) -> None:
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
 
 
-def follow_fixed_batch(graph: gs.Graph) -> None:
+def follow_fixed_batch(graph: gs.Graph, samples: int) -> None:
     """Look-ups in a flattened value (`as_strided`) of a file for a fixed batch become look-ups in each sample's own part."""
-    samples = graph.inputs[0].shape[0]
     writer = _Writer(graph, samples, samples)
     for node in [node for node in graph.nodes if node.op == "Gather"]:
         maker = node.inputs[0].inputs[0] if len(node.inputs[0].inputs) == 1 else None

@@ -3,13 +3,15 @@
 A trace keeps each `if` as it was decided for one input. Where decisions depend on values, the two networks answer differently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import NO_BATCH, Graph
+from tailor_ir.reading.files.element_types import LOW, other_types
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
@@ -18,6 +20,7 @@ BATCH = 4  # more samples than the trace has
 TOLERANCE = 1e-3
 """Share of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
 ROUNDING = 8  # times the type's precision
+ROUNDINGS = 32  # of half or bfloat16 that may add up
 NUDGE = 1e-6  # of an input, to see how much an ill-conditioned network amplifies it
 NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
 MOST_LINES = 3
@@ -35,13 +38,15 @@ Batches = tuple[torch.Tensor, ...]
 def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
     """A line for each place where Python decides by values of the input, although the answers were equal.
 
-    Places that decided both ways have none, since both are in the trace.
+    Places that decided both ways have none, since both are in the trace. A module in half or bfloat16 rounds in each layer:
+    ROUNDINGS of its type are allowed.
     A batch and a single sample are tried; where Python reads values, more batches with other signs and sizes. Inputs that the
     module itself refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
     more than rounding explains.
     """
     places: PlacesOfValues = {}
     where = f"network '{type(module).__name__}'"
+    tolerance = tolerance_of(module, examples)
     compared = False
     with (
         evaluated(module),
@@ -51,20 +56,18 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
         plain_transformers(module),
         uncompiled(),
     ):
-        for batches in _inputs(examples):
-            if compared and not places and len(batches[0]) > 1:
+        for samples, batches in _inputs(examples):
+            if compared and not places and samples > 1:
                 continue
             expected = _answer(module, examples, batches, places)
             if expected is None:
                 continue
             compared = True
-            found = answer_of(compiled, batches, where)
-            if len(batches[0]) == 1:  # networks may drop an axis of 1
-                found = [_like(one, other) for one, other in zip(found, expected, strict=False)] + found[
-                    len(expected) :
-                ]
+            found = answer_of(compiled, batches, where, samples)
+            if samples == 1:
+                found = shaped_like(found, expected)
             difference = _excess(module, examples, batches, expected, found)
-            if difference > TOLERANCE:
+            if difference > tolerance:
                 raise ImportFailed(_refusal(module, difference, places))
     return tuple(
         f"values of the input decide at {place}: the compiled network keeps what was decided for the example input"
@@ -73,20 +76,58 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
     )
 
 
-def answer_of(compiled: nn.Module, batches: Batches, where: str) -> Answer:
+def tolerance_of(module: nn.Module, examples: ExampleInputs) -> float:
+    """By how much answers of its compiled network may differ, as a share of the largest number."""
+    low = other_types(module, examples.tensors).intersection(LOW)
+    return max((ROUNDINGS * torch.finfo(kind).eps for kind in low), default=TOLERANCE)
+
+
+def answer_of(compiled: nn.Module, batches: Batches, where: str, samples: int) -> Answer:
     """What a compiled network answers. ImportFailed: it cannot run a batch of this size."""
     try:
         return _tensors(compiled(*batches))
     except (IndexError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ImportFailed(
-            f"{where}: the compiled network cannot run a batch of {len(batches[0])} ({reason}); allowed: networks that treat "
+            f"{where}: the compiled network cannot run a batch of {samples} ({reason}); allowed: networks that treat "
             "all samples alike, in batches of any size; look for sizes that are written as numbers"
         ) from error
 
 
-def _like(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    return found.reshape(expected.shape) if found.numel() == expected.numel() else found
+def refuse_mixed_samples(graph: Graph, batched: Mapping[str, int], network: nn.Module, batches: Batches) -> None:
+    """ImportFailed where a network answers otherwise to a sample in a batch than to the sample alone.
+
+    For files of one sample, in which the batch cannot be told from other axes of one. batched: axis of the batch of each output
+    that has it in one piece. batches: two samples of each input.
+    """
+    axes = [graph.batch_axis(name) for name in graph.inputs]
+    alone = tuple(one if axis == NO_BATCH else one.narrow(axis, 1, 1) for one, axis in zip(batches, axes, strict=True))
+    reason = "other shapes"
+    with evaluated(network), torch.no_grad():
+        try:
+            both, single = _tensors(network(*batches)), _tensors(network(*alone))
+            pairs = [
+                (one, two.narrow(batched[name], 1, 1) if name in batched else two)
+                for name, one, two in zip(graph.outputs, single, both, strict=True)
+                if name in batched or one.shape == two.shape
+            ]
+            same = all(one.shape == two.shape for one, two in pairs)
+            if same and all(_one_difference(one, two) <= TOLERANCE for one, two in pairs):
+                return
+            reason = "other values" if same else reason
+        except (IndexError, RuntimeError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise ImportFailed(
+        f"network: its answer to two samples is not that to each of them alone ({reason}); the file is for a batch of one, and "
+        "its operators mix it with other axes; allowed: networks that treat all samples alike; export it with an open batch"
+    )
+
+
+def shaped_like(found: Answer, expected: Answer) -> Answer:
+    """An answer to one sample in the shapes of another: networks may drop an axis of 1."""
+    pairs = zip(found, expected, strict=False)
+    same = [one.reshape(other.shape) if one.numel() == other.numel() else one for one, other in pairs]
+    return [*same, *found[len(expected) :]]
 
 
 def _refusal(module: nn.Module, difference: float, places: PlacesOfValues) -> str:
@@ -99,42 +140,43 @@ def _refusal(module: nn.Module, difference: float, places: PlacesOfValues) -> st
     )
 
 
-def _inputs(examples: ExampleInputs) -> Iterator[Batches]:
-    """Inputs whose sums, means and extremes are above zero, below zero, and as the examples'; integers as the examples'.
+def _inputs(examples: ExampleInputs) -> Iterator[tuple[int, Batches]]:
+    """Numbers of samples, and inputs whose sums, means and extremes are above zero, below zero, and as the examples'.
 
-    Samples of a batch differ: each has the examples' integers moved on by one more place. At last one sample alone.
+    Integers are as the examples'. Samples of a batch differ: each has the examples' integers moved on by one more place. At
+    last one sample alone.
     """
-    own = examples.batches(BATCH)
-    moved = tuple(map(_moved, own))
+    own, axes = examples.batches(BATCH), examples.axes
+    moved = tuple(map(_moved, own, axes))
     if any(one.is_floating_point() for one in own):
         generator = torch.Generator().manual_seed(0)
         shifted = tuple(
             torch.randn(one.shape, generator=generator).to(one) + 0.5 if one.is_floating_point() else one
             for one in moved
         )
-        yield shifted
-        yield tuple(-4 * one if one.is_floating_point() else one for one in shifted)
+        yield BATCH, shifted
+        yield BATCH, tuple(-4 * one if one.is_floating_point() else one for one in shifted)
     if any(one is not other for one, other in zip(own, moved, strict=True)):
-        yield moved
-    padded = tuple(map(_padded, moved))
+        yield BATCH, moved
+    padded = tuple(map(_padded, moved, axes))
     if any(one is not other for one, other in zip(padded, moved, strict=True)):
-        yield padded
-    yield own
-    yield tuple(one[:1] for one in moved)
+        yield BATCH, padded
+    yield BATCH, own
+    yield 1, tuple(one if axis == NO_BATCH else one.narrow(axis, 0, 1) for one, axis in zip(moved, axes, strict=True))
 
 
-def _padded(batch: torch.Tensor) -> torch.Tensor:
+def _padded(batch: torch.Tensor, axis: int) -> torch.Tensor:
     """Masks of ones, the last of them zero in every other sample; anything else as it is."""
-    if batch.is_floating_point() or batch.ndim != 2 or batch.shape[-1] == 1 or not bool((batch == 1).all()):
+    if axis or batch.is_floating_point() or batch.ndim != 2 or batch.shape[-1] == 1 or not bool((batch == 1).all()):
         return batch
     padded = batch.clone()
     padded[1::2, -(batch.shape[-1] // 4 or 1) :] = 0
     return padded
 
 
-def _moved(batch: torch.Tensor) -> torch.Tensor:
+def _moved(batch: torch.Tensor, axis: int) -> torch.Tensor:
     """Sequences of integers, each sample's moved on by one more place than those of the one before."""
-    if batch.is_floating_point() or batch.ndim < 2 or batch.shape[-1] == 1:
+    if axis or batch.is_floating_point() or batch.ndim < 2 or batch.shape[-1] == 1:
         return batch
     return torch.stack([sample.roll(index, -1) for index, sample in enumerate(batch)])
 

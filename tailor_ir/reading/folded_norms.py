@@ -11,16 +11,34 @@ NORMALISATIONS = {
 }
 FEW = 2  # a network with fewer convolutions is no convolutional network
 ADVICE = (
-    "statistics of its SubNets cannot be recalibrated, and they lose accuracy; export with "
-    "training=torch.onnx.TrainingMode.PRESERVE and do_constant_folding=False"
+    "statistics of its SubNets cannot be recalibrated, and they lose accuracy; export with torch.onnx.export(…, dynamo=False, "
+    "training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False)"
 )
+
+
+def _shifted(graph: onnx.GraphProto) -> frozenset[str]:
+    """Values that get a stored number for each channel: a shift or scale that stands apart from the layer."""
+    made = {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute}
+    stored = {tensor.name: tensor for tensor in graph.initializer} | made
+    return frozenset(
+        value
+        for node in graph.node
+        if node.op_type in ("Add", "Div", "Mul", "Sub")
+        for value, shift in (node.input, node.input[::-1])
+        if shift in stored and sum(size > 1 for size in stored[shift].dims) == 1 and len(stored[shift].dims) > 1
+    )
 
 
 def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
     """A line for a file in which BatchNorms were folded, or seem to have been; none for others."""
     convolutions = [node for node in model.graph.node if node.op_type in ("Conv", "ConvTranspose")]
-    biased = [node for node in convolutions if len(node.input) > 2 and node.input[2]]
-    folded = [node for node in biased if all(MADE_BY_EXPORTER.fullmatch(name) for name in node.input[1:])]
+    shifted = _shifted(model.graph)
+    biased = [node for node in convolutions if (len(node.input) > 2 and node.input[2]) or node.output[0] in shifted]
+    folded = [
+        node
+        for node in biased
+        if len(node.input) > 2 and all(MADE_BY_EXPORTER.fullmatch(name) for name in node.input[1:])
+    ]
     if folded:
         return (f"BatchNorm was folded into {len(folded)} of {len(convolutions)} convolutions: {ADVICE}",)
     if len(biased) >= FEW and not any(node.op_type in NORMALISATIONS for node in model.graph.node):

@@ -5,12 +5,17 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.reading.scatter import write_block
 
-MAX_FOLD_ROUNDS = 12
+EVALUATED_AT = {
+    "DequantizeLinear": 21,
+    "QuantizeLinear": 21,
+}  # the evaluator lacks their earlier versions, which mean the same
+MAX_FOLD_ROUNDS = 40  # branches inside of branches take two each
 SHAPE_KEEPING = frozenset(
     ("GroupNormalization", "RMSNormalization", "Swish")
 )  # functions that inference does not enter
@@ -40,30 +45,32 @@ def restore(graph: gs.Graph, values: Mapping[str, np.ndarray]) -> None:
             tensor.to_constant(values[name])
 
 
-def fold(graph: gs.Graph) -> gs.Graph:
-    """Replace everything that depends on shapes and plain constants alone by its value."""
+def fold(graph: gs.Graph, samples: int) -> gs.Graph:
+    """Replace everything that depends on shapes and plain constants alone by its value. samples: the traced batch."""
     for _ in range(MAX_FOLD_ROUNDS):
-        _constant_nodes_to_tensors(graph)
-        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
-        graph = gs.import_onnx(_infer_shapes(gs.export_onnx(graph)))
+        constants_to_tensors(graph)
+        graph = gs.import_onnx(_infer_shapes(graph))
         known = _copy_shapes(graph)
-        if not _fold_once(graph) and not known:
+        if not _fold_once(graph, samples) and not known:
             return graph
         graph.nodes[:] = [node for node in graph.nodes if node.outputs]
         graph.cleanup(remove_unused_graph_inputs=False).toposort()
     return graph
 
 
-def _constant_nodes_to_tensors(graph: gs.Graph) -> None:
-    for node in [n for n in graph.nodes if n.op == "Constant"]:
+def constants_to_tensors(graph: gs.Graph) -> None:
+    """Constant nodes become stored tensors."""
+    for node in [n for n in graph.nodes if n.op == "Constant" and n.outputs]:
         value = next(iter(node.attrs.values()))
-        array = value.values if isinstance(value, gs.Constant) else np.asarray(value)
-        _become_constant(node, [np.asarray(array)])
+        array = np.asarray(value.values if isinstance(value, gs.Constant) else value)
+        plain = not isinstance(value, gs.Constant) and array.dtype == np.float64  # numbers of Python
+        _become_constant(node, [array.astype(np.float32) if plain else array])
+    graph.nodes[:] = [node for node in graph.nodes if node.outputs]
 
 
-def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_shapes(graph: gs.Graph) -> onnx.ModelProto:
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+        return onnx.shape_inference.infer_shapes(gs.export_onnx(graph), data_prop=True)
     except Exception as error:
         raise ImportFailed(f"network: shapes cannot be inferred ({str(error).splitlines()[0]})") from error
 
@@ -109,7 +116,7 @@ def _depth_first(graph: gs.Graph) -> list[gs.Node]:
     return ordered
 
 
-def _fold_once(graph: gs.Graph) -> bool:
+def _fold_once(graph: gs.Graph, samples: int) -> bool:
     folded = False
     for node in _depth_first(graph):
         if node.op == "Shape" and has_fixed_shape(node.inputs[0]):
@@ -119,8 +126,11 @@ def _fold_once(graph: gs.Graph) -> bool:
             if not isinstance(node.inputs[0], gs.Constant):
                 continue
             take_branch(graph, node)
-        elif node.op in ("Loop", "Scan") or _repeats_for_samples(node, graph.inputs[0].shape[0]):
+        elif node.op in ("Loop", "Scan") or _repeats_for_samples(node, samples):
             continue
+        elif node.op == "CastLike" and node.inputs[1].dtype is not None:
+            node.op, node.attrs = "Cast", {"to": helper.np_dtype_to_tensor_dtype(np.dtype(node.inputs[1].dtype))}
+            node.inputs = list(node.inputs[:1])
         elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
             _become_constant(node, _evaluate(node, graph.opset))
         elif node.op not in ("ScatterElements", "ScatterND") or not write_block(graph, node):
@@ -169,12 +179,17 @@ def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
                 outputs=[gs.Variable(o.name) for o in node.outputs],
             )
         ],
-        opset=opset,
+        opset=EVALUATED_AT.get(node.op, opset),
     )
     single.outputs = list(single.nodes[0].outputs)
-    model = gs.export_onnx(single, do_type_check=False)
-    with np.errstate(all="ignore"):  # of numbers that a mask leaves out
-        return _values(model)
+    try:
+        model = gs.export_onnx(single, do_type_check=False)
+        with np.errstate(all="ignore"):  # of numbers that a mask leaves out
+            return _values(model)
+    except Exception as error:  # the evaluator raises several types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
+        raise ImportFailed(f"{where}: its constant result cannot be computed ({reason}); store the result") from error
 
 
 def _values(model: onnx.ModelProto) -> list[np.ndarray]:

@@ -1,8 +1,9 @@
 """Examples of a network's inputs: one sample of each, or one line that says what is wrong."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from typing import Any
 
 import onnx
@@ -10,10 +11,12 @@ import torch
 from torch import nn
 
 from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import NO_BATCH
 
 GivenExample = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """One sample of a network's only input, (1, C, H, W), or of each input: in order, or by name."""
 ALLOWED = "allowed: one tensor (1, C, H, W), or one for each input, in a tuple or a mapping by name"
+MOST_LAYOUTS = 64  # of batch axes that are tried
 INPUT = "input"
 """Name of a network's only input."""
 BY_ORDER = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -25,21 +28,84 @@ class ExampleInputs:
     """Examples of a module's inputs, in order. names: of the inputs in the graph.
 
     tensors: one sample of each or more, (N, …). keywords: names of the module's arguments; () where it takes them in order.
+    batch_axes: which axis of each is the batch, NO_BATCH where none is; (): all the first. settings: whole numbers without an
+    axis, which the network is read with and which are no inputs of it; by position among the module's `arguments`.
     """
 
     names: tuple[str, ...]
     tensors: tuple[torch.Tensor, ...]
     keywords: tuple[str, ...] = ()
+    batch_axes: tuple[int, ...] = ()
+    settings: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """A line for each input that is none of the SuperNet's."""
+        return tuple(kept_constant(self.arguments[position], tensor) for position, tensor in self.settings.items())
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axis of the batch of each input, NO_BATCH where none is."""
+        return self.batch_axes or (0,) * len(self.tensors)
 
     def batches(self, samples: int) -> tuple[torch.Tensor, ...]:
         """The first sample of each input, repeated."""
-        return tuple(one[:1].expand(samples, *one.shape[1:]).contiguous() for one in self.tensors)
+        return tuple(_repeated(one, axis, samples) for one, axis in zip(self.tensors, self.axes, strict=True))
 
     def call(self, function: Callable[..., Any], given: Sequence[torch.Tensor]) -> Any:
         """What a module, or its `forward`, answers to a batch of each input."""
+        rest = iter(given)
+        count = len(self.tensors) + len(self.settings)
+        whole = [self.settings[i].clone() if i in self.settings else next(rest) for i in range(count)]
         if self.keywords:
-            return function(**dict(zip(self.keywords, given, strict=True)))
-        return function(*given)
+            return function(**dict(zip(self.keywords, whole, strict=True)))
+        return function(*whole)
+
+    def with_batch_axes(self, module: nn.Module, samples: int) -> "ExampleInputs":
+        """The same with the axes by which the module takes so many samples; as it is where it takes them in no way.
+
+        The first axis of each is tried first, then others of as many entries, then that all samples share an input.
+        ImportFailed: the module takes them in no way, and the first axes differ.
+        """
+        if len(self.tensors) == 1:
+            return self
+        for axes in islice(self._layouts(), MOST_LAYOUTS):
+            found = replace(self, batch_axes=axes)
+            if _runs(module, found, samples):
+                return found if any(axes) else self
+        sizes = [len(tensor) for tensor in self.tensors if tensor.ndim]
+        if len({*sizes}) > 1:
+            raise ImportFailed(
+                f"example input: tensors of {', '.join(map(str, sizes))} samples; allowed: the first axis of each is the same "
+                "batch, or another axis that the network takes as the batch"
+            )
+        return self
+
+    def _layouts(self) -> Iterator[tuple[int, ...]]:
+        one = next(len(tensor) for tensor in self.tensors if tensor.ndim)
+        choices = [[axis for axis, size in enumerate(t.shape) if size == one] for t in self.tensors]
+        ways = product(*([*each, NO_BATCH] for each in choices))
+        yield from sorted((axes for axes in ways if 0 in axes), key=lambda axes: sum(axis != 0 for axis in axes))
+
+
+def _repeated(tensor: torch.Tensor, axis: int, samples: int) -> torch.Tensor:
+    if axis == NO_BATCH:
+        return tensor
+    return tensor.narrow(axis, 0, 1).repeat_interleave(samples, axis)
+
+
+def _runs(module: nn.Module, examples: ExampleInputs, samples: int) -> bool:
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        with torch.no_grad():
+            examples.call(module.eval(), examples.batches(samples))
+    except Exception:  # noqa: BLE001 - what a module refuses, and how, is its own; the next axes are tried
+        return False
+    finally:
+        for part, training in modes:
+            part.training = training
+    return True
 
 
 def examples_of_module(module: nn.Module, example: object) -> ExampleInputs:
@@ -55,12 +121,21 @@ def examples_of_module(module: nn.Module, example: object) -> ExampleInputs:
         ordered = _check_order(module, parameters, len(given))
         named = ordered if len(given) > 1 else (INPUT,)
     taken = module.state_dict().keys()
-    names = tuple(f"{name}_{INPUT}" if name in taken else name for name in named)
-    return ExampleInputs(names=names, tensors=tensors, keywords=keywords)
+    settings = {i: tensor for i, tensor in enumerate(tensors) if not tensor.ndim and not tensor.is_floating_point()}
+    names = tuple(f"{name}_{INPUT}" if name in taken else name for i, name in enumerate(named) if i not in settings)
+    inputs = tuple(tensor for i, tensor in enumerate(tensors) if i not in settings)
+    return ExampleInputs(
+        names=names, tensors=inputs, keywords=keywords, settings=settings, arguments=tuple(named) if settings else ()
+    )
 
 
-def examples_of_file(model: onnx.ModelProto, example: object) -> dict[str, tuple[int, ...]]:
-    """Input name -> shape of its example; {} without examples. ImportFailed: there are others than the file has inputs."""
+def kept_constant(name: str, value: object) -> str:
+    """What is said about an input that is a single whole number."""
+    return f"input '{name}' is kept as the constant {value.item() if isinstance(value, torch.Tensor) else value}"
+
+
+def examples_of_file(model: onnx.ModelProto, example: object) -> dict[str, torch.Tensor]:
+    """Input name -> its example; {} without examples. ImportFailed: there are others than the file has inputs."""
     if example is None:
         return {}
     given = _checked(example)
@@ -70,11 +145,11 @@ def examples_of_file(model: onnx.ModelProto, example: object) -> dict[str, tuple
     if len(named) != len(given) or set(named) != set(names):
         told = ", ".join(given) if isinstance(given, Mapping) else str(len(given))
         raise ImportFailed(f"network: examples of {told}; allowed: one of each input ({', '.join(names)})")
-    return {name: tuple(tensor.shape) for name, tensor in named.items()}
+    return dict(named)
 
 
 def _checked(example: object) -> tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]:
-    """Tensors with a common batch axis, in order or by name."""
+    """Tensors, in order or by name; one of them has a batch."""
     if example is None:
         raise ImportFailed(f"network: no example input; {ALLOWED}")
     if isinstance(example, Mapping):
@@ -86,13 +161,8 @@ def _checked(example: object) -> tuple[torch.Tensor, ...] | Mapping[str, torch.T
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise ImportFailed(f"example input: got {type(tensor).__name__}; {ALLOWED}")
-        if not tensor.ndim or not tensor.numel():
+        if not tensor.numel() or not any(each.ndim for each in tensors if isinstance(each, torch.Tensor)):
             raise ImportFailed(f"example input: a tensor of shape {tuple(tensor.shape)}; {ALLOWED}")
-    if len({len(tensor) for tensor in tensors}) != 1:
-        sizes = ", ".join(str(len(tensor)) for tensor in tensors)
-        raise ImportFailed(
-            f"example input: tensors of {sizes} samples; allowed: the first axis of each is the same batch"
-        )
     return dict(example) if isinstance(example, Mapping) else tuple(tensors)
 
 

@@ -1,6 +1,7 @@
 """ONNX nodes in the forms that the IR's rules expect: nodes without effect are removed, later opsets are rewritten."""
 
 from functools import cache
+from itertools import count
 
 import numpy as np
 import onnx
@@ -27,8 +28,20 @@ STRETCHING = {
 
 
 def resolve_identities(graph: gs.Graph) -> None:
+    """Remove nodes that copy, but for those that make an output of its own of an input, a stored tensor or another output."""
     for node in [n for n in graph.nodes if n.op in ("Identity", "Dropout")]:
-        bypass(graph, node)
+        if gives_output_alone(graph, node):
+            node.op, node.attrs = "Identity", {}
+            node.inputs, node.outputs = [node.inputs[0]], [node.outputs[0]]
+        else:
+            bypass(graph, node)
+
+
+def gives_output_alone(graph: gs.Graph, node: gs.Node) -> bool:
+    """Whether a copy gives an output of the network whose source is given already: no node's result, or another output."""
+    source, target = node.inputs[0], node.outputs[0]
+    is_output = any(tensor is target for tensor in graph.outputs)
+    return is_output and (not source.inputs or any(tensor is source for tensor in graph.outputs))
 
 
 def bypass(graph: gs.Graph, node: gs.Node) -> None:
@@ -46,24 +59,41 @@ def bypass(graph: gs.Graph, node: gs.Node) -> None:
     node.outputs.clear()
 
 
+def separate_outputs(graph: gs.Graph) -> None:
+    """An output that is stored, the network's input, or given as another output already, becomes a value of its own."""
+    taken = {id(tensor) for tensor in graph.inputs}
+    names = {*graph.tensors(), *(tensor.name for tensor in graph.inputs)}
+    for position, output in enumerate(graph.outputs):
+        if isinstance(output, gs.Constant) or id(output) in taken:
+            name = next(n for n in (f"{output.name}/output{i}" for i in count(position)) if n not in names)
+            names.add(name)
+            copy = gs.Variable(name, output.dtype, None if output.shape is None else list(output.shape))
+            graph.nodes.append(gs.Node("Identity", name, inputs=[output], outputs=[copy]))
+            graph.outputs[position] = output = copy
+        taken.add(id(output))
+
+
 def drop_idle(graph: gs.Graph) -> None:
     """Remove nodes without effect: padding by nothing, full ranges, reshaping to the same shape, casts to the same type."""
     for node in list(graph.nodes):
-        if _is_idle(node):
+        if _is_idle(node) and not gives_output_alone(graph, node):
             bypass(graph, node)
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
 
 
-def share_rows(graph: gs.Graph) -> None:
+def share_rows(graph: gs.Graph, samples: int) -> None:
     """Constants with the same row for each traced sample (a mask that was filled in) get one row for all samples."""
-    samples = graph.inputs[0].shape[0]
     if samples == 1:
         return
     for node in list(graph.nodes):
         if node.op in BY_SAMPLE:
             _repeat_row(graph, node, samples)
-        if node.op not in STRETCHING or (node.op == "Concat" and node.attrs["axis"] == 0):
+        if (
+            node.op not in STRETCHING
+            or (node.op == "Concat" and node.attrs["axis"] == 0)
+            or not has_fixed_shape(node.outputs[0])
+        ):
             continue
         computed = [i for i in node.inputs if not isinstance(i, gs.Constant) and has_fixed_shape(i)]
         rank = len(node.outputs[0].shape)
@@ -123,16 +153,18 @@ def _is_idle(node: gs.Node) -> bool:
             return False
 
 
-def normalise(graph: gs.Graph) -> None:
-    """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
+def normalise(graph: gs.Graph, samples: int) -> None:
+    """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators.
+
+    samples: traced batch size; 1 where it cannot be told from axes with one element.
+    """
     for node in graph.nodes:
-        _normalise(node, graph.inputs[0].shape[0])
+        _normalise(node, samples)
         _drop_later_defaults(node, graph.opset)
     graph.cleanup(remove_unused_graph_inputs=False)
 
 
 def _normalise(node: gs.Node, samples: int) -> None:
-    """samples: traced batch size; 1 where it cannot be told from axes with one element."""
     if node.op == "Tile" and samples > 1 and _repeats_samples(node, samples):
         node.op = "Expand"
         node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/shape", np.asarray(node.outputs[0].shape, np.int64))
@@ -169,6 +201,9 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.attrs.setdefault("axis", 1)
     if node.op == "Swish" and node.attrs.pop("alpha", 1.0) == 1.0:
         node.op = "Silu"
+    if node.op == "Squeeze" and len(node.inputs) == 1 and "axes" not in node.attrs and has_fixed_shape(node.inputs[0]):
+        ones = [axis for axis, size in enumerate(node.inputs[0].shape) if size == 1]
+        node.inputs.append(gs.Constant(f"{node.outputs[0].name}/axes", np.asarray(ones, np.int64)))
     if node.op in RECURRENT:
         _drop_default_states(node)
     if node.op == "Gather" and node.attrs.get("axis", 0) == 0 and _is_look_up(*node.inputs):

@@ -262,15 +262,37 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        where = f"network '{path}': tensor '{tensor.name}' is stored in '{location}'"
         target = (folder / location).resolve()
-        if not target.is_relative_to(folder) or not target.is_file():
+        if not target.is_relative_to(folder) or target.is_dir():
+            raise ImportFailed(f"{where}; allowed: files inside the model's own folder; save the model as one file")
+        _refuse_absent_data(where, target, tensor)
+        try:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        except Exception as error:  # the reader raises many types, of files and of its checks
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ImportFailed(
-                f"network '{path}': tensor '{tensor.name}' is stored in '{location}'; "
-                "allowed: files inside the model's own folder; save the model as one file"
-            )
-        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+                f"{where}, which cannot be read ({reason}); copy it again, or save the model as one file"
+            ) from error
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def _refuse_absent_data(where: str, target: Path, tensor: onnx.TensorProto) -> None:
+    """ImportFailed for a file that is not there, or ends before the tensor does."""
+    if not target.is_file():
+        raise ImportFailed(f"{where}, which is not there; copy it beside the model, or save the model as one file")
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        start, length = int(entries.get("offset", 0)), int(entries.get("length", _stored_bytes(tensor)))
+    except ValueError as error:
+        raise ImportFailed(f"{where} at a place that is no number ({error}); save the model again") from error
+    size = target.stat().st_size
+    if start < 0 or length != _stored_bytes(tensor) or start + length > size:
+        raise ImportFailed(
+            f"{where} from byte {start}, {length} bytes of a file of {size}; allowed: {_stored_bytes(tensor)} bytes that are "
+            "there; copy it again (an interrupted copy, or a pointer of Git LFS, is short)"
+        )
 
 
 def _tensors_in(message: Message, where: str, *, but: str = "") -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -288,4 +310,14 @@ def _tensors_in(message: Message, where: str, *, but: str = "") -> Iterator[tupl
 
 
 def _stored_bytes(tensor: onnx.TensorProto) -> int:
+    if (
+        tensor.data_type not in onnx.TensorProto.DataType.values()
+        or not tensor.data_type
+        or min(tensor.dims, default=0) < 0
+    ):
+        raise ImportFailed(
+            f"network: tensor '{tensor.name}' of type {tensor.data_type}, shape {[*tensor.dims]}; export it again"
+        )
+    if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1):
+        return -(-math.prod(tensor.dims) // 2)
     return math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

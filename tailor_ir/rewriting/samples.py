@@ -14,7 +14,7 @@ def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
 
     Which ones do is told by their axes. ImportFailed: their rows differ.
     """
-    samples = graph.shapes[graph.inputs[0]][0]
+    samples = graph.samples
     stored = (*graph.parameters, *graph.constants)
     if samples == 1 or not any(samples in graph.shapes[name] for name in stored if tensors[name].is_floating_point()):
         return _made_late(graph), tensors

@@ -179,6 +179,8 @@ class Producers:
     def __init__(self, selections: Sequence[Selection]) -> None:
         self._selections = {selection.value: selection for selection in selections}
         self._all: dict[str, tuple[tuple[str, Presence], ...]] = {}
+        self.elsewhere = frozenset(one for each in selections for one in each.producers if one != each.value)
+        """Values that are read in the place of others, in some SubNets."""
 
     def of(self, name: str, codes: np.ndarray) -> str:
         """The chosen producer of a value in one SubNet; the value itself where its own node is chosen."""

@@ -7,8 +7,10 @@ import torch
 
 from tailor_ir import axes as ax
 from tailor_ir.dims import AxisTable, Dim, DimPool, Windows
+from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
+from tailor_ir.ops.registry import Dims
 
 MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))  # weights of these sum over positions
 COUNTED = "the number of its positions follows from the axis"
@@ -22,6 +24,7 @@ class AxisMap:
 
     resolution_frozen: why the resolution cannot change; "" where it can. frozen: by value name, why each dimension cannot
     change; "" where it can, or has nothing that could. ordered: channel groups that an operator reads in their order, and why.
+    batch_conflict: where the batch is no batch; "" where it always is.
     """
 
     axes: Mapping[str, tuple[ax.Axis, ...]]
@@ -30,6 +33,7 @@ class AxisMap:
     resolution_frozen: str
     frozen: Mapping[str, tuple[str, ...]]
     ordered: Mapping[int, str]
+    batch_conflict: str = ""
 
     def node_shapes(self, node: Node, sizes: ax.Sizes) -> NodeShapes:
         """Shapes of a node's operands and results."""
@@ -59,9 +63,13 @@ def propagate(
     p = Propagation(graph, tensors, DimPool(windows), data=graph.data_values())
     _read_inputs(p)
     for node in graph.nodes:
-        for name, dims in zip(node.outputs, find(OPERATORS, node).axes(node, p), strict=False):
+        for name, dims in zip(node.outputs, _results(node, p), strict=False):
             p.dims[name] = dims
-            assert tuple(d.size for d in dims) == graph.shapes[name], (node, dims, graph.shapes[name])
+            if (sizes := tuple(d.size for d in dims)) != graph.shapes[name]:
+                raise ImportFailed(
+                    f"operator '{node.op}' at '{node.name}': gives {graph.shapes[name]}, and {sizes} by its operands; allowed: "
+                    "operands as its specification has them; export the network again"
+                )
     _join(p, joins)
     for name in graph.initializers - p.dims.keys():
         p.dims[name] = tuple(p.pool.fixed(size, "constant") for size in graph.shapes[name])
@@ -77,7 +85,26 @@ def propagate(
     axes = {name: tuple(table.axis(dim) for dim in dims) for name, dims in p.dims.items()}
     equal = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
     frozen = p.pool.resolution_frozen or ("" if graph.image or graph.sequences else NO_POSITIONS)
-    return AxisMap(axes, dict(table.groups), equal, frozen, _reasons(p), _ordered(p, table))
+    return AxisMap(
+        axes=axes,
+        groups=dict(table.groups),
+        equal_sizes=equal,
+        resolution_frozen=frozen,
+        frozen=_reasons(p),
+        ordered=_ordered(p, table),
+        batch_conflict=p.pool.batch_conflict,
+    )
+
+
+def _results(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    """Dimensions of a node's results. ImportFailed for operands or attributes that no form of the operator has."""
+    try:
+        return find(OPERATORS, node).axes(node, p)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': not in a form that can be read ({type(error).__name__}: {error}); "
+            "allowed: operands and attributes as ONNX's specification has them; export the network again, or report it"
+        ) from error
 
 
 def _join(p: Propagation, pairs: Sequence[tuple[str, str]], fixing: bool = True) -> None:
@@ -90,23 +117,25 @@ def _join(p: Propagation, pairs: Sequence[tuple[str, str]], fixing: bool = True)
 
 
 def _read_inputs(p: Propagation) -> None:
-    """Dimensions of the inputs: one batch, one resolution. Images of another size than the first keep their ratio to it.
+    """Dimensions of the inputs: one batch, wherever it stands, and one resolution.
+
+    Images of another size than the first keep their ratio to it.
 
     Without images the length of token sequences stands in the place of the resolution.
     """
     graph = p.graph
-    batch = p.pool.batch(graph.shapes[graph.inputs[0]][0])
+    batch = p.pool.batch(graph.samples)
     sides = [p.pool.spatial(index, size) for index, size in enumerate(graph.positions if graph.image else ())]
     steps = [p.pool.length(size) for size in graph.positions if graph.sequences]
     for name in graph.inputs:
-        _, *sizes = graph.shapes[name]
-        dims = [p.pool.fixed(size, "network input") for size in sizes]
+        sizes, axis = graph.shapes[name], graph.batch_axis(name)
+        dims = [batch if i == axis else p.pool.fixed(size, "network input") for i, size in enumerate(sizes)]
         if name in graph.sequences:
-            dims = steps
-        elif len(dims) == 3:
-            for side, axis in zip(sides, graph.sides_of(name), strict=True):
-                dims[axis - 1] = p.pool.scaled(side, sizes[axis - 1], side.size)
-        p.dims[name] = (batch, *dims)
+            dims[1:] = steps
+        elif len(dims) == 4 and axis == 0:
+            for side, at in zip(sides, graph.sides_of(name), strict=True):
+                dims[at] = p.pool.scaled(side, sizes[at], side.size)
+        p.dims[name] = tuple(dims)
 
 
 def _reasons(p: Propagation) -> dict[str, tuple[str, ...]]:

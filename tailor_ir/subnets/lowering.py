@@ -130,7 +130,7 @@ class Lowering:
         """The values and tensors that a node's module is called with, in order."""
         record = OPERATORS[node.op]
         names = tuple(name for name in node.inputs[: record.operands] if name)
-        return names + self.graph.inputs[:1] if record.needs_batch and node.outputs[0] in self.data else names
+        return (*names, self.graph.batched_input) if record.needs_batch and node.outputs[0] in self.data else names
 
     def lower(self, node: Node, sizes: Sizes) -> Lowered:
         """The module of a node and the names of its operands, in order."""

@@ -1,6 +1,6 @@
 """Writing ONNX: IR nodes as standard operators of opset 17, and whole SubNets as files."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import torch
 
 from tailor_ir.alignment import InputAlignment
 from tailor_ir.graph import Attribute, Node
-from tailor_ir.ops import OPERATORS, NodeShapes
+from tailor_ir.ops import OPERATORS
+from tailor_ir.ops.recurrent import FIRST_STATE, STATES
 from tailor_ir.reading.trace import OPSET
 from tailor_ir.spaces.structure import Subnet
 from tailor_ir.subnets.batch_norms import Statistics
@@ -49,6 +50,7 @@ def to_onnx(
 ) -> onnx.ModelProto:
     """A checked ONNX model of the nodes."""
     _share_constants(nodes)
+    _name_apart(nodes, inputs, outputs)
     graph = gs.Graph(nodes=list(nodes), inputs=list(inputs), outputs=list(outputs), name=name, opset=OPSET)
     graph.cleanup().toposort()
     model = gs.export_onnx(graph)
@@ -74,6 +76,26 @@ def _share_constants(nodes: Sequence[gs.Node]) -> None:
         inputs = [shared(tensor) for tensor in node.inputs]
         if any(one is not other for one, other in zip(inputs, node.inputs, strict=True)):
             node.inputs = inputs
+
+
+def _name_apart(nodes: Sequence[gs.Node], inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor]) -> None:
+    """Give each node and each value a name of its own: files with equal names are refused by runtimes.
+
+    The names of inputs and outputs stay.
+    """
+    known: dict[str, gs.Tensor] = {tensor.name: tensor for tensor in (*inputs, *outputs)}
+    used: set[str] = set()
+    for node in nodes:
+        node.name = _free(node.name, used)
+        used.add(node.name)
+        for tensor in (*node.inputs, *node.outputs):
+            if not tensor.is_empty() and known.setdefault(tensor.name, tensor) is not tensor:
+                tensor.name = _free(tensor.name, known)
+                known[tensor.name] = tensor
+
+
+def _free(wanted: str, taken: Container[str]) -> str:
+    return next(name for name in (wanted, *(f"{wanted}/{i}" for i in range(2, MOST_NODES))) if name not in taken)
 
 
 class _OnnxGraph:
@@ -155,20 +177,24 @@ class _OnnxGraph:
             else self.value(node.inputs[position] if position < len(node.inputs) else "")
             for position in range(count)
         ]
-        if node.op == "Concat":
-            inputs = [self._repeated(node, i, shapes) for i in inputs]
+        if node.op == "Concat" and node.int("axis", 0) != 0:
+            inputs = [self._repeated(node, i, 0, shapes.outputs[0][0]) for i in inputs]
+        if node.op in STATES:
+            states = range(FIRST_STATE, min(FIRST_STATE + STATES[node.op], len(inputs)))
+            for position in (position for position in states if not inputs[position].is_empty()):
+                inputs[position] = self._repeated(node, inputs[position], 1, shapes.inputs[0][1])
         outputs = [self.value(name) for name in node.outputs]
         self.nodes += emit(node.op, node.name, inputs, outputs, record.attributes_of(node, shapes))
 
-    def _repeated(self, node: Node, part: gs.Tensor, shapes: NodeShapes) -> gs.Tensor:
-        """A tensor with one entry for all samples, repeated for each sample."""
-        batch = shapes.outputs[0][0]
-        if node.int("axis", 0) == 0 or part.shape[0] == batch:
+    def _repeated(self, node: Node, part: gs.Tensor, axis: int, batch: int) -> gs.Tensor:
+        """A tensor with one entry for all samples along its batch axis, repeated for each sample."""
+        if part.shape[axis] == batch:
             return part
-        shape = (batch, *part.shape[1:])
-        repeated = gs.Variable(f"{part.name}/repeated", np.float32, shape)
-        target = gs.Constant(f"{part.name}/batch", np.asarray(shape, np.int64))
-        self.nodes.append(gs.Node("Expand", f"{node.name}/Expand", inputs=[part, target], outputs=[repeated]))
+        shape = (*part.shape[:axis], batch, *part.shape[axis + 1 :])
+        name = f"{node.name}/{part.name}"
+        repeated = gs.Variable(f"{name}/repeated", part.dtype, shape)
+        target = gs.Constant(f"{name}/batch", np.asarray(shape, np.int64))
+        self.nodes.append(gs.Node("Expand", f"{name}/Expand", inputs=[part, target], outputs=[repeated]))
         return repeated
 
     def outputs(self, names: Sequence[str]) -> list[gs.Tensor]:
@@ -179,8 +205,10 @@ class _OnnxGraph:
         found: dict[str, gs.Tensor] = {}
         for wanted, name in zip(names, self.subnet.outputs, strict=True):
             source = self.value(name)
-            if name in found or name in self.structure.graph.inputs:
+            if name in found or name in self.structure.graph.inputs or isinstance(source, gs.Constant):
                 copy = gs.Variable(wanted, source.dtype, source.shape)
+                if isinstance(source, gs.Constant):
+                    source = gs.Constant(f"{name}/stored", source.values)
                 self.nodes.append(gs.Node("Identity", f"{wanted}/output", inputs=[source], outputs=[copy]))
                 found[wanted] = copy
             else:

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from tailor_ir.alignment import InputAlignment
-from tailor_ir.graph import Node
+from tailor_ir.graph import OTHER_FLOATS, Node
 from tailor_ir.ops import OPERATORS
 from tailor_ir.spaces.structure import Subnet
 from tailor_ir.subnets.batch_norms import Statistics
@@ -21,6 +21,13 @@ from tailor_ir.subnets.lowering import Lowering
 
 MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "self", "training"}
 """Names that a layer cannot have in a module."""
+
+
+class Float32(nn.Module):
+    """Takes the inputs of a network that was given in another floating-point type."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.float32)
 
 
 class SubnetTensors:
@@ -75,13 +82,17 @@ class _Builder:
         own = self.elastic.structure.graph.inputs
         for value in inputs:
             self.values[value] = self.graph.placeholder("input" if own == (value,) else self._name(value))
+            given = dict(zip(own, self.elastic.structure.graph.given_types, strict=False)).get(value)
+            if given is not None and f"torch.{given}" in OTHER_FLOATS:
+                self.root.add_module(name := self._name(f"{value}_float32"), Float32())
+                self.values[value] = self._variable("call_module", name, self.values[value])
             if own == (value,) and (alignment := InputAlignment.of_tensors(self.tensors.statistics)) is not None:
                 self.root.add_module(name := self._name("alignment"), alignment)
                 self.values[value] = self._variable("call_module", name, self.values[value])
         for node in self.subnet.nodes:
             if not self.tensors.has(node.outputs[0]):
                 self._add(node)
-        outputs = tuple(self.values[name] for name in self.subnet.outputs)
+        outputs = tuple(self._operand(name) for name in self.subnet.outputs)
         self.graph.output(outputs[0] if len(outputs) == 1 else outputs)
         return fx.GraphModule(self.root, self.graph, "SubNet")
 

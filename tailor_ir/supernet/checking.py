@@ -4,7 +4,7 @@ The largest SubNet answers as the network that it was made of, and a SubNet answ
 several inputs, and in batches of two sizes, since a network may be right for one sample alone.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from onnx import helper
 from torch import nn
 
 from tailor_ir import storage
-from tailor_ir.conversion.running import session_of
 from tailor_ir.errors import CheckFailed
-from tailor_ir.graph import GivenInputs, Graph, Tensors
+from tailor_ir.graph import NO_BATCH, GivenInputs, Graph, Tensors
 from tailor_ir.reading.comparison import (
     NUDGES,
     REFUSALS,
@@ -28,21 +26,24 @@ from tailor_ir.reading.comparison import (
     difference_of_answers,
     evaluated,
     nudged,
+    shaped_like,
+    tolerance_of,
 )
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import tensors_in
+from tailor_ir.supernet.file_networks import Answering, Batching, file_network
 
 BATCHES = (1, 3)
 """Sizes of the batches that are compared."""
 Draw = Callable[[np.random.Generator, int], Sequence[np.ndarray]]
-Answering = Callable[[Batches], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAnswer:
     """A batch of each input in order, and what a network answers. uncertain: by how much rounding of the inputs moves it."""
 
+    samples: int
     given: Batches
     expected: Answer
     uncertain: float
@@ -50,15 +51,17 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Answers of a network, to compare those of others with."""
+    """Answers of a network, to compare those of others with. tolerance: the largest difference, as a share of the answer."""
 
     answers: tuple[KnownAnswer, ...]
+    tolerance: float = TOLERANCE
 
     @classmethod
     def of(cls, network: Callable[..., object], batches: Iterable[GivenInputs]) -> "Reference":
         """Answers of a network that is called with a batch of each input, in order; a module's are those in eval mode."""
         given = [(one,) if isinstance(one, torch.Tensor) else tuple(one) for one in batches]
-        return cls(tuple(_known(network, lambda inputs: network(*inputs), [[one] for one in given])))
+        sizes = [next(len(one) for one in each if one.ndim) for each in given]
+        return cls(tuple(_known(network, lambda inputs: network(*inputs), sizes, [[one] for one in given])))
 
     @classmethod
     def of_module(cls, module: nn.Module, examples: ExampleInputs, draw: Draw) -> "Reference":
@@ -68,46 +71,57 @@ class Reference:
         def answer(given: Batches) -> object:
             return examples.call(module, tuple(one.to(device) for one in given))
 
+        candidates = _candidates(draw, examples.axes, examples)
         with plain_attention(), plain_transformers(module), uncompiled():
-            return cls(tuple(_known(module, answer, _candidates(draw, examples))))
+            return cls(tuple(_known(module, answer, BATCHES, candidates)), tolerance_of(module, examples))
 
     @classmethod
-    def of_file(cls, model: onnx.ModelProto, draw: Draw) -> "Reference":
-        """Answers of an ONNX model in onnxruntime, to drawn inputs; none for a model that onnxruntime cannot run."""
-        network = _file(model)
-        return cls(() if network is None else tuple(_known(None, network, _candidates(draw, None))))
+    def of_file(
+        cls, model: onnx.ModelProto, draw: Draw, batching: Batching, constants: Mapping[str, np.ndarray]
+    ) -> "Reference":
+        """Answers of an ONNX model in onnxruntime, to drawn inputs; none for a model that onnxruntime cannot run.
+
+        constants: inputs that are not drawn, by name.
+        """
+        network, candidates = file_network(model, batching, constants), _candidates(draw, batching.inputs, None)
+        return cls(() if network is None else tuple(_known(None, network, BATCHES, candidates)))
 
     def difference(self, network: Answering) -> tuple[float, int]:
         """The largest difference of a network's answers as a share of the largest output, and the batch that has it.
 
         0 where rounding explains it; infinite where shapes differ, or the network cannot run.
         """
-        found = [(_excess(known, network), len(known.given[0])) for known in self.answers]
+        found = [(_excess(known, network), known.samples) for known in self.answers]
         return max(found, default=(0.0, 0))
 
     def check(self, network: Answering, where: str, other: str) -> None:
         """CheckFailed: a network's answers are others than those of `other`. where: the step that has been done."""
         difference, batch = self.difference(network)
-        if difference > TOLERANCE:
+        if difference > self.tolerance:
             size = (
                 f"{difference:.2g} of the largest output" if difference < float("inf") else "other shapes, or no answer"
             )
             raise CheckFailed(
-                f"{where}: the largest SubNet answers otherwise than {other} ({size}, batch {batch}); allowed: {TOLERANCE:g}; "
-                "nothing of this step was kept; report it with the network"
+                f"{where}: the largest SubNet answers otherwise than {other} ({size}, batch {batch}); allowed: "
+                f"{self.tolerance:g}; nothing of this step was kept; report it with the network"
             )
 
 
 def check_forms(
-    elastic: Answering, built: nn.Module, exported: Mapping[int, onnx.ModelProto], draw: Draw, where: str
+    elastic: Answering,
+    built: nn.Module,
+    exported: Mapping[int, onnx.ModelProto],
+    draw: Draw,
+    batching: Batching,
+    where: str,
 ) -> None:
     """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one."""
     for batch, model in exported.items():
         (given,) = _batches_of(draw, (batch,))
-        reference = Reference(tuple(_known(None, elastic, [[given]])))
+        reference = Reference(tuple(_known(None, elastic, [batch], [[given]])))
         for form, network in (
             ("the SubNet that stands alone", lambda inputs: built(*inputs)),
-            ("the exported SubNet", _file(model) or _refusing),
+            ("the exported SubNet", file_network(model, batching, {}) or _refusing),
         ):
             difference, _ = reference.difference(network)
             if difference > TOLERANCE or not reference.answers:
@@ -142,18 +156,20 @@ def _batches_of(draw: Draw, sizes: Sequence[int]) -> list[Batches]:
     return [tuple(map(torch.from_numpy, draw(np.random.default_rng(size), size))) for size in sizes]
 
 
-def _candidates(draw: Draw, examples: ExampleInputs | None) -> list[list[Batches]]:
+def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None) -> list[list[Batches]]:
     """For each size of batches some to try in turn: drawn numbers, numbers from 0 to 1, and the example for all samples.
 
     In the larger batch, the first sample is the example, and the last has other signs and sizes.
     """
     small, large = _batches_of(draw, BATCHES)
-    for position, one in enumerate(large):
+    for position, (one, axis) in enumerate(zip(large, axes, strict=True)):
+        if axis == NO_BATCH:
+            continue
         if one.is_floating_point():
-            one[-1] = -4 * one[-1]
-        example = None if examples is None else examples.tensors[position][0].detach().cpu()
-        if example is not None and example.shape == one.shape[1:]:
-            one[0] = example
+            one.select(axis, -1).mul_(-4)
+        example = None if examples is None else examples.tensors[position].select(axis, 0).detach().cpu()
+        if example is not None and example.shape == one.select(axis, 0).shape:
+            one.select(axis, 0).copy_(example)
     found = [
         [given, tuple(one.sigmoid() if one.is_floating_point() else one for one in given)] for given in (small, large)
     ]
@@ -166,29 +182,29 @@ def _candidates(draw: Draw, examples: ExampleInputs | None) -> list[list[Batches
     ]
 
 
-def _known(network: object, answer: Answering, candidates: Sequence[Sequence[Batches]]) -> Iterable[KnownAnswer]:
+def _known(
+    network: object, answer: Answering, sizes: Sequence[int], candidates: Sequence[Sequence[Batches]]
+) -> Iterable[KnownAnswer]:
     """Answers to the first batches of each size that the network takes."""
     context: AbstractContextManager[None] = evaluated(network if isinstance(network, nn.Module) else nn.Identity())
     with context, torch.no_grad():
-        for given, expected in _accepted(answer, candidates):
-            moved = _tried(answer, tuple(map(nudged, given)))
-            yield KnownAnswer(given, expected, 0.0 if moved is None else difference_of_answers(expected, moved))
+        for samples, several in zip(sizes, candidates, strict=True):
+            for given, expected in _accepted(answer, several):
+                moved = _tried(answer, tuple(map(nudged, given)))
+                uncertain = 0.0 if moved is None else difference_of_answers(expected, moved)
+                yield KnownAnswer(samples=samples, given=given, expected=expected, uncertain=uncertain)
 
 
-def _accepted(answer: Answering, candidates: Sequence[Sequence[Batches]]) -> Iterator[tuple[Batches, Answer]]:
-    """For each size the first batches with an answer of numbers, or else the first with any answer."""
-    for several in candidates:
-        first: tuple[Batches, Answer] | None = None
-        for given in several:
-            expected = _tried(answer, given)
-            if expected is None:
-                continue
-            if all(not one.numel() or one.isfinite().any() for one in expected):
-                first = given, expected
-                break
-            first = first or (given, expected)
-        if first is not None:
-            yield first
+def _accepted(answer: Answering, several: Sequence[Batches]) -> list[tuple[Batches, Answer]]:
+    """The first batches with an answer of numbers, or else the first with any answer; none where none has one."""
+    answered: list[tuple[Batches, Answer]] = []
+    for given in several:
+        expected = _tried(answer, given)
+        if expected is not None and all(not one.numel() or one.isfinite().any() for one in expected):
+            return [(given, expected)]
+        if expected is not None:
+            answered.append((given, expected))
+    return answered[:1]
 
 
 def _tried(answer: Answering, given: Batches) -> Answer | None:
@@ -202,46 +218,7 @@ def _tried(answer: Answering, given: Batches) -> Answer | None:
 def _excess(known: KnownAnswer, network: Answering) -> float:
     with torch.no_grad():
         found = _tried(network, known.given)
+    if found is not None and known.samples == 1:
+        found = shaped_like(found, known.expected)
     difference = float("inf") if found is None else difference_of_answers(known.expected, found)
     return 0.0 if difference <= NUDGES * known.uncertain else difference
-
-
-class _File:
-    """An ONNX model in onnxruntime, as a network. One of a fixed batch runs so many samples at once, which are put together."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        stored = {tensor.name for tensor in model.graph.initializer}
-        inputs = [one for one in model.graph.input if one.name not in stored]
-        types = [one.type.tensor_type for one in inputs]
-        self._types = {
-            one.name: np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-            for one, kind in zip(inputs, types, strict=True)
-        }
-        self._fixed = max((kind.shape.dim[0].dim_value for kind in types if kind.shape.dim), default=0)
-        self._session = session_of(model, folded=True)
-
-    def __call__(self, given: Batches) -> list[torch.Tensor]:
-        count, step = len(given[0]), self._fixed or len(given[0])
-        pieces = [
-            self._run(given, [min(start + row, count - 1) for row in range(step)]) for start in range(0, count, step)
-        ]
-        if step == count:
-            return list(map(torch.from_numpy, pieces[0]))
-        if any(answer.shape[:1] != (step,) for piece in pieces for answer in piece):
-            raise RuntimeError("answers have no sample as their first axis")
-        return [torch.from_numpy(np.concatenate(each)[:count]) for each in zip(*pieces, strict=True)]
-
-    def _run(self, given: Batches, rows: Sequence[int]) -> list[np.ndarray]:
-        pairs = zip(self._types.items(), given, strict=True)
-        try:
-            return self._session.run(None, {name: one[list(rows)].numpy().astype(kind) for (name, kind), one in pairs})
-        except Exception as error:  # the runtime raises many types
-            raise RuntimeError(str(error)) from error
-
-
-def _file(model: onnx.ModelProto) -> Answering | None:
-    """A file as a network; None where onnxruntime cannot load it."""
-    try:
-        return _File(model)
-    except Exception:  # noqa: BLE001 - the runtime raises many types, and `compile` tells that nothing could be compared
-        return None

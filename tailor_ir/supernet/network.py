@@ -46,6 +46,7 @@ from tailor_ir.subnets.standalone import build, build_nodes, own_tensors
 from tailor_ir.summary import describe
 from tailor_ir.supernet.checking import BATCHES, Reference, check_forms, check_saved
 from tailor_ir.supernet.exporting import WithStatistics, export_together
+from tailor_ir.supernet.file_networks import Batching
 from tailor_ir.supernet.joining import take_part
 from tailor_ir.supernet.ordering import ChannelOrder, correlation, narrower, put_together, sortable
 
@@ -195,6 +196,7 @@ class SuperNet:
             self.build(chosen, statistics),
             {batch: exported(batch) for batch in BATCHES},
             lambda rng, batch: self.sample_inputs(chosen, rng, batch),
+            Batching.of(self.structure),
             where,
         )
 
@@ -261,15 +263,16 @@ class SuperNet:
         for name, shape in self.input_shapes(config, batch).items():
             tokens, kind = graph.tokens_of(name), graph.input_type(name)
             if kind == "bool":
-                found.append(rng.random(shape) < 0.5)
+                drawn = rng.random(shape) < 0.5
             elif tokens is None:
-                found.append(rng.standard_normal(shape, dtype=np.float32).astype(kind))
+                drawn = rng.standard_normal(shape, dtype=np.float32)
             else:
-                found.append(rng.integers(tokens, size=shape).astype(kind))
+                drawn = rng.integers(tokens, size=shape)
+            found.append(np.asarray(drawn).astype(kind))
         return tuple(found)
 
     def input_shapes(self, config: Mapping[str, Choice], batch: int | None = None) -> dict[str, tuple[int, ...]]:
-        """Input name -> its shape in a SubNet, in the order in which networks are called. The first axis is the batch."""
+        """Input name -> its shape in a SubNet, in the order in which networks are called."""
         sizes = self.space.sizes(self.space.row(config), self.batch if batch is None else batch)
         axes = self.structure.axis_map.axes
         return {name: sizes.shape(axes[name]) for name in self.structure.graph.inputs}

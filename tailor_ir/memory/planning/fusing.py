@@ -75,7 +75,8 @@ def pads_for_another(drafts: Drafts, node: Node) -> bool:
         return False
     before, after = drafts.graph.shapes[node.inputs[0]], drafts.graph.shapes[node.outputs[0]]
     grown = before[:2] == after[:2] and before != after and all(a <= b for a, b in zip(before, after, strict=True))
-    return grown and users[0].op in ("AveragePool", "Conv") and node.outputs[0] not in drafts.graph.outputs
+    read_alone = node.outputs[0] not in drafts.graph.outputs and node.outputs[0] not in drafts.sources.elsewhere
+    return grown and users[0].op in ("AveragePool", "Conv") and read_alone
 
 
 def scales_product(drafts: Drafts, node: Node, inputs: Sequence[str]) -> bool:

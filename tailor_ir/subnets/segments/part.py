@@ -34,7 +34,7 @@ class AnswerPart(Part):
 
 def reads(graph: Graph, node: Node) -> tuple[str, ...]:
     """The values that a node's module is called with; some ask the network's input for the number of samples."""
-    return (*node.inputs, *graph.inputs[:1]) if OPERATORS[node.op].needs_batch else node.inputs
+    return (*node.inputs, graph.batched_input) if OPERATORS[node.op].needs_batch else node.inputs
 
 
 def needed_for(value: str, nodes: Sequence[Node], known: frozenset[str]) -> tuple[Node, ...]:

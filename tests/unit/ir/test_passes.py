@@ -46,7 +46,7 @@ def test_every_pass_leaves_a_network_as_it_must_be(name: str, passed: list[str])
     tailor_ir.compile(model, sample)
     onnx_passes = [one.__name__ for one in importer.PASSES]
     ir_passes = [one.__name__ for one in passes.PASSES]
-    others = ["fold", "normalise", "import_onnx", "simplify", "repeat_for_samples"]
+    others = ["fold", "share_rows", "normalise", "import_onnx", "simplify", "repeat_for_samples"]
     assert set(passed) == {*onnx_passes, *ir_passes, *others, "apply_rule"}
     assert [one for one in passed if one in onnx_passes + ir_passes] == onnx_passes + ir_passes
 
