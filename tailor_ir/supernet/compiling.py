@@ -19,7 +19,6 @@ from tailor_ir.graph import NO_BATCH, Graph, Tensors
 from tailor_ir.reading.comparison import compare, refuse_mixed_samples
 from tailor_ir.reading.files.element_types import Float32Module
 from tailor_ir.reading.inputs import GivenExample
-from tailor_ir.reading.networks import PlainFile, read_network
 from tailor_ir.rewriting.kernel_transforms import transform_kernels
 from tailor_ir.spaces.proposal import only_itself, propose
 from tailor_ir.spaces.selectors import SpaceSpec
@@ -28,6 +27,7 @@ from tailor_ir.structure.finding import find_axes_and_regions
 from tailor_ir.supernet.checking import Reference
 from tailor_ir.supernet.file_networks import Batching
 from tailor_ir.supernet.network import SuperNet
+from tailor_ir.supernet.reading import PlainFile, read_network
 
 NOTHING_TRAINED = "the network has no weights that could be trained"
 NOT_COMPARED = "the original network does not run on drawn inputs: its answers could not be compared"

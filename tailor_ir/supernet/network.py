@@ -262,6 +262,7 @@ class SuperNet:
         graph, found = self.structure.graph, []
         for name, shape in self.input_shapes(config, batch).items():
             tokens, kind = graph.tokens_of(name), graph.input_type(name)
+            drawn: np.ndarray
             if kind == "bool":
                 drawn = rng.random(shape) < 0.5
             elif tokens is None:

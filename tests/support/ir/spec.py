@@ -16,11 +16,11 @@ import pytest
 
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS
-from tailor_ir.reading import importer, networks
+from tailor_ir.reading import importer
 from tailor_ir.reading.folding import has_fixed_shape
 from tailor_ir.reading.trace import OPSET
 from tailor_ir.rewriting import passes
-from tailor_ir.supernet import compiling
+from tailor_ir.supernet import compiling, reading
 
 Complaints = Iterator[str]
 IrCheck = Callable[[Graph, Tensors], Complaints]
@@ -325,10 +325,10 @@ def installed() -> Iterator[None]:
         for name in ("fold", "share_rows", "normalise"):
             patch.setattr(importer, name, after_onnx_pass(getattr(importer, name)))
         patch.setattr(importer, "PASSES", tuple(map(after_onnx_pass, importer.PASSES)))
-        patch.setattr(networks, "import_onnx", after_import(networks.import_onnx))
+        patch.setattr(reading, "import_onnx", after_import(reading.import_onnx))
         patch.setattr(passes, "apply_rule", after_ir_pass(passes.apply_rule))
         patch.setattr(passes, "PASSES", tuple(map(after_ir_pass, passes.PASSES)))
         for name in ("simplify", "repeat_for_samples"):
-            patch.setattr(networks, name, after_ir_pass(getattr(networks, name)))
+            patch.setattr(reading, name, after_ir_pass(getattr(reading, name)))
         patch.setattr(compiling, "transform_kernels", after_ir_pass(compiling.transform_kernels))
         yield
