@@ -209,6 +209,7 @@ MACS: dict[str, Callable[[FeatureStep, ShapesByValue], int]] = {
     "Conv": _convolution_macs,
     "ConvTranspose": _transposed_macs,
     "DFT": _transform_macs,
+    "DeformConv": _convolution_macs,
     "Einsum": _einsum_macs,
     "GRU": _recurrent_macs,
     "Gemm": _general_product_macs,

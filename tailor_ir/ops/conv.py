@@ -46,7 +46,7 @@ def _rank(node: Node, dims: Dims) -> int:
     return len(dims) - 2
 
 
-def _by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
+def split_by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
     """Split channels into groups that come and go together, each with its own fixed number of channels."""
     count = p.pool.free(groups)
     for dim in dims:
@@ -60,7 +60,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     if groups == 1:
         p.unify(x[1], weight[1], node)
     else:
-        _by_group(node, p, groups, x[1], weight[0])
+        split_by_group(node, p, groups, x[1], weight[0])
         p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
     kernel = tuple(d.size for d in weight[2:])
     if _can_shrink(node, p, weight, kernel):

@@ -1,17 +1,20 @@
 """Pooling and reductions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Attribute, Node, Tensors
+from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.ops.conv import explicit_pads, window_dims
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_along, order_of_positions
 
+UNPOOL = "MaxUnpool"
 MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 AVERAGES: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 AVERAGE_POOLS = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
@@ -110,14 +113,22 @@ class ArgumentOfExtreme(nn.Module):
         return self.function(x, self.axis, self.keep)
 
 
+def _serves_unpooling(graph: Graph, positions: str) -> bool:
+    """Whether positions are read by unpooling alone; ONNX numbers them in other ways than torch."""
+    readers = graph.consumers().get(positions, [])
+    return positions not in graph.outputs and all(reader.op == UNPOOL for reader in readers)
+
+
 def _pool_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
-    if len(node.outputs) > 1 and node.outputs[1]:
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': gives positions as well; allowed: values alone")
+    if len(node.outputs) > 1 and not _serves_unpooling(p.graph, node.outputs[1]):
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': gives positions as well; allowed: values, or unpooling"
+        )
     if len(x) - 2 not in MAX_POOLS:
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(x) - 2}-D; allowed: 1-D, 2-D and 3-D")
     spatial = window_dims(node, p, x[2:], node.ints("kernel_shape"), bool(node.int("ceil_mode", 0)))
-    return ((x[0], x[1], *spatial),)
+    return ((x[0], x[1], *spatial),) * len(node.outputs)
 
 
 def _lower_pool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -129,7 +140,12 @@ def _lower_pool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     # F.pad lists the last axis first, its begin before its end
     outer = tuple(v for i in reversed(range(rank)) for v in (pads[i], pads[i + rank]))
     if node.op == "MaxPool":
-        pool = MAX_POOLS[rank](kernel, strides, pads[:rank] if plain else 0, dilations, ceil_mode=ceil)
+        positions = len(node.outputs) > 1
+        if positions and not plain:
+            raise ImportFailed(
+                f"operator 'MaxPool' at '{node.name}': positions with pads {pads}; allowed: equal ones at both sides"
+            )
+        pool = MAX_POOLS[rank](kernel, strides, pads[:rank] if plain else 0, dilations, positions, ceil)
         return pool if plain else PaddedMaxPool(outer, pool)
     if any(d != 1 for d in dilations):
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': dilations {dilations}; allowed: 1")
@@ -153,6 +169,41 @@ def _pool_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
     padded = [size + pads[axis] + pads[axis + rank] for axis, size in enumerate(sizes)]
     within = tuple(map(min, kernel, padded))
     return {} if within == kernel else {"kernel_shape": within}
+
+
+class Unpool(nn.Module):
+    """Values (B, C, *S) at positions of a flattened map of `sizes`, zero elsewhere."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        empty = x.new_zeros((*x.shape[:2], prod(self.sizes)))
+        return empty.scatter(2, positions.flatten(2), x.flatten(2)).unflatten(2, self.sizes)
+
+
+def _unpool_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    """Positions are numbered in the map that was pooled, so the result has its axes."""
+    x, positions = p.of(node.inputs[0]), p.of(node.inputs[1])
+    for own, other in zip(x, positions, strict=True):
+        p.unify(own, other, node)
+    pool = p.graph.producers().get(node.inputs[1])
+    pooled = p.of(pool.inputs[0]) if pool is not None and pool.op == "MaxPool" else ()
+    if tuple(dim.size for dim in pooled[2:]) != p.output_sizes(node)[2:]:
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': positions in a map of another size; allowed: those of a MaxPool of a map "
+            f"of {p.output_sizes(node)[2:]}"
+        )
+    return ((x[0], x[1], *pooled[2:]),)
+
+
+def _lower_unpool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return Unpool(shapes.outputs[0][2:])
+
+
+def _unpool_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    return {2: np.asarray(shapes.outputs[0], np.int64)}
 
 
 def _global_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -212,6 +263,14 @@ OPERATORS = (
         order=order_of_positions,
         lower=_lower_pool,
         attributes=_pool_attributes,
+    ),
+    Operator(
+        names=(UNPOOL,),
+        axes=_unpool_axes,
+        order=order_of_positions,
+        lower=_lower_unpool,
+        operands=2,
+        constants=_unpool_constants,
     ),
     Operator(
         names=("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"),

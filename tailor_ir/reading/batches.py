@@ -17,7 +17,7 @@ OTHER_BATCH = 5  # of the second trace
 # input positions of numbers that say where, not what: axes tell later how they follow the batch
 SETTINGS: dict[str, tuple[int, ...]] = {
     "Expand": (1,), "Pad": (1,), "ReduceSum": (1,), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
-    "Squeeze": (1,), "TopK": (1,), "Unsqueeze": (1,), "CumSum": (1,), "Trilu": (1,),
+    "Squeeze": (1,), "TopK": (1,), "Unsqueeze": (1,), "CumSum": (1,), "MaxUnpool": (2,), "Trilu": (1,),
 }  # fmt: skip
 # operators that repeat an operand of one row for all samples
 STRETCHING = {

@@ -76,13 +76,27 @@ def _infer_shapes(graph: gs.Graph) -> onnx.ModelProto:
 
 
 def _copy_shapes(graph: gs.Graph) -> bool:
-    """Shapes of results that are those of the first operand, where shape inference does not know it."""
+    """Shapes that follow from operands, where shape inference does not know it."""
     found = False
     for node in graph.nodes:
-        if node.op in SHAPE_KEEPING and not has_fixed_shape(node.outputs[0]) and has_fixed_shape(node.inputs[0]):
-            node.outputs[0].shape, node.outputs[0].dtype = node.inputs[0].shape, node.inputs[0].dtype
+        result = node.outputs[0]
+        shape = None if has_fixed_shape(result) else _shape_of_result(node)
+        if shape is not None:
+            result.shape, result.dtype = shape, node.inputs[0].dtype
             found = True
     return found
+
+
+def _shape_of_result(node: gs.Node) -> list[int] | None:
+    """That of the first operand, of a convolution, or the one that is asked for; None for operators that inference knows."""
+    if node.op in SHAPE_KEEPING and has_fixed_shape(node.inputs[0]):
+        return list(node.inputs[0].shape)
+    if node.op == "DeformConv" and all(map(has_fixed_shape, node.inputs[:3])):
+        x, weight, offset = node.inputs[:3]
+        return [x.shape[0], weight.shape[0], *offset.shape[2:]]
+    if node.op == "MaxUnpool" and len(node.inputs) > 2 and isinstance(node.inputs[2], gs.Constant):
+        return [int(size) for size in node.inputs[2].values]
+    return None
 
 
 def _repeats_for_samples(node: gs.Node, samples: int) -> bool:

@@ -10,11 +10,11 @@ import torch
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.reading.batches import OTHER_BATCH, follow_fixed_batch, follow_samples, may_hold_samples
+from tailor_ir.reading.files.frozen_graph import Ends, refuse_unread_inputs, to_graph
 from tailor_ir.reading.files.layouts import InputLayout, layouts_of, leaves_batch_open, pin_squeezes
 from tailor_ir.reading.files.preparing import at_least, imported, quiet_surgeon, refuse_unsupported
 from tailor_ir.reading.files.weights import unshare_vectors, weight_names, weights_in_constants
 from tailor_ir.reading.folding import constants_to_tensors, fold, lay_aside, restore
-from tailor_ir.reading.frozen_graph import Ends, refuse_unread_inputs, to_graph
 from tailor_ir.reading.normal_forms import (
     drop_default_states,
     drop_idle,

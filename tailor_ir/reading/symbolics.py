@@ -344,11 +344,55 @@ def _written(g: Any, x: Any, values: Any, axis: int, places: range, shape: list[
     return result
 
 
+def _pool_with_positions(
+    g: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: Any = None
+) -> tuple[Any, Any]:
+    """Max pooling and where its values are from. The positions are ONNX's, and only MaxUnpool reads them."""
+    sizes, steps, pads, dilations = (
+        symbolic_helper._get_const(v, "is", "max_pool") for v in (kernel, stride, padding, dilation)
+    )
+    rank = len(_traced_sizes(g)[0]) - 2
+    sizes, pads, dilations = (list(v) * rank if len(v) == 1 else list(v) for v in (sizes, pads, dilations))
+    return g.op(
+        "MaxPool",
+        x,
+        outputs=2,
+        kernel_shape_i=sizes,
+        strides_i=(list(steps) * rank if len(steps) == 1 else list(steps)) or sizes,
+        pads_i=[*pads, *pads],
+        dilations_i=dilations,
+        ceil_mode_i=int(symbolic_helper._get_const(ceil, "b", "ceil_mode")),
+    )
+
+
+def _deformable(g: Any, x: Any, weight: Any, offset: Any, mask: Any, bias: Any, *settings: Any) -> Any:
+    """A convolution that reads beside its positions, by `offset`. Source: torchvision.ops.deform_conv2d."""
+    numbers = [symbolic_helper._get_const(v, "i", "deform_conv2d") for v in settings[:8]]
+    strides, pads, dilations, (groups, offset_groups) = (numbers[i : i + 2] for i in range(0, 8, 2))
+    operands = [x, weight, offset, bias, mask] if symbolic_helper._get_const(settings[8], "b", "use_mask") else [
+        x, weight, offset, bias
+    ]  # fmt: skip
+    result = g.op(
+        "DeformConv",
+        *operands,
+        kernel_shape_i=symbolic_helper._get_tensor_sizes(weight)[2:],
+        strides_i=strides,
+        pads_i=[*pads, *pads],
+        dilations_i=dilations,
+        group_i=groups,
+        offset_group_i=offset_groups,
+    )
+    result.setType(x.type().with_sizes(_traced_sizes(g)[1]))
+    return result
+
+
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
     **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},
     "aten::_upsample_bicubic2d_aa": _antialiased("bicubic"),
     "aten::_upsample_bilinear2d_aa": _antialiased("bilinear"),
+    **{f"aten::max_pool{rank}d_with_indices": _pool_with_positions for rank in (1, 2, 3)},
+    "torchvision::deform_conv2d": _deformable,
     "aten::affine_grid_generator": _affine_grid,
     "aten::channel_shuffle": _channel_shuffle,
     "aten::col2im": _fold,

@@ -180,6 +180,8 @@ def _take_tensors(
         with reads, WrittenOut(pairs):  # the exporter's own reads say nothing of the network
             answer = examples.call(forward, given)
             found = tuple(tensors_in(answer))
+        if not found:
+            raise ImportFailed("it gives no real tensors; allowed: real numbers (torch.view_as_real of complex ones)")
         output_names[:] = names_in(answer) if isinstance(answer, Mapping) else []
         return found[0] if len(found) == 1 else found
 

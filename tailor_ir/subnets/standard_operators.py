@@ -8,6 +8,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from tailor_ir.graph import Attribute, Node
+from tailor_ir.ops.deformable import places, settings
 from tailor_ir.ops.interpolation import FACTORS, FILTERED, resizing_matrices
 from tailor_ir.ops.spectra import transform_matrix
 
@@ -19,7 +20,9 @@ class _Writer:
         self.name, self.outputs = name, outputs
         self.nodes: list[gs.Node] = []
 
-    def add(self, op: str, *inputs: "gs.Tensor | float", last: bool = False, **attributes: object) -> gs.Tensor:
+    def add(
+        self, op: str, *inputs: "gs.Tensor | float | np.ndarray", last: bool = False, **attributes: object
+    ) -> gs.Tensor:
         """One node; `last` gives the operator's own result. Numbers become constants."""
         number = len(self.nodes)
         output = self.outputs[0] if last else gs.Variable(f"{self.name}/{number}", np.float32)
@@ -163,6 +166,32 @@ def _fourier_transform(w: _Writer, inputs: Inputs, attributes: Attributes) -> No
     w.add("Transpose", apart, last=True, perm=[*range(axis), rank - 2, *range(axis, rank - 2), rank - 1])
 
 
+def _deformable(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    """Entries of the kernel as channels, which GridSample reads, and a 1×1 convolution of them."""
+    x, weight, offset, *others = inputs
+    bias = [other for other in others[:1] if not other.is_empty()]
+    node = Node(name=w.name, op="DeformConv", inputs=(), outputs=(), attributes=tuple(attributes.items()))
+    (samples, channels, *size), kernel, result = x.shape, tuple(weight.shape[2:]), tuple(offset.shape[2:])
+    entries = math.prod(kernel)
+    sets = offset.shape[1] // (2 * entries)
+    scale = np.asarray([2 / side for side in size], np.float32)
+    base = places(kernel, *settings(node), result) * scale + scale / 2 - 1
+    apart = w.reshape(offset, (samples, sets, entries, 2, *result))
+    moved = w.add("Add", w.add("Mul", w.add("Transpose", apart, perm=[0, 1, 2, 4, 5, 3]), scale), base)
+    order = gs.Constant(f"{w.name}/order", np.asarray([1, 0], np.int64))  # columns before rows
+    turned = w.add("Gather", moved, order, axis=5)
+    grid = w.reshape(turned, (samples * sets, entries * result[0], result[1], 2))
+    image = w.reshape(x, (samples * sets, channels // sets, *size))
+    read = w.add("GridSample", image, grid, mode="bilinear", padding_mode="zeros", align_corners=0)
+    if len(others) > 1 and not others[1].is_empty():
+        read = w.add("Mul", read, w.reshape(others[1], (samples * sets, 1, entries * result[0], result[1])))
+    columns = w.reshape(read, (samples, channels * entries, *result))
+    flat: gs.Tensor = w.reshape(weight, (weight.shape[0], -1, 1, 1))
+    if isinstance(weight, gs.Constant):
+        flat = gs.Constant(f"{weight.name}/flat", weight.values.reshape(len(weight.values), -1, 1, 1))
+    w.add("Conv", columns, flat, *bias, last=True, group=int(attributes["group"]))  # type: ignore[arg-type]
+
+
 def _filtered_resize(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     (x,) = inputs
     node = Node(name=w.name, op=FILTERED, inputs=(), outputs=(), attributes=tuple(attributes.items()))
@@ -184,6 +213,7 @@ def _filtered_resize(w: _Writer, inputs: Inputs, attributes: Attributes) -> None
 WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
     "BatchStandardization": _batch_standardization,
     "DFT": _fourier_transform,
+    "DeformConv": _deformable,
     "Embedding": _embedding,
     "FilteredResize": _filtered_resize,
     "Gelu": _gelu,
@@ -226,7 +256,7 @@ def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attr
     for output in outputs:
         if isinstance(output, gs.Variable):
             output.dtype = found
-    if op == "TopK" and isinstance(outputs[1], gs.Variable):
+    if op in ("MaxPool", "TopK") and len(outputs) > 1 and isinstance(outputs[1], gs.Variable):
         outputs[1].dtype = np.int64
 
 

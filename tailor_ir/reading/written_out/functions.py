@@ -5,7 +5,7 @@ to (…, K, …, 1 or 2), where the last axis holds the real and the imaginary p
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -216,6 +216,39 @@ def _istft(
     return signal[0] if single else signal
 
 
+class TracedUnpooling(torch.autograd.Function):
+    """Values (B, C, *S) at positions of a flattened map, in a map of `shape` that is zero elsewhere, as ONNX's MaxUnpool."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        kernel: tuple[int, ...],
+        strides: tuple[int, ...],
+        pads: tuple[int, ...],
+        shape: tuple[int, ...],
+    ) -> torch.Tensor:
+        result = torch.zeros((*shape[:2], prod(shape[2:])), dtype=x.dtype, device=x.device)
+        return result.scatter(2, positions.flatten(2), x.flatten(2)).reshape(shape)
+
+    @staticmethod
+    def symbolic(
+        g: Any,
+        x: Any,
+        positions: Any,
+        kernel: tuple[int, ...],
+        strides: tuple[int, ...],
+        pads: tuple[int, ...],
+        shape: tuple[int, ...],
+    ) -> Any:
+        target = g.op("Constant", value_t=torch.tensor(shape))
+        settings = {"kernel_shape_i": list(kernel), "strides_i": list(strides), "pads_i": [*pads, *pads]}
+        result = g.op("MaxUnpool", x, positions, target, **settings)
+        result.setType(x.type().with_sizes(list(shape)))
+        return result
+
+
 def _max_unpool(rank: int) -> Callable[..., torch.Tensor]:
     """max_unpool2d and its like, whose own check of sizes cannot be traced."""
 
@@ -234,11 +267,8 @@ def _max_unpool(rank: int) -> Callable[..., torch.Tensor]:
             (int(n) - 1) * s + k - 2 * p for n, s, k, p in zip(input.shape[-rank:], step, kernel, pad, strict=True)
         ]
         sizes = [int(n) for n in output_size[-rank:]] if output_size is not None else sizes
-        if rank == 2:
-            return torch._C._nn.max_unpool2d(input, indices, sizes)
-        if rank == 3:
-            return torch._C._nn.max_unpool3d(input, indices, sizes, step, pad)
-        return torch._C._nn.max_unpool2d(input.unsqueeze(-1), indices.unsqueeze(-1), [*sizes, 1]).squeeze(-1)
+        shape = (*map(int, input.shape[:-rank]), *sizes)
+        return TracedUnpooling.apply(input, indices, tuple(kernel), tuple(step), tuple(pad), shape)
 
     return unpool
 

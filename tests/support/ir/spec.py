@@ -28,6 +28,14 @@ OnnxCheck = Callable[[gs.Graph], Complaints]
 
 OWN_ATTRIBUTES: dict[str, dict[str, type]] = {
     "BatchStandardization": {"epsilon": float},
+    "DeformConv": {
+        "dilations": tuple,
+        "group": int,
+        "kernel_shape": tuple,
+        "offset_group": int,
+        "pads": tuple,
+        "strides": tuple,
+    },
     "Embedding": {},
     "FilteredResize": {
         "antialias": int,

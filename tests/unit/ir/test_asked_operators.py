@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
-from tests.unit.ir.around import WIDTH, array, check, check_file, file_around, is_elastic, network, node
+from tests.unit.ir.around import WIDTH, array, check, check_file, file_around, is_elastic, network, node, operators_of
 
 Body = Callable[[torch.Tensor], torch.Tensor]
 
@@ -82,3 +83,78 @@ TRANSPOSED: dict[str, dict[str, object]] = {
 def test_transposed_convolutions_of_files(name: str, tmp_path: Path) -> None:
     net = check_file(file_around([node("ConvTranspose", "w", "c", **TRANSPOSED[name])], WEIGHTS), tmp_path)
     assert is_elastic(net, "width_mult")
+
+
+# -- unpooling and deformable convolutions ---------------------------------------------------------------------------
+
+
+class Unpooled(nn.Module):
+    """Down and up again by the positions of the largest values. Source: SegNet (TPAMI 2017)."""
+
+    def __init__(self, size: bool = False, **settings: int) -> None:
+        super().__init__()
+        self.settings, self.size = settings, size
+        self.conv = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, positions = F.max_pool2d(x, **self.settings, return_indices=True)
+        size = x.shape[-2:] if self.size else None
+        return F.max_unpool2d(self.conv(y), positions, **self.settings, output_size=size)
+
+
+class UnpooledRows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, positions = F.max_pool1d(x.flatten(2), 2, return_indices=True)
+        return F.max_unpool1d(y, positions, 2).unflatten(2, x.shape[2:])
+
+
+class Deformed(nn.Module):
+    """A convolution with learned offsets. Source: DCNv2 (CVPR 2019)."""
+
+    def __init__(self, groups: int = 1, sets: int = 1, mask: bool = True, stride: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.deform = pytest.importorskip("torchvision").ops.deform_conv2d
+        self.settings, self.mask = {"stride": stride, "padding": 1}, mask
+        self.offset = nn.Conv2d(WIDTH, 18 * sets, 3, padding=1, stride=stride)
+        self.modulation = nn.Conv2d(WIDTH, 9 * sets, 3, padding=1, stride=stride)
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH // groups, 3, 3) * 0.1)
+        self.bias = nn.Parameter(torch.randn(WIDTH)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.sigmoid(self.modulation(x)) if self.mask else None
+        return self.deform(x, 2 * self.offset(x), self.weight, self.bias, mask=mask, **self.settings)
+
+
+MOVED: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
+    "unpooling": (lambda: Unpooled(kernel_size=2), {"resolution", "width_mult"}),
+    "unpooling to a size": (lambda: Unpooled(size=True, kernel_size=3, stride=2, padding=1), {"width_mult"}),
+    "unpooling of rows": (UnpooledRows, {"width_mult"}),
+    "deformable": (Deformed, {"resolution", "width_mult"}),
+    "deformable, smaller, without mask and bias": (lambda: Deformed(mask=False, stride=2, bias=False), {"resolution"}),
+    "deformable in groups": (lambda: Deformed(groups=4, sets=2), {"resolution"}),
+}
+LONG = {"unpooling to a size", "deformable, smaller, without mask and bias", "deformable in groups"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in MOVED])
+def test_operators_that_read_and_write_at_computed_positions(name: str, tmp_path: Path) -> None:
+    make, elastic = MOVED[name]
+    net = check(network(make()), tmp_path)
+    assert {"MaxUnpool", "DeformConv"} & operators_of(net)
+    assert all(is_elastic(net, kind) for kind in elastic), (net.space.variables, net.space.dropped)
+    for feature in net.operators(net.min_config):
+        onnx.checker.check_model(onnx.load_from_string(tailor_ir.operator_model(feature)))
+
+
+def test_positions_that_are_read_otherwise_are_refused() -> None:
+    def positions(x: torch.Tensor) -> torch.Tensor:
+        return x + F.interpolate(F.max_pool2d(x, 2, return_indices=True)[1].float(), scale_factor=2)
+
+    with pytest.raises(tailor_ir.ImportFailed, match=r"operator 'MaxPool' at .* gives positions as well"):
+        tailor_ir.compile(network(positions), torch.zeros(1, 3, 8, 8))
+
+
+def test_a_deformable_convolution_of_a_file(tmp_path: Path) -> None:
+    deform = node("DeformConv", "w", "o", "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    offsets = onnx.helper.make_node("Conv", ["a", "wo"], ["o"], "offsets", pads=[1, 1, 1, 1])
+    check_file(file_around([offsets, deform], {**WEIGHTS, "wo": array(18, WIDTH, 3, 3)}, opset=19), tmp_path)

@@ -1,0 +1,125 @@
+"""Convolutions that read beside their positions.
+
+Legend: B samples, C channels, H and W the map's height and width, h and w the result's, G groups of offsets, K entries of a
+kernel, O channels of the result.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tailor_ir.dims import Dim
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Attribute, Node, Tensors
+from tailor_ir.ops.conv import explicit_pads, split_by_group, window_dims
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+
+DEFORMABLE = "DeformConv"
+PER_ENTRY = (2, 4)  # positions of operands with a number for each entry of the kernel
+
+
+def places(
+    kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], result: Sequence[int]
+) -> np.ndarray:
+    """Row and column that each entry of a kernel reads for each position of the result, without offsets: (K, h, w, 2)."""
+    along = [
+        np.arange(size)[None, :] * stride - pad + np.arange(length)[:, None] * dilation
+        for length, stride, pad, dilation, size in zip(kernel, strides, pads, dilations, result, strict=False)
+    ]  # (entries, positions) of each axis
+    rows = np.broadcast_to(along[0][:, None, :, None], (kernel[0], kernel[1], result[0], result[1]))
+    columns = np.broadcast_to(along[1][None, :, None, :], rows.shape)
+    return np.stack((rows, columns), -1).reshape(prod(kernel), *result, 2).astype(np.float32)
+
+
+class DeformableConvolution(nn.Module):
+    """x (B, C, H, W), weight (O, C / groups, *kernel), offsets (B, G · K · 2, h, w), optional bias (O), mask (B, G · K, h, w).
+
+    Each entry of the kernel reads x between positions, zero outside, and is multiplied by the mask. Source: DCNv2 (CVPR 2019).
+    """
+
+    def __init__(
+        self, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], groups: int, *given: bool
+    ) -> None:
+        super().__init__()
+        self.strides, self.pads, self.dilations, self.groups = strides, pads, dilations, groups
+        self.has_bias, self.has_mask = given
+
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, offset: torch.Tensor, *others: torch.Tensor
+    ) -> torch.Tensor:
+        bias = others[0] if self.has_bias else None
+        (samples, channels, *size), kernel, result = x.shape, weight.shape[2:], offset.shape[2:]
+        entries = kernel.numel()
+        sets = offset.shape[1] // (2 * entries)
+        base = torch.from_numpy(places(kernel, self.strides, self.pads, self.dilations, result)).to(offset)
+        moved = offset.reshape(samples, sets, entries, 2, *result).permute(0, 1, 2, 4, 5, 3) + base
+        scale = torch.tensor([2 / side for side in size]).to(offset)
+        grid = (moved * scale + scale / 2 - 1).flip(-1).reshape(samples * sets, entries * result[0], result[1], 2)
+        read = F.grid_sample(x.reshape(samples * sets, -1, *size), grid, "bilinear", "zeros", align_corners=False)
+        if self.has_mask:
+            read = read * others[-1].reshape(samples * sets, 1, entries * result[0], result[1])
+        columns = read.reshape(samples, channels * entries, *result)
+        return F.conv2d(columns, weight.reshape(len(weight), -1, 1, 1), bias, groups=self.groups)
+
+
+def settings(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Strides, pads and dilations."""
+    return node.ints("strides", (1, 1)), explicit_pads(node, 2), node.ints("dilations", (1, 1))
+
+
+def _optional(node: Node, position: int) -> str:
+    return node.inputs[position] if len(node.inputs) > position else ""
+
+
+def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x, weight, offset = (p.of(name) for name in node.inputs[:3])
+    if len(x) != 4:
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(x) - 2}-D; allowed: images")
+    groups = node.int("group", 1)
+    if groups == 1:
+        p.unify(x[1], weight[1], node)
+    else:
+        split_by_group(node, p, groups, x[1], weight[0])
+        p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
+    if node.int("offset_group", 1) > 1:
+        p.freeze(x[1:2], node, "each group of channels has offsets of its own")
+    p.freeze((*weight[2:], offset[1]), node, "kernel, and its offsets")
+    if _optional(node, 3):
+        p.unify(p.of(node.inputs[3])[0], weight[0], node)
+    spatial = window_dims(node, p, x[2:], tuple(dim.size for dim in weight[2:]))
+    if _optional(node, 4):
+        mask = p.of(node.inputs[4])
+        p.freeze(mask[1:2], node, "one for each entry of the kernel")
+        _same_positions(node, p, mask, x, spatial)
+    _same_positions(node, p, offset, x, spatial)
+    return ((x[0], weight[0], *spatial),)
+
+
+def _same_positions(node: Node, p: Propagation, own: Dims, x: Dims, spatial: Sequence[Dim]) -> None:
+    """Samples and positions of offsets or masks are those of the result."""
+    for dim, other in zip((own[0], *own[2:]), (x[0], *spatial), strict=True):
+        p.unify(dim, other, node)
+
+
+def _groups(shapes: NodeShapes) -> int:
+    return shapes.inputs[0][1] // shapes.inputs[1][1]
+
+
+def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+    return {"group": _groups(shapes)}
+
+
+def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return DeformableConvolution(*settings(node), _groups(shapes), bool(_optional(node, 3)), bool(_optional(node, 4)))
+
+
+def _order(node: Node, p: Propagation) -> Iterable[Dim]:
+    """Positions of all operands, and offsets and masks of entries of the kernel."""
+    return (dim for at, name in enumerate(node.inputs) if name for dim in p.of(name)[1 if at in PER_ENTRY else 2 :])
+
+
+OPERATORS = (Operator(names=(DEFORMABLE,), axes=_axes, order=_order, lower=_lower, attributes=_attributes),)
