@@ -161,6 +161,15 @@ def test_a_function_that_pairs_do_not_have_is_refused_by_name() -> None:
         tailor_ir.compile(Solving(), torch.zeros(1, 3, 8, 8))
 
 
+def test_a_network_that_gives_complex_numbers_alone_is_refused_in_one_line() -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.fft2(x)
+
+    with pytest.raises(tailor_ir.ImportFailed, match=r"^network 'Spectrum': .*it gives no real tensors; allowed: real"):
+        tailor_ir.compile(Spectrum(), torch.zeros(1, 3, 8, 8))
+
+
 def test_the_gradient_of_a_transform_is_the_originals() -> None:
     model = network(GlobalFilter())
     net = tailor_ir.compile(model, torch.zeros(1, 3, SIDE, SIDE))
