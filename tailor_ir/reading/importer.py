@@ -10,7 +10,7 @@ import torch
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.reading.batches import OTHER_BATCH, follow_fixed_batch, follow_samples, may_hold_samples
-from tailor_ir.reading.files.frozen_graph import Ends, refuse_unread_inputs, to_graph
+from tailor_ir.reading.files.frozen_graph import GraphEnds, refuse_unread_inputs, to_graph
 from tailor_ir.reading.files.layouts import InputLayout, layouts_of, leaves_batch_open, pin_squeezes
 from tailor_ir.reading.files.preparing import at_least, imported, quiet_surgeon, refuse_unsupported
 from tailor_ir.reading.files.weights import unshare_vectors, weight_names, weights_in_constants
@@ -70,7 +70,7 @@ def import_onnx(
     if all(node.op == "Identity" for node in surgeon.nodes):
         refuse_unread_inputs(surgeon, frozenset())
     separate_outputs(surgeon)
-    return to_graph(surgeon, weights, state, Ends(layout=layout, known=known))
+    return to_graph(surgeon, weights, state, GraphEnds(layout=layout, known=known))
 
 
 def _folded(

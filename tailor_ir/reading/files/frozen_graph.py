@@ -19,7 +19,7 @@ DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Un
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class GraphEnds:
     """What is known of a graph beside its nodes. known: operators that may be in it; () allows all."""
 
     layout: InputLayout
@@ -41,7 +41,7 @@ def _attribute(value: object) -> Attribute:
 
 
 def to_graph(
-    surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None, ends: Ends
+    surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None, ends: GraphEnds
 ) -> tuple[Graph, Tensors]:
     shapes: dict[str, tuple[int, ...]] = {}
     tensors: Tensors = {}

@@ -13,7 +13,7 @@ from tailor_ir.graph import NO_BATCH
 from tailor_ir.reading.trace import TRACE_BATCH
 
 MOST_LAYOUTS = 16
-Sizes = tuple[int | str | None, ...]
+DimensionSizes = tuple[int | str | None, ...]
 """Dimensions of an input: its size, or the name of an open size, or an open size without a name."""
 
 
@@ -73,7 +73,7 @@ def inputs_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     return {one.name: one for one in model.graph.input if one.name not in stored}
 
 
-def _sizes(info: onnx.ValueInfoProto) -> Sizes:
+def _sizes(info: onnx.ValueInfoProto) -> DimensionSizes:
     dims = info.type.tensor_type.shape.dim
     return tuple(each.dim_value if each.dim_value > 0 else each.dim_param or None for each in dims)
 
@@ -94,7 +94,7 @@ def _constant(name: str, info: onnx.ValueInfoProto, examples: Mapping[str, torch
     return examples[name].detach().cpu().numpy().reshape(()).astype(kind)
 
 
-def _ways(sizes: Sequence[Sizes]) -> Iterator[tuple[tuple[int, ...], int]]:
+def _ways(sizes: Sequence[DimensionSizes]) -> Iterator[tuple[tuple[int, ...], int]]:
     """(batch axis of each input, number of samples), the likeliest first."""
     firsts = [each[0] for each in sizes if each]
     closed = {size for size in firsts if isinstance(size, int)}
@@ -116,7 +116,7 @@ def _ways(sizes: Sequence[Sizes]) -> Iterator[tuple[tuple[int, ...], int]]:
     yield from ((axes, samples) for axes in product(*([*each, NO_BATCH] for each in choices)))
 
 
-def _same(sizes: Sizes, batch: int | str | None) -> int:
+def _same(sizes: DimensionSizes, batch: int | str | None) -> int:
     """The axis of an open input that is open under the batch's name; without names the first open one."""
     if batch is not None and batch in sizes:
         return sizes.index(batch)
@@ -125,7 +125,7 @@ def _same(sizes: Sizes, batch: int | str | None) -> int:
     return sizes.index(None) if batch is None and None in sizes else NO_BATCH
 
 
-def _fixed(name: str, sizes: Sizes, axis: int, samples: int, example: torch.Tensor | None) -> tuple[int, ...]:
+def _fixed(name: str, sizes: DimensionSizes, axis: int, samples: int, example: torch.Tensor | None) -> tuple[int, ...]:
     """All sizes of an input: of the batch, as the file has them, or as the example."""
     shape = []
     for position, size in enumerate(sizes):

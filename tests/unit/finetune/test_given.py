@@ -62,7 +62,7 @@ def test_a_supernet_remembers_its_data(supernet: Path) -> None:
     assert known.class_names == tuple("0123456789")
     assert (known.channels, known.resolution, len(known.mean)) == (3, 32, 3)
     found = evaluate_supernet(supernet, DIGITS, 64)
-    assert set(found) == {"version"} | {
+    assert set(found) == {"version", "validation_samples", "test_samples"} | {
         f"{end}_{split}_accuracy" for end in ("largest", "smallest") for split in ("validation", "test")
     }
 

@@ -2,7 +2,7 @@
 
 import io
 from contextlib import suppress
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from rich.console import Console
@@ -29,7 +29,12 @@ def test_a_bar_ends_with_its_work_though_pieces_were_left_out(
     from flows import progress
 
     told: list[float] = []
-    monkeypatch.setattr(progress, "create_progress_artifact", lambda progress, **_: told.append(progress) or uuid4())
+
+    def begun(progress: float, **_: object) -> UUID:
+        told.append(progress)
+        return uuid4()
+
+    monkeypatch.setattr(progress, "create_progress_artifact", begun)
     monkeypatch.setattr(progress, "update_progress_artifact", lambda _, progress: told.append(progress))
     with progress.terminal_bars(Console(file=io.StringIO())) as bars:
         stage = progress.StageProgress("engine", bars, lambda: False, lambda values, step: None)
