@@ -19,7 +19,7 @@ LOG_FILE = "workers.log"
 TORCHRUN = "torch.distributed.run"
 """The module that starts ranks which have to meet, or may be started again."""
 
-FEW_STEPS = 100
+FEW_STEPS = 50
 """Below so many steps a training hardly learns."""
 
 
