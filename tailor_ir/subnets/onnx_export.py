@@ -1,6 +1,7 @@
 """Writing ONNX: IR nodes as standard operators of opset 17, and whole SubNets as files."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import chain, count
 from math import prod
 from pathlib import Path
 
@@ -95,7 +96,8 @@ def _name_apart(nodes: Sequence[gs.Node], inputs: Sequence[gs.Tensor], outputs: 
 
 
 def _free(wanted: str, taken: Container[str]) -> str:
-    return next(name for name in (wanted, *(f"{wanted}/{i}" for i in range(2, MOST_NODES))) if name not in taken)
+    names = chain([wanted], (f"{wanted}/{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 class _OnnxGraph:
