@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -91,7 +92,7 @@ def test_transposed_convolutions_of_files(name: str, tmp_path: Path) -> None:
 class Unpooled(nn.Module):
     """Down and up again by the positions of the largest values. Source: SegNet (TPAMI 2017)."""
 
-    def __init__(self, size: bool = False, **settings: int) -> None:
+    def __init__(self, size: bool = False, **settings: Any) -> None:
         super().__init__()
         self.settings, self.size = settings, size
         self.conv = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
@@ -105,7 +106,7 @@ class Unpooled(nn.Module):
 class UnpooledRows(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y, positions = F.max_pool1d(x.flatten(2), 2, return_indices=True)
-        return F.max_unpool1d(y, positions, 2).unflatten(2, x.shape[2:])
+        return F.max_unpool1d(y, positions, [2]).unflatten(2, x.shape[2:])
 
 
 class Deformed(nn.Module):
