@@ -3,26 +3,16 @@
 import base64
 import io
 from collections.abc import Sequence
-from pathlib import Path
 
 from flows.pages.tables import Row
-from tasks.artifacts import write_bytes
 from tasks.report.looks import BLUE, GREEN, ORANGE
 
 SIZE_INCHES = (7.2, 4.2)
 DOTS_PER_INCH = 110
-PICTURE_FILE = "front-{}.png"
-"""Of a device, in the folder of a run."""
 
 
-def front_picture(device: Row, file: Path, *, anew: bool) -> str:
-    """The measured front of one device of a report, as a `data:` address of a PNG, which is kept in a file."""
-    if anew or not file.is_file():
-        write_bytes(file, _drawn(device))
-    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-
-
-def _drawn(device: Row) -> bytes:
+def front_picture(device: Row) -> str:
+    """The measured front of one device of a report, as a `data:` address of a PNG."""
     from matplotlib.figure import Figure  # takes a second
 
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
@@ -47,7 +37,7 @@ def _drawn(device: Row) -> bytes:
         axes.legend()
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    return file.getvalue()
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _points(rows: Sequence[Row]) -> list[tuple[float, float]]:

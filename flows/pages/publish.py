@@ -8,10 +8,9 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 
 from flows.pages.facts import Facts
 from flows.pages.markdown import report_in_short, summary
-from flows.pages.pictures import PICTURE_FILE, front_picture
+from flows.pages.pictures import front_picture
 from flows.progress import artifact_key
 from flows.run import Output
-from tasks.report import PAGE_FILE
 
 
 def publish_stage(output: Output, facts: Facts) -> None:
@@ -31,18 +30,12 @@ def publish_plan(rows: Sequence[Facts]) -> None:
     create_table_artifact([dict(row) for row in rows], key="plan", description="dry run: nothing is measured")
 
 
-def publish_report(report: dict[str, Any], folder: Path, address: str | None, *, anew: bool) -> None:
-    """The report in short, and each device's front. address: of report.html on a server; browsers refuse links to files.
-
-    anew: whether fronts are drawn again; else the pictures in the folder of the run are taken.
-    """
+def publish_report(report: dict[str, Any], page: Path, address: str | None) -> None:
+    """The report in short, and each device's front. address: of report.html on a server; browsers refuse links to files."""
     for device in report["devices"]:
-        name = device["name"]
-        picture = front_picture(device, folder / PICTURE_FILE.format(name), anew=anew)
-        description = f"measured front on {name}"
-        create_image_artifact(picture, key=artifact_key("front", name), description=description)
-    text = report_in_short(report, folder / PAGE_FILE, address)
-    create_markdown_artifact(text, key=artifact_key("report", "pipeline"))
+        description = f"measured front on {device['name']}"
+        create_image_artifact(front_picture(device), key=artifact_key("front", device["name"]), description=description)
+    create_markdown_artifact(report_in_short(report, page, address), key=artifact_key("report", "pipeline"))
 
 
 def line_of(output: Output, facts: Facts) -> str:

@@ -1,26 +1,20 @@
-"""The report of a run: made anew where a stage was worked, or it is of another run; else it is there already."""
+"""The report of a run: made anew each time, it costs about a second."""
 
-import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-import tasks.pages
-import tasks.report
-from adaptive_runtime.files import sha256_of
 from flows.config import AdaptConfig, FlowConfig, leveled
 from flows.pages.publish import publish_report
 from flows.run import Run
 from flows.session import plain_config
 from flows.stages.spec import ALONE, Outputs, trained_supernet
 from flows.tracking.metrics import speed_ups
-from flows.versions import code_version, library_versions
-from tasks.artifacts import digest_of
-from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources, known, renewed
+from flows.versions import library_versions
+from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources
 from tasks.report import run as write_report
 
 
@@ -35,34 +29,14 @@ def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
 
 @task(name="report", task_run_name="report", persist_result=False, cache_policy=NO_CACHE)
 def _write(run: Run, config: FlowConfig, sources: Sources) -> dict[str, Any]:
-    made_from, tracker = _made_from(run, config, sources), run.tracker
-    found = known(run.folder, made_from) if all(output.cached for output in run.outputs) else None
-    if found is None:
-        result = write_report(sources, config.report, run.folder, made_from)
-    else:
-        result = renewed(found, sources.stages, run.folder)
+    result, tracker = write_report(sources, config.report, run.folder), run.tracker
     for name in (PAGE_FILE, DATA_FILE):
         shutil.copyfile(run.folder / name, config.folder / name)
         tracker.client.log_artifact(tracker.run_id, str(run.folder / name))
     for card in result["headline"]:
         get_run_logger().info("%s: %s, %s", card["label"], card["value"], card["note"])
-    publish_report(result, run.folder, tracker.page_of(PAGE_FILE), anew=found is None)
+    publish_report(result, run.folder / PAGE_FILE, tracker.page_of(PAGE_FILE))
     return result
-
-
-def _made_from(run: Run, config: FlowConfig, sources: Sources) -> str:
-    """A digest of what the report tells, but for which stages were found complete: their keys, results, settings, the code."""
-    plain = {**asdict(sources), "partition": None, "stages": None}
-    stages = [(output.stage, output.key, output.result) for output in run.outputs]
-    code = code_version("tasks.report.gather", "tasks.report.page"), *_texts()
-    return digest_of(json.loads(json.dumps([plain, stages, config.report.model_dump(mode="json"), code], default=str)))
-
-
-def _texts() -> list[str]:
-    """Templates, styles and scripts of pages, by content."""
-    folders = (Path(tasks.report.__file__).parent, Path(tasks.pages.__file__).parent)
-    files = (file for folder in folders for end in ("html", "css", "js") for file in sorted(folder.rglob(f"*.{end}")))
-    return [sha256_of(file) for file in files]
 
 
 def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
