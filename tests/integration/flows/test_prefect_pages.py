@@ -9,6 +9,7 @@ import pytest
 from flows.pages import facts
 from flows.pages.markdown import report_in_short, table
 from flows.tracking.addresses import page_of
+from tasks.evaluation.uncertainty import uncertain
 from tasks.pages.text import count, milliseconds, percent
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows, wait_for
@@ -53,7 +54,10 @@ def test_logs_have_a_line_for_each_stage_with_what_it_made(finished: Row, flow_r
     operators = f"unique operators {count(finished['supernet']['unique_operators'])}"
     assert operators in told["enumerate"]
     assert f"with a latency {device['lut']['ok']}; " in told["profile/onnxruntime"]
-    assert f"test accuracy {percent(finished['accuracies']['base model, test'])}" in told["base"]
+    assert (
+        f"test accuracy {uncertain(finished['accuracies']['base model, test'], finished['samples']['test'])}"
+        in told["base"]
+    )
     kept = sum(bool(row["within_budget"]) for row in device["winners"])
     assert f"within budget {kept} of {len(device['winners'])}" in told["export/onnxruntime"]
     card = finished["headline"][0]
@@ -66,7 +70,8 @@ def test_logs_say_which_stages_were_found_complete(finished: Row, command: Comma
     latest = own_rows("flow_runs", sort="START_TIME_DESC")[0]
     (line,) = [line for line in lines_of(latest, "finetune: ") if line.startswith("finetune: ")]
     assert line.startswith("finetune: found complete (worked in ")
-    assert f"largest SubNet, test accuracy {percent(finished['accuracies']['largest SubNet, test'])}" in line
+    share = finished["accuracies"]["largest SubNet, test"]
+    assert f"largest SubNet, test accuracy {uncertain(share, finished['samples']['test'])}" in line
 
 
 def test_every_stage_has_a_summary_of_flat_rows(finished: Row, flow_run: Row) -> None:
