@@ -68,6 +68,25 @@ def _power_pool(draft: Draft) -> Value:
     return draft.one("LpPool", value.name, kernel_shape=[2, 2], strides=[2, 2])
 
 
+def _unpooled(draft: Draft) -> Value:
+    """Down and up again by the positions of the largest values."""
+    value = draft.image()
+    if value.shape[2] % 2 or value.shape[3] % 2:
+        raise Unfit
+    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    small, positions = draft.add("MaxPool", value.name, 2, **window)
+    return draft.one("MaxUnpool", f"{small.name} {positions.name}", **window)
+
+
+def _deformed(draft: Draft) -> Value:
+    """A convolution that reads beside its positions by offsets that it learns."""
+    value = draft.image()
+    out, channels = draft.width(), value.shape[1]
+    settings = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    offsets = draft.one("Conv", f"{value.name} {draft.weight(18, channels, 3, 3)}", **settings)
+    return draft.one("DeformConv", f"{value.name} {draft.weight(out, channels, 3, 3)} {offsets.name}", **settings)
+
+
 def _written(draft: Draft) -> Value:
     """A part of the first axes behind the batch, with other numbers in it: a shift of channels, a half that is replaced."""
     value = draft.pick(lambda v: v.kind == "float32" and v.plain and v.rank in (2, 3) and v.shape[1] >= 4)
@@ -109,4 +128,6 @@ RECIPES = (
     Recipe("antialiased Resize", _filtered, ("FilteredResize",), 18, 0.3),
     Recipe("IsInf", _infinite, (), 20, 0.1),
     Recipe("Swish", _swish, ("Silu",), 24, 0.3),
+    Recipe("MaxUnpool", _unpooled, ("MaxUnpool",), 13, 0.0),  # drawn by their own seeds alone
+    Recipe("DeformConv", _deformed, ("DeformConv",), 19, 0.0),
 )
