@@ -181,6 +181,7 @@ def test_what_is_too_short_for_two_decimals_fails_and_is_never_zero(phone: Agent
     assert result.reason.startswith("takes 0.00 ms, below the 0.1 ms")
 
 
+@pytest.mark.long
 def test_a_model_that_the_phone_refuses_fails_with_what_it_printed(phone: AgentClient, replay: Replay) -> None:
     replay.answers("benchncnn_broken.txt")
     (result,) = phone.measure([models.convolution("ncnn", "conv")], SETTINGS)

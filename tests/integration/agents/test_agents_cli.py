@@ -85,6 +85,7 @@ def test_weak_tokens_are_refused(refusal: Refusal, monkeypatch: pytest.MonkeyPat
     assert "not a token; allowed: at least 16" in refusal(*NCNN)
 
 
+@pytest.mark.long
 def test_token_files_must_be_private(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(processes.TOKEN + "\n")

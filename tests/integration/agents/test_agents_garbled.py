@@ -118,6 +118,7 @@ def test_a_line_with_a_flipped_bit_is_refused(content: bytes, data: st.DataObjec
         checksums.from_line(garbled)
 
 
+@pytest.mark.long
 def test_line_breaks_of_other_kinds_in_names_are_no_ends_of_lines(client: AgentClient) -> None:
     job = models.convolution("onnxruntime", "a\u2028b\x85c\x1ed")
     (found,) = client.measure([job], SETTINGS)

@@ -296,6 +296,7 @@ def test_a_lease_request_with_unknown_fields_is_refused(http: httpx.Client) -> N
     assert http.post("/v1/lease", json={"lease": "0" * 32, "ttl_s": 1e9}).status_code == 422
 
 
+@pytest.mark.long_cases("\\u0663")
 @pytest.mark.parametrize("number", ["-1", "x", "1e3", "9" * 16, "%2e%2e", "\u0663"])
 def test_job_numbers_that_are_none_are_refused(http: httpx.Client, lease: dict[str, str], number: str) -> None:
     for method, path in (("GET", "/v1/jobs"), ("DELETE", "/v1/jobs"), ("GET", "/v1/results")):

@@ -201,6 +201,7 @@ def test_the_list_of_modules_is_what_the_service_imports() -> None:
     assert third_party <= set(ssh.SERVICE_MODULES)
 
 
+@pytest.mark.long
 def test_the_far_side_can_be_read_by_old_pythons() -> None:
     ast.parse(Path(far_side.__file__).read_text(), feature_version=(3, 7))
 

@@ -96,6 +96,7 @@ def branch(backend: str, names: list[str]) -> ModelJob:
     return replace(job, input_names=(first,), output_names=(last,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "torch"])
 def test_source_text_in_the_place_of_a_name_is_not_run_by_an_agent(backend: str, tmp_path: Path) -> None:
     marker = tmp_path / "ran"

@@ -156,6 +156,7 @@ def test_it_depends_on_few_packages_within_the_bounds_of_the_project(unpacked: P
     assert set(own.metadata.get_all("Provides-Extra") or ()) == EXTRAS == set(found) - {""}
 
 
+@pytest.mark.long
 def test_an_unpacked_wheel_checks_a_bundle_without_the_repository(unpacked: Path, tmp_path: Path) -> None:
     net = tailor_ir.compile(small_net(), torch.randn(1, 3, 16, 16), {"*.width_mult": [0.5, 1]})
     write_plain_bundle(net, [net.max_config, net.min_config], tmp_path / "bundle", samples=2)

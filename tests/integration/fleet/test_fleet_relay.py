@@ -71,6 +71,7 @@ def test_nothing_of_the_relay_answers_without_the_token_of_its_side(
             assert {http.get(one).status_code for one in (path, below)} <= {401, 404, 405}
 
 
+@pytest.mark.long
 def test_a_device_answers_no_request_of_another_one(pulled: PulledFleet) -> None:
     headers = bearer(pulled.second.token) | {"Request": "0" * 32}
     answer = httpx.post(f"{pulled.url}/v1/answers", headers=headers, content=b"", timeout=120)

@@ -242,6 +242,7 @@ def test_the_file_of_a_device_that_an_earlier_version_wrote_is_read(member: Flee
     assert (state.sequence, state.active, state.token) == (4, active, member.state.token)
 
 
+@pytest.mark.long
 def test_the_commands_of_a_device_enrol_and_pull(
     service: ServedRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_telemetry_that_comes_twice_counts_once(registry: Registry) -> None:
     assert (row.restored, row.restored_s) == (2, 160.0)
 
 
+@pytest.mark.long
 def test_a_bundle_that_changes_nothing_reaches_all_devices(fleet: ToldFleet) -> None:
     fleet.begin()
     assert len(fleet.assigned()) == 12
@@ -117,6 +118,7 @@ def test_a_slower_bundle_is_halted_and_its_devices_go_back(fleet: ToldFleet) -> 
             stop(connection, rollout)
 
 
+@pytest.mark.long
 def test_where_nothing_is_sure_a_person_goes_on(fleet: ToldFleet) -> None:
     narrow = SETTINGS.model_copy(update={"limits": {"latency": LossLimits(tolerated=0.1999, harmful=0.2)}})
     rollout = fleet.begin(narrow)
@@ -229,6 +231,7 @@ def test_a_registry_of_another_schema_or_address_is_one_line(tmp_path: Path) -> 
     assert "hidden" not in str(told.value)
 
 
+@pytest.mark.long
 def test_a_registry_of_an_earlier_schema_keeps_its_devices(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/fleet.db"
     registry = Registry.open(url)

@@ -59,6 +59,7 @@ def fleet(registry: Registry, plain_bundle: Path, tmp_path: Path) -> ToldFleet:
     return ToldFleet(registry, BundleStore(tmp_path / "files").add(registry, plain_bundle, "new"))
 
 
+@pytest.mark.long
 def test_a_slower_bundle_is_halted_there_too(fleet: ToldFleet) -> None:
     fleet.begin()
     assert fleet.tell(5, slower=0.5)[-1] == "halt"

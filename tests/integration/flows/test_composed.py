@@ -44,6 +44,7 @@ def test_a_part_of_the_config_is_shown_as_hydra_does_it(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "# @package finetune.epochs\n3\n"
 
 
+@pytest.mark.long
 def test_the_shown_config_is_that_of_the_questions_search_and_of_each_run_of_a_sweep() -> None:
     asked = yaml.safe_load(shown(parse(["search", "--budget-ms", "2", "--device", "ncnn", "--cfg", "job"])))
     assert asked["search"]["budgets_ms"] == [2]

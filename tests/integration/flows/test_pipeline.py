@@ -61,6 +61,7 @@ def test_another_device_profile_trains_nothing(finished: dict[str, Any], command
     assert command("finetune", "device.onnxruntime.measure.time_cap_ms=6")["stages"][0]["cached"]
 
 
+@pytest.mark.long
 def test_settings_that_cannot_change_a_result_repeat_nothing(finished: dict[str, Any], command: Command) -> None:
     options = ("data.workers=1", "finetune.checkpoint_every_s=7", "base.checkpoint_every_s=7", "finetune.restarts=2")
     result = command("finetune", *options)

@@ -48,6 +48,7 @@ def test_every_command_ends_at_a_row_of_both_tables(command: str) -> None:
     assert all(any(spec.ends == command for spec in table) for table in (PIPELINE, ADAPTATION))
 
 
+@pytest.mark.long
 def test_a_row_sees_the_outputs_that_it_names_and_no_others(tmp_path: Path) -> None:
     config = validate(RunConfig, compose_config("config", [*TINY, f"output_dir={tmp_path / 'out'}"]))
     output = Output(stage="x", key="k", folder=tmp_path, result={}, seconds=0.0, cached=False)

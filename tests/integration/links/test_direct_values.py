@@ -186,6 +186,7 @@ def test_a_device_whose_operator_allows_nobody_is_not_asked_to_give(
         assert states(network) == []
 
 
+@pytest.mark.long
 def test_a_frozen_link_between_two_devices_costs_no_deadline(
     split: SplitSubNet, reference: Reference, taker: ServingDevice
 ) -> None:
@@ -368,6 +369,7 @@ def test_values_that_break_off_leave_the_run_to_home(split: SplitSubNet, taker: 
         assert {home.told().request for _ in range(2)} >= {8}
 
 
+@pytest.mark.long
 def test_a_run_whose_values_do_not_come_is_told_as_missed(split: SplitSubNet, taker: ServingDevice) -> None:
     with loaded(taker, split) as home:
         home.send(frame(run_for(split, ticket="a" * 32, tensors=(), within_ms=100.0)))

@@ -80,6 +80,7 @@ def test_home_in_ncnn_needs_files_of_ncnn(chain: Path) -> None:
         SplitSubNet.open(chain, home="ncnn")
 
 
+@pytest.mark.long
 def test_parts_have_files_of_ncnn_beside_those_of_onnx(
     finished: tuple[Path, tailor_ir.SuperNet], tmp_path: Path
 ) -> None:

@@ -212,6 +212,7 @@ def test_the_fastest_row_at_home_that_is_ready_stands_in(decided: DecidedRows) -
     assert adaptation.stand_in() is None, "it would be late itself"
 
 
+@pytest.mark.long
 def test_a_device_that_was_late_where_nothing_keeps_the_limits_rests(decided: DecidedRows) -> None:
     adaptation = decided.adaptation
     for rest in (FIRST_REST, 2 * FIRST_REST):
@@ -392,6 +393,7 @@ def run_of(future: "Future[SplitAnswer]") -> PlacedRun:
     return PlacedRun(future, lambda _: None, lambda _: None)
 
 
+@pytest.mark.long
 def test_a_stand_in_at_home_answers_in_time_where_the_device_has_not(
     bundle: PlacedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def test_other_backends_serve_the_same_segments(backend: str, split: SplitSubNet
         assert network.counts.wrong == 0
 
 
+@pytest.mark.long
 def test_a_stream_by_tls_takes_the_device_s_certificate(
     split: SplitSubNet, reference: Reference, tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_stream_by_tls_takes_the_device_s_certificate(
             assert soon(lambda: "CERTIFICATE_VERIFY_FAILED" in network.states["a"][1]), network.states
 
 
+@pytest.mark.long
 def test_options_that_cannot_be_are_one_line() -> None:
     segments = ("--backend", "onnxruntime", "--serve-segments")
     assert "not a loopback address" in refused(*segments, "--host", "0.0.0.0")

@@ -72,6 +72,7 @@ def test_a_change_is_told_in_its_unit(unit: str, pair: tuple[float, float | None
     assert change_of(Finding.model_validate({**content, "before": pair[0], "now": pair[1]})) == text
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     BROWSER is None or DRIVER is None, reason="no browser on this machine: apt-get install chromium chromium-driver"
 )

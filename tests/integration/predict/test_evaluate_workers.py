@@ -275,6 +275,7 @@ def test_bad_workers_are_refused(workers: Any, line: str) -> None:
         EvaluateSettings(workers=workers)
 
 
+@pytest.mark.long
 def test_a_scheduler_beyond_this_machine_takes_tls_or_a_word_of_the_user() -> None:
     assert str(EvaluateSettings(workers="dask+tls://gpu-1.lab:8786").scheduler) == "tls://gpu-1.lab:8786"
     assert str(EvaluateSettings(workers="dask://10.0.0.1:8786", insecure=True).scheduler) == "tcp://10.0.0.1:8786"

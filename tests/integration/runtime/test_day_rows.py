@@ -59,6 +59,7 @@ def test_a_placed_row_takes_the_link_and_the_power_of_sending(rows: LevelRows) -
     assert rows.table.energy_mj_V[row] == pytest.approx(0.5 * rows.table.latency_ms[row] + 3.0, abs=1.0)
 
 
+@pytest.mark.long
 def test_a_short_day_is_played_and_judged(bundle: PlacedBundle, tmp_path: Path) -> None:
     file = tmp_path / "day.json"
     file.write_text(scenario().model_dump_json())
@@ -69,6 +70,7 @@ def test_a_short_day_is_played_and_judged(bundle: PlacedBundle, tmp_path: Path) 
     assert judged(found)["99% in time"] == (found[-2].attainment >= 0.99)
 
 
+@pytest.mark.long
 def test_with_real_processes_another_device_serves_as_long_as_it_is_there(
     bundle: PlacedBundle, rows: LevelRows, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_samples_leave_by_the_thresholds_of_the_bundle(written: Written, model: 
     assert np.abs(found.confidence - expected.confidences).max() <= 1e-3
 
 
+@pytest.mark.long
 def test_of_a_chain_the_segments_alone_are_loaded_that_a_request_needs(written: Written) -> None:
     subnet = next(one for one in written.manifest.subnets if one.thresholds is not None)
     with adaptive_runtime.load(written.folder) as model:
@@ -155,6 +156,7 @@ def test_where_no_subnet_works_the_request_is_one_clear_line(copy: Written) -> N
         adaptive_runtime.load(copy.folder)
 
 
+@pytest.mark.long
 def test_damaged_prepared_files_are_made_anew(copy: Written, caplog: pytest.LogCaptureFixture) -> None:
     with adaptive_runtime.load(copy.folder) as model:
         model.infer(copy.x)

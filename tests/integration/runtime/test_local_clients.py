@@ -145,6 +145,7 @@ def test_what_goes_wrong_in_c_has_its_status_and_one_line(local: LocalServed, pr
         assert client.tell(f"connect {'x' * 200} 100") == (400, "path: empty, or too long for a socket")
 
 
+@pytest.mark.long
 def test_a_service_that_was_killed_is_gone_and_the_next_one_answers(
     plain_bundle: Path, program: Path, values: Path, tmp_path: Path
 ) -> None:
@@ -326,6 +327,7 @@ def test_answers_are_taken_while_a_request_is_sent(program: Path, values: Path, 
         assert client.answer("wait 1").logits.shape == (MOST_SAMPLES, classes)
 
 
+@pytest.mark.long
 def test_the_example_classifies_images_of_a_file(
     local: LocalServed, source: Path, client: Path, sanitizers: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_prepared_files_of_found_subnets_serve_as_well(device: SearchingDevice, 
     assert np.abs(logits - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
+@pytest.mark.long
 def test_a_search_that_was_killed_goes_on_to_the_same_result(device: SearchingDevice, tmp_path: Path) -> None:
     settings = device.settings(generations=4)
     whole, broken = device.folder(tmp_path, "whole"), device.folder(tmp_path, "broken")
@@ -153,6 +154,7 @@ def test_no_image_and_no_label_is_written(device: SearchingDevice, tmp_path: Pat
     assert all(isinstance(state[name], int | float | str) for name in fields)
 
 
+@pytest.mark.long
 def test_little_memory_changes_no_answer(device: SearchingDevice, tmp_path: Path) -> None:
     blocks = device.bundle.blocks()
     data = OwnImages.read(device.images, (3, 16, 16), 5)

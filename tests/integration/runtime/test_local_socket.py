@@ -364,6 +364,7 @@ def test_a_socket_is_made_where_it_can_be_and_where_not_is_one_line(tmp_path: Pa
         pass
 
 
+@pytest.mark.long
 def test_services_do_not_take_the_socket_of_another_one(local: LocalServed) -> None:
     told = refused("serve", str(local.bundle), "--port", "0", "--socket", str(local.path))
     assert f"--socket '{local.path}': another program answers there" in told

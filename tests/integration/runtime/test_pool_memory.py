@@ -69,6 +69,7 @@ def served(folder: Path, budget_mib: float = 0.0, rounds: int = 1) -> dict[str, 
     return found
 
 
+@pytest.mark.long
 def test_all_subnets_serve_within_1_3_times_the_memory_of_the_largest(folder: Path) -> None:
     free = served(folder)
     assert free["warm"] == SUBNETS
@@ -80,6 +81,7 @@ def test_all_subnets_serve_within_1_3_times_the_memory_of_the_largest(folder: Pa
     assert kept["warm"] < SUBNETS
 
 
+@pytest.mark.long
 def test_where_the_budget_holds_one_subnet_alone_requests_wait_and_none_is_lost(folder: Path) -> None:
     kept = served(folder, 1.0, rounds=2)
     assert kept["warm"] == 1

@@ -31,6 +31,7 @@ def ask(service: Served, value: float | None = None) -> str:
     return str(response.json()["parameters"]["subnet"])
 
 
+@pytest.mark.long
 def test_decisions_and_the_slow_down_are_told_and_logged(copy: Path, tmp_path: Path) -> None:
     first, second = (one.digest for one in BundleManifest.from_json((copy / BUNDLE_FILE).read_bytes()).subnets)
     file = tmp_path / "decisions.jsonl"
@@ -52,6 +53,7 @@ def test_decisions_and_the_slow_down_are_told_and_logged(copy: Path, tmp_path: P
     assert len(section.decisions) == 22
 
 
+@pytest.mark.few("adapts")
 @pytest.mark.parametrize("options", [ADAPTS, ()], ids=["adapts", "stays"])
 def test_the_hit_rate_of_the_caches_is_told_with_its_source(
     plain_bundle: Path, tmp_path: Path, options: tuple[str, ...]
@@ -73,6 +75,7 @@ def test_the_hit_rate_of_the_caches_is_told_with_its_source(
         assert f'autotailor_cache_hit_rate{{by="{load["hit_rate_by"]}"}} ' in metrics
 
 
+@pytest.mark.long
 def test_after_kill_9_what_was_decided_goes_on(copy: Path, tmp_path: Path) -> None:
     manifest = BundleManifest.from_json((copy / BUNDLE_FILE).read_bytes())
     first, second = (one.digest for one in manifest.subnets)
@@ -92,6 +95,7 @@ def test_after_kill_9_what_was_decided_goes_on(copy: Path, tmp_path: Path) -> No
     assert table.variants[after.head.state.running].digest == second
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_log_of_decisions_in_one_line_and_no_answer(copy: Path, tmp_path: Path) -> None:
     def little_room() -> None:  # files can grow to this size, as on a disk that is nearly full
         resource.setrlimit(resource.RLIMIT_FSIZE, (LOG_BYTES, LOG_BYTES))
@@ -110,6 +114,7 @@ def test_a_full_disk_ends_the_log_of_decisions_in_one_line_and_no_answer(copy: P
         assert service.http.get("/v2/health/ready").status_code == 200
 
 
+@pytest.mark.long
 def test_a_log_that_cannot_be_written_and_a_missing_budget_are_one_line(copy: Path, tmp_path: Path) -> None:
     assert "cannot be written" in refused("serve", str(copy), *ADAPTS, "--decisions", str(tmp_path / "no" / "log"))
     line = refused("serve", str(copy), "--decisions", str(tmp_path / "log"))

@@ -132,6 +132,7 @@ def test_a_subnet_that_ends_the_process_serves_no_more_after_the_restart(
         assert ask(service, images(), subnet=first)["subnet"] == first
 
 
+@pytest.mark.long
 def test_a_subnet_that_ends_the_process_when_it_is_loaded_stops_one_start_alone(
     copy: Path, tmp_path: Path, state: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_subnet_that_ends_the_process_when_it_is_loaded_stops_one_start_alone(
         assert line_of(first, state) in service.lines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_ended_from_outside_while_a_subnet_runs_takes_nothing_out(
     copy: Path, tmp_path: Path, state: Path, number: signal.Signals
@@ -170,6 +172,7 @@ def test_a_process_that_is_ended_from_outside_while_a_subnet_runs_takes_nothing_
     assert not (state / CRASHED_FILE).exists()
 
 
+@pytest.mark.long
 def test_a_crash_outside_of_all_subnets_takes_nothing_out_and_is_one_line(
     copy: Path, tmp_path: Path, state: Path
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_crash_outside_of_all_subnets_takes_nothing_out_and_is_one_line(
             assert service.lines() == told
 
 
+@pytest.mark.long
 def test_of_several_subnets_that_ran_none_is_taken_out_before_a_second_crash(plain_bundle: Path, state: Path) -> None:
     bundle = OpenBundle.open(plain_bundle)
     both = {(one.digest, "onnx") for one in bundle.manifest.subnets}

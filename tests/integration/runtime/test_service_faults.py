@@ -128,6 +128,7 @@ def test_a_corrupt_subnet_is_taken_out_and_the_others_serve(copy: Path, tmp_path
         assert line.startswith(f"SubNet {first} is taken out: ")
 
 
+@pytest.mark.long
 def test_files_that_are_removed_while_serving_stop_nothing(copy: Path, tmp_path: Path) -> None:
     with served(copy, tmp_path / "log") as service:
         before = ask(service, images())
@@ -158,6 +159,7 @@ def test_a_full_disk_stops_no_answer(copy: Path, tmp_path: Path) -> None:
         assert list((tmp_path / "state").iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_line_for_each_thing_that_is_not_written(copy: Path, tmp_path: Path) -> None:
     words = [*COMMAND, "serve", str(copy), "--port", "0", "--state", str(tmp_path / "state")]
     environment = os.environ | {TOKEN_VARIABLE: TOKEN}
@@ -195,6 +197,7 @@ def test_without_room_for_a_token_the_service_does_not_start(copy: Path) -> None
     assert "give --token-file" in done.stderr
 
 
+@pytest.mark.long
 def test_a_wall_clock_that_jumps_changes_nothing(copy: Path, tmp_path: Path) -> None:
     command = (sys.executable, "-c", JUMPING)
     with served(copy, tmp_path / "log", command=command) as service:

@@ -84,6 +84,7 @@ def test_what_a_search_finds_joins_a_running_service_that_loses_no_request(
                 assert replay(file, model.adaptation.variants.table, model.adaptation.policy) > 0
 
 
+@pytest.mark.long
 def test_what_was_taken_out_stays_out_when_others_join(device: SearchingDevice, tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("prepared")
     bundle = Path(shutil.copytree(device.bundle.folder, tmp_path / "bundle", ignore=ignored))
@@ -100,6 +101,7 @@ def test_what_was_taken_out_stays_out_when_others_join(device: SearchingDevice, 
         assert service.http.post(INFER, **body(images(), subnet=first)).status_code == 503
 
 
+@pytest.mark.long
 def test_a_result_that_cannot_be_used_is_one_line_and_the_next_one_joins(
     device: SearchingDevice, tmp_path: Path
 ) -> None:

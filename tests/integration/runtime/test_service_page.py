@@ -46,6 +46,7 @@ def points(browser: Chrome, chart: str) -> int:
     return int(browser.execute_script(script, chart))
 
 
+@pytest.mark.long
 def test_the_page_shows_what_serves_and_follows_it(browser: Chrome, service: tuple[Served, str, str]) -> None:
     running, first, second = service
     running.http.post(INFER, **body(images()))

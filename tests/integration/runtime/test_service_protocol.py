@@ -238,6 +238,7 @@ def test_the_state_has_what_the_page_shows(service: Served) -> None:
     assert state["queue"] == {"depth": 0, "places": 64, "workers": 1}
 
 
+@pytest.mark.few("words0-required: folder")
 @pytest.mark.parametrize(
     ("words", "line"),
     {

@@ -78,6 +78,7 @@ def test_the_next_network_measures_only_what_the_first_did_not(
     assert plan(settings, second, device.capabilities())["estimated_s"] == 0
 
 
+@pytest.mark.few("onnxruntime")
 def test_what_measuring_cost_adds_up_to_the_time_of_the_stage(
     operators: Path, settings: profile.Settings, device: AgentClient, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_an_entry_that_is_none_is_measured_and_refused_until_it_is(
     assert len(LutStore(settings.store).valid_rows()) == count(first)
 
 
+@pytest.mark.few("onnxruntime")
 def test_a_predictor_refuses_a_table_of_another_build_and_one_that_lacks_operators(
     supernet: Path, halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
 ) -> None:
