@@ -154,6 +154,7 @@ def test_every_point_of_every_device_is_drawn(page: Chrome, both: Report) -> Non
         assert sum(n for name, n in drawn.items() if name.startswith("uniformly")) == len(device["baseline"])
 
 
+@pytest.mark.long
 def test_hover_on_the_front_shows_budget_accuracy_and_architecture(page: Chrome, both: Report) -> None:
     for number in (0, 1):
         row = front_row(both, number, -1)
