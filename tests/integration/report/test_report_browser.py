@@ -192,6 +192,7 @@ def test_the_filter_shows_one_device(page: Chrome, both: Report) -> None:
     assert wait(page, lambda: visible_fronts() == set(names))
 
 
+@pytest.mark.long
 def test_a_click_on_a_point_shows_its_layers(page: Chrome, both: Report) -> None:
     row = front_row(both, 1, 0)
     Select(page.find_element(By.CSS_SELECTOR, "#subnet-1 select.shown")).select_by_value(
