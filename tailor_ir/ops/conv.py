@@ -46,22 +46,27 @@ def _rank(node: Node, dims: Dims) -> int:
     return len(dims) - 2
 
 
-def split_by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
+def _split_by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
     """Split channels into groups that come and go together, each with its own fixed number of channels."""
     count = p.pool.free(groups)
     for dim in dims:
         p.unify(dim, p.pool.product((count, p.pool.fixed(dim.size // groups))), node)
 
 
+def join_channels(node: Node, p: Propagation, groups: int, x: Dims, weight: Dims) -> None:
+    """Channels that a kernel reads are those of x, in groups of fixed size where there are several."""
+    if groups == 1:
+        p.unify(x[1], weight[1], node)
+        return
+    _split_by_group(node, p, groups, x[1], weight[0])
+    p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
+
+
 def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, weight = p.of(node.inputs[0]), p.of(node.inputs[1])
     _rank(node, x)
     groups = node.int("group", 1)
-    if groups == 1:
-        p.unify(x[1], weight[1], node)
-    else:
-        split_by_group(node, p, groups, x[1], weight[0])
-        p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
+    join_channels(node, p, groups, x, weight)
     kernel = tuple(d.size for d in weight[2:])
     if _can_shrink(node, p, weight, kernel):
         centre = p.pool.kernel(kernel[0])

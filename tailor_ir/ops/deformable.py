@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.conv import explicit_pads, split_by_group, window_dims
+from tailor_ir.ops.conv import explicit_pads, join_channels, window_dims
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 DEFORMABLE = "DeformConv"
@@ -80,11 +80,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     if len(x) != 4:
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(x) - 2}-D; allowed: images")
     groups = node.int("group", 1)
-    if groups == 1:
-        p.unify(x[1], weight[1], node)
-    else:
-        split_by_group(node, p, groups, x[1], weight[0])
-        p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
+    join_channels(node, p, groups, x, weight)
     if node.int("offset_group", 1) > 1:
         p.freeze(x[1:2], node, "each group of channels has offsets of its own")
     p.freeze((*weight[2:], offset[1]), node, "kernel, and its offsets")
