@@ -125,7 +125,7 @@ class StageProgress:
 
 
 def _percent(done: int, total: int) -> float:
-    """Of work without pieces all is done."""
+    """All is done of work without pieces."""
     return 100 * min(1.0, done / total) if total else 100.0
 
 

@@ -49,7 +49,7 @@ def _places(source: str) -> dict[str, tuple[str, str]]:
 
 
 def later_names(file: str) -> dict[str, "LaterName"]:
-    """What stands for the names of the block of a module, for its globals.
+    """Objects that stand for the names of a module's block, for its globals.
 
     A module that calls few of the names that it imports writes, with `from __future__ import annotations` at its top:
 

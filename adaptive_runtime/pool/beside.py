@@ -33,7 +33,7 @@ class Beside:
         self._waiting.join()
 
     def close(self) -> None:
-        """What has begun ends, what waits is left."""
+        """Preparations that have begun end; those that wait are left."""
         with self._lock:
             self._closed = True
             thread = self._thread

@@ -130,7 +130,7 @@ def examples_of_module(module: nn.Module, example: object) -> ExampleInputs:
 
 
 def kept_constant(name: str, value: object) -> str:
-    """What is said about an input that is a single whole number."""
+    """The remark on an input that is a single whole number."""
     return f"input '{name}' is kept as the constant {value.item() if isinstance(value, torch.Tensor) else value}"
 
 

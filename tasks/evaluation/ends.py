@@ -8,7 +8,7 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy
 
 
 class Ends(NamedTuple):
-    """Of both on the same samples."""
+    """Accuracies of both on the same samples."""
 
     largest: Accuracy
     smallest: Accuracy

@@ -1,4 +1,4 @@
-"""What an accuracy of so many samples may be off by."""
+"""Standard errors of accuracies by the number of samples."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def too_small(split: str, samples: int | None, shares: Sequence[float]) -> str |
 
 
 def change(before: Accuracy, after: Accuracy) -> Change:
-    """What `after` has more than `before` on the same samples; the error is that of their differences, sample by sample.
+    """The gain of `after` over `before` on the same samples; the error is that of their differences, sample by sample.
 
     One more sample for each counts, so that networks that differ in hardly a sample do not look certain.
     """

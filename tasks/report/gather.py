@@ -165,7 +165,7 @@ def _accuracies(base: NetworkAccuracy | None, finetune: EndsAccuracy | None) -> 
 
 
 def _samples(found: NetworkAccuracy | EndsAccuracy | None, score: str) -> dict[str, int | None]:
-    """Of how many samples accuracies are, by split; None where that is not known, or a score is no share of right answers."""
+    """Samples that accuracies are of, by split; None where that is not known, or a score is no share of right answers."""
     if found is None or score != CLASSIFICATION.score:
         return {"validation": None, "test": None}
     return {"validation": found.validation_samples, "test": found.test_samples}

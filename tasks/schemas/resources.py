@@ -8,7 +8,7 @@ from tasks.schemas.subnets import Named
 
 RESOURCES_FILE = "resources.json"
 ENERGY_FILE = "energy.json"
-"""Of the predictor of energy."""
+"""The file of the predictor of energy."""
 
 
 class Metered(Record):

@@ -66,7 +66,7 @@ class BeforeTuning(Record):
 
     @property
     def line(self) -> str:
-        """What it did to the largest SubNet."""
+        """The effect on the largest SubNet."""
         lost = f"{-self.change_points:.1f} ± {self.error_points:.1f} points of validation accuracy"
         before = f"{100 * self.largest_validation_accuracy:.1f} % before"
         ends = "the weights before it are kept" if self.kept else "smaller SubNets gained more than that"

@@ -114,7 +114,7 @@ def module_in_float32(module: nn.Module, examples: ExampleInputs) -> Float32Modu
 
 
 def float_remark(kinds: str) -> str:
-    """What is said about a network that is read as float32."""
+    """The remark on a network that is read as float32."""
     return f"the network is in {kinds}: it is read as float32, and its SubNets and exported files are float32"
 
 

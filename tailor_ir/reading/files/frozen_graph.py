@@ -20,7 +20,7 @@ DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphEnds:
-    """What is known of a graph beside its nodes. known: operators that may be in it; () allows all."""
+    """Facts on a graph beside its nodes. known: operators that may be in it; () allows all."""
 
     layout: InputLayout
     known: Collection[str] = ()

@@ -25,7 +25,7 @@ class BeforeWeights:
 
     @classmethod
     def of(cls, net: SuperNet, data: EvaluationData) -> Self:
-        """Of a SuperNet as it is now."""
+        """The accuracies of a SuperNet as it is now."""
         return cls(net, ends_on(net, data))
 
     def better(self, after: Ends, say: Callable[[str], None]) -> tuple[Ends, BeforeTuning]:

@@ -57,7 +57,7 @@ def convolutions(kind: str = "float32") -> tuple[list[onnx.NodeProto], list[Tens
 
 
 def run(model: onnx.ModelProto, *given: np.ndarray) -> list[np.ndarray]:
-    """What onnxruntime answers, without rewriting anything."""
+    """The answers of onnxruntime, which rewrites nothing."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
