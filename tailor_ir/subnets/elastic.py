@@ -234,7 +234,11 @@ class Elastic(nn.Module):
         values.update(self._graph.named_inputs(given))
         run(self._plan.outline.calls, self._plan.modules, values, names)
         seen = {name: values[name] for name in names if name in values}
-        outputs = tuple([values[name] for name in self._plan.outline.outputs])
+        data = self._lowering.data
+        found = [(name, values[name]) for name in self._plan.outline.outputs]
+        outputs = tuple(
+            [value if name in data else value.clone() for name, value in found]
+        )  # callers own their answers
         return (outputs[0] if len(outputs) == 1 else outputs), seen
 
     def _fixed_values(self) -> dict[str, torch.Tensor]:

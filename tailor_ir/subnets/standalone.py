@@ -92,7 +92,7 @@ class _Builder:
         for node in self.subnet.nodes:
             if not self.tensors.has(node.outputs[0]):
                 self._add(node)
-        outputs = tuple(self._operand(name) for name in self.subnet.outputs)
+        outputs = tuple(self._answer(name) for name in self.subnet.outputs)
         self.graph.output(outputs[0] if len(outputs) == 1 else outputs)
         return fx.GraphModule(self.root, self.graph, "SubNet")
 
@@ -140,6 +140,11 @@ class _Builder:
                 self.root.register_buffer(attribute, tensor)
             self.values[name] = self._variable("get_attr", attribute)
         return self.values[name]
+
+    def _answer(self, name: str) -> fx.Node:
+        """An output. A weight is copied: its caller owns the answer, and needs no gradient of it where none is recorded."""
+        found = self._operand(name)
+        return self._variable("call_function", torch.clone, found) if found.op == "get_attr" else found
 
     def _variable(self, kind: str, target: str | Callable[..., Any], *operands: fx.Node | int) -> fx.Node:
         """A node of the fx graph; in source text its variable has a name of ours, not one like "self"."""

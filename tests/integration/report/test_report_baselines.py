@@ -24,7 +24,7 @@ from tasks.report.page import render
 from tests.integration.report.test_report_browser import hovered, wait
 from tests.integration.report.test_report_dark import CONTRAST, opened_in
 from tests.support.report.browser import BROWSER, DRIVER, opened, requests
-from tests.unit.report.test_report_page import Page
+from tests.support.report.page import Page
 
 PREDICT = PredictSettings(
     validation_images=50,

@@ -3,7 +3,6 @@
 import copy
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,38 +19,10 @@ from tasks.report.gather import gather
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
 from tasks.schemas.results import GivenSuperNet
+from tests.support.report.page import Page
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://example.org/x.png>"
 Report = dict[str, Any]
-
-
-class Page(HTMLParser):
-    """Tags with their attributes, scripts, and the text outside scripts and styles."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.scripts: list[str] = []
-        self._within = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._within = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self._within = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._within == "script":
-            self.scripts.append(data)
-        elif self._within != "style":
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).split())
 
 
 @pytest.fixture(scope="session")

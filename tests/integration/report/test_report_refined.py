@@ -24,7 +24,7 @@ from tasks.schemas.candidates import MEASURED_FILE, Candidates
 from tasks.schemas.front import Front, Replaced
 from tests.support.report.browser import BROWSER, DRIVER, opened
 from tests.support.report.fixtures import PREDICT, QUICK
-from tests.unit.report.test_report_page import Page
+from tests.support.report.page import Page
 
 Report = dict[str, Any]
 

@@ -1,7 +1,9 @@
 """Small networks that random ones were shrunk to: each was a fault, and holds now whatever holds for all networks."""
 
 import pytest
+import torch
 
+import tailor_ir
 from tests.fuzzing.checks import Outcome, examine
 from tests.fuzzing.networks import Network, Step
 
@@ -103,3 +105,19 @@ def test_truth_values_as_an_input() -> None:
     steps = (Step("Cast", "x", "u", {"to": 1}), Step("Gemm", "u w b", "y", {"transB": 1}))
     weights = {"w": (8, 6), "b": (8,)}
     holds(Network(inputs={"x": ("bool", ("N", 6))}, steps=steps, outputs=("y",), weights=weights))
+
+
+def test_an_answer_made_of_weights_alone_is_a_copy() -> None:
+    """Callers may change it, and read it without `detach` where no gradient is recorded."""
+    steps = (CONVOLUTION, Step("Celu", "w", "y", {"alpha": 1.0}), Step("ReduceMean", "u", "z", {"axes": [2, 3]}))
+    network = Network(inputs=IMAGE, steps=steps, outputs=("z", "y"), weights=KERNEL)
+    holds(network)
+    net = tailor_ir.compile(network.model(2))
+    x = torch.zeros(2, 3, 6, 5)
+    for module in (net.elastic.eval(), net.build(net.max_config)):
+        with torch.no_grad():
+            first, again = module(x)[1], module(x)[1]
+            assert not first.requires_grad
+            assert torch.equal(first.clone(), again)
+            first.zero_()
+            assert torch.equal(module(x)[1], again)
