@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
+CHOSEN = ("-m", "not long")
+"""The tests of these folders that `make test` runs."""
 WHOLE = ("tests/unit", "tests/integration")
 
 
@@ -186,7 +188,7 @@ def caught(tree: Path, fault: Fault, tests: tuple[str, ...]) -> str | None:
         raise RuntimeError(f"{fault.file} has {text.count(fault.right)} times '{fault.right}'; mend the list of faults")
     file.write_text(text.replace(fault.right, fault.wrong), encoding="utf-8")
     there = [test for test in tests if (tree / test).exists()]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *there]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *CHOSEN, *there]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     file.write_text(text, encoding="utf-8")

@@ -236,9 +236,8 @@ class Elastic(nn.Module):
         seen = {name: values[name] for name in names if name in values}
         data = self._lowering.data
         found = [(name, values[name]) for name in self._plan.outline.outputs]
-        outputs = tuple(
-            [value if name in data else value.clone() for name, value in found]
-        )  # callers own their answers
+        # callers own their answers, so that weights are copied
+        outputs = tuple([value if name in data else value.clone() for name, value in found])
         return (outputs[0] if len(outputs) == 1 else outputs), seen
 
     def _fixed_values(self) -> dict[str, torch.Tensor]:
