@@ -39,7 +39,7 @@ from flows.validate import validate
 from tasks.streams.settings import StreamMethod
 
 
-class Form(BaseModel):
+class _Fields(BaseModel):
     """Fields that every form has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,7 +48,7 @@ class Form(BaseModel):
     output_dir: OutputDir = ""
 
 
-class NightForm(Form):
+class NightForm(_Fields):
     """Fields of a night."""
 
     preset: Preset = NIGHTLY_PRESET
@@ -73,7 +73,7 @@ class PipelineForm(NightForm):
     until: RunUntil = "report"
 
 
-class AdaptNightForm(Form):
+class AdaptNightForm(_Fields):
     """Fields of a night of a given SuperNet."""
 
     supernet: SupernetFolder
@@ -96,7 +96,7 @@ class AdaptForm(AdaptNightForm):
     until: AdaptUntil = "report"
 
 
-class StreamForm(Form):
+class StreamForm(_Fields):
     """Fields of streams."""
 
     drift: Drift = DEFAULT_DRIFT
@@ -119,7 +119,7 @@ class StreamForm(Form):
         return validate(RunConfig, composed("config", fields, self.overrides, self.settings))
 
 
-class DeployForm(Form):
+class DeployForm(_Fields):
     """Fields of a deployment onto a device."""
 
     device: Device
