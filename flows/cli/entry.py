@@ -72,7 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told(error: BaseException) -> UserError | None:
-    """What anything may meet anywhere, in one line: no room, a name that is not UTF-8, code that ends Python; else None."""
+    """What anything may meet anywhere, in one line; else None.
+
+    No room, a name that is not UTF-8, code that ends Python, a server of Prefect's own that is slow to start.
+    """
+    from flows.machine.server import slow_start
     from tasks.shortage import MAKE_ROOM, shortage
 
     if type(error) is SystemExit:  # services end themselves by `Ended`
@@ -80,6 +84,8 @@ def _told(error: BaseException) -> UserError | None:
     if (what := shortage(error)) is not None:
         return UserError("this machine", what, next_step=MAKE_ROOM)
     for one in chain(error):
+        if (late := slow_start(one)) is not None:
+            return late
         if isinstance(one, UnicodeEncodeError) and "surrogates" in one.reason:
             return UserError(f"'{one.object[:MOST_OF_NAME]}'", "is a name that is not UTF-8", next_step="rename it")
     return None

@@ -17,6 +17,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
+from flows.machine.server import slow_start
 from flows.nightly.message import EVENT, RESOURCE
 from tasks.errors import UserError
 
@@ -123,9 +124,17 @@ def main(words: list[str]) -> int:
         for name in asyncio.run(make(*words) if words else make(None)):
             print(name)
     except UserError as error:
-        print(f"autotailor: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
+    except RuntimeError as error:
+        if (late := slow_start(error)) is None:
+            raise
+        return _refuse(late)
     return 0
+
+
+def _refuse(error: UserError) -> int:
+    print(f"autotailor: {error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

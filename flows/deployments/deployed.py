@@ -11,8 +11,16 @@ prepare(quiet=False)  # as on the command line, before torch is imported: thread
 
 from prefect import flow  # noqa: E402
 
-from flows.config import AdaptConfig, DeployConfig, FlowConfig, RunConfig  # noqa: E402
+from flows.config import FlowConfig  # noqa: E402
 from flows.deploy import put  # noqa: E402
+from flows.deployments.configs import (  # noqa: E402
+    AdaptForm,
+    AdaptNightForm,
+    DeployForm,
+    NightForm,
+    PipelineForm,
+    StreamForm,
+)
 from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
     DEFAULT_DATA,
     DEFAULT_DRIFT,
@@ -36,29 +44,21 @@ from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the f
     RunUntil,
     SupernetFolder,
     TrainedData,
-    common_words,
-    composed,
-    deploy_words,
-    quoted,
-    run_words,
-    stream_words,
+    named_run,
 )
 from flows.nightly.flow import regressed  # noqa: E402
 from flows.nightly.working import work_night  # noqa: E402
 from flows.stages import ADAPTATION, PIPELINE  # noqa: E402
 from flows.tailoring import tailor  # noqa: E402
-from flows.validate import validate  # noqa: E402
 from tasks.deploy import Deployed  # noqa: E402
 from tasks.streams import StreamMethod  # noqa: E402
 
 
 def _run_name() -> str:
-    """The name of a run in the UI, made of the words of its form."""
+    """The name of a run in the UI."""
     from prefect.runtime import flow_run
 
-    words = ("preset", "model", "supernet", "data")
-    given = [str(flow_run.parameters.get(word) or "") for word in words]
-    return " ".join(word for word in given if word not in ("", NO_PRESET, DEFAULT_DATA)) or "default"
+    return named_run(flow_run.name or "", flow_run.parameters)
 
 
 @flow(name="autotailor", flow_run_name=_run_name, persist_result=False)
@@ -79,8 +79,18 @@ def run(
     Args:
         overrides: Further settings as on the command line, one each: finetune.epochs=20, device.remote.agent=URL.
     """
-    fields = [*run_words(preset, model), *common_words(data, data_path, devices, budgets_ms, output_dir)]
-    return tailor(PIPELINE, validate(RunConfig, composed("config", fields, overrides, settings)), until)
+    form = PipelineForm(
+        preset=preset,
+        model=model,
+        data=data,
+        data_path=data_path,
+        devices=devices,
+        budgets_ms=budgets_ms,
+        overrides=overrides,
+        output_dir=output_dir,
+        settings=settings,
+    )
+    return tailor(PIPELINE, form.config(), until)
 
 
 @flow(name="autotailor-nightly", flow_run_name=_run_name, persist_result=False)
@@ -101,8 +111,18 @@ def work_nightly(
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
         output_dir: A folder on the worker's machine, the same every night. Empty: that of the preset, or outputs.
     """
-    fields = [*run_words(preset, model), *common_words(data, data_path, devices, budgets_ms, output_dir)]
-    return _night(validate(RunConfig, composed("config", fields, overrides, settings)))
+    form = NightForm(
+        preset=preset,
+        model=model,
+        data=data,
+        data_path=data_path,
+        devices=devices,
+        budgets_ms=budgets_ms,
+        overrides=overrides,
+        output_dir=output_dir,
+        settings=settings,
+    )
+    return _night(form.config())
 
 
 @flow(name="autotailor-adapt", flow_run_name=_run_name, persist_result=False)
@@ -122,8 +142,17 @@ def adapt_to(
     Args:
         overrides: Further settings as on the command line, one each: search.seed=1, device.remote.agent=URL.
     """
-    fields = [f"supernet={quoted(supernet)}", *common_words(data, data_path, devices, budgets_ms, output_dir)]
-    return tailor(ADAPTATION, validate(AdaptConfig, composed("adapt", fields, overrides, settings)), until)
+    form = AdaptForm(
+        supernet=supernet,
+        data=data,
+        data_path=data_path,
+        devices=devices,
+        budgets_ms=budgets_ms,
+        overrides=overrides,
+        output_dir=output_dir,
+        settings=settings,
+    )
+    return tailor(ADAPTATION, form.config(), until)
 
 
 @flow(name="autotailor-nightly-adapt", flow_run_name=_run_name, persist_result=False)
@@ -143,8 +172,17 @@ def adapt_nightly(
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
         output_dir: A folder on the worker's machine, the same every night, or a URL. Empty: outputs.
     """
-    fields = [f"supernet={quoted(supernet)}", *common_words(data, data_path, devices, budgets_ms, output_dir)]
-    return _night(validate(AdaptConfig, composed("adapt", fields, overrides, settings)))
+    form = AdaptNightForm(
+        supernet=supernet,
+        data=data,
+        data_path=data_path,
+        devices=devices,
+        budgets_ms=budgets_ms,
+        overrides=overrides,
+        output_dir=output_dir,
+        settings=settings,
+    )
+    return _night(form.config())
 
 
 def _night(config: FlowConfig) -> Any:
@@ -178,15 +216,23 @@ def stream_to(
         overrides: Further settings as on the command line, one each: drift.severity=3, adaptation.guard.judged_from=8.
         output_dir: The output folder of the run on the worker's machine. Empty: outputs.
     """
-    fields = [
-        *run_words(preset, model),
-        *common_words(data, data_path, devices, [], output_dir),
-        *stream_words(drift, methods, subnets),
-    ]
-    return tailor(PIPELINE, validate(RunConfig, composed("config", fields, overrides, settings)), "stream")
+    form = StreamForm(
+        drift=drift,
+        methods=methods,
+        subnets=subnets,
+        preset=preset,
+        model=model,
+        data=data,
+        data_path=data_path,
+        devices=devices,
+        overrides=overrides,
+        output_dir=output_dir,
+        settings=settings,
+    )
+    return tailor(PIPELINE, form.config(), "stream")
 
 
-@flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)
+@flow(name="autotailor-deploy", flow_run_name=_run_name, persist_result=False)
 def deploy_to(
     device: Device,
     bundle: str = "",
@@ -202,5 +248,5 @@ def deploy_to(
         overrides: Further settings as on the command line, one each: deploy.port=8081, device.board.ssh.host=board.
         output_dir: The output folder of that run on the worker's machine. Empty: outputs.
     """
-    config = validate(DeployConfig, composed("deploy", deploy_words(device, bundle, output_dir), overrides, settings))
-    return put(config, device)
+    form = DeployForm(device=device, bundle=bundle, overrides=overrides, output_dir=output_dir, settings=settings)
+    return put(form.config(), device)

@@ -24,6 +24,8 @@ from tasks.errors import UserError
 NO_PRESET = "none"
 NIGHTLY_PRESET = "nightly"
 DEFAULT_DATA = "default"
+NAMING = ("preset", "model", "supernet", "device", "data")
+"""Fields whose words stand in the names of flow runs."""
 KINDS = ("model", "data")
 """Groups whose options are kinds, with defaults of their own."""
 BESIDE_KIND = ("path", "name")
@@ -90,6 +92,14 @@ AdaptUntil = Annotated[AdaptStage, _UNTIL]
 RunSettings = Annotated[Plain | None, _settings(RunConfig), _ALL]
 AdaptSettings = Annotated[Plain | None, _settings(AdaptConfig), _ALL]
 DeploySettings = Annotated[Plain | None, _settings(DeployConfig), _ALL]
+
+
+def named_run(given: str, parameters: Mapping[str, Any]) -> str:
+    """The name of a flow run: the one that it was given and that was printed when it was asked for, and what its form says."""
+    words = [str(parameters.get(field) or "") for field in NAMING]
+    shown = " ".join(word for word in words if word not in ("", NO_PRESET, DEFAULT_DATA))
+    ending = f": {shown}" if shown else ""
+    return given if given.endswith(ending) else f"{given}{ending}"  # a run that is tried again has it already
 
 
 def run_words(preset: str, model: str) -> list[str]:

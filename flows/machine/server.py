@@ -27,6 +27,10 @@ from tasks.processes import end
 
 START_SECONDS = 300
 """The first start makes the database: ten seconds of a core, which are minutes where others compute, too."""
+WAIT = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+"""Prefect's own variable for such a wait, which counts for servers of this module, too."""
+OWN_SERVER = "start one yourself with 'prefect server start' and set PREFECT_API_URL"
+PREFECTS_WORDS = "ephemeral Prefect API server"
 STOP_SECONDS = 5
 POLL_SECONDS = 0.1
 DATABASE = "Prefect's database"
@@ -47,6 +51,7 @@ def start_server() -> Callable[[], None]:
         refuse_dead("PREFECT_API_URL", url, "start that server, or unset it: then one is started for the command")
     if "PREFECT_API_URL" in os.environ or os.environ.get("PREFECT_HOME") != str(prefect_home()):
         return lambda: None
+    start_seconds()
     prefect_home().mkdir(mode=0o700, exist_ok=True)
     password = f"autotailor:{secrets.token_hex(16)}"
     process = subprocess.Popen(
@@ -64,18 +69,41 @@ def start_server() -> Callable[[], None]:
     return partial(wait_until_ready, process, url)
 
 
+def start_seconds() -> int:
+    """The longest wait [s] for a temporary server. UserError: the variable for it is no such number."""
+    if (given := os.environ.get(WAIT)) is None:
+        return START_SECONDS
+    if not given.isdecimal() or not int(given):
+        raise UserError(WAIT, f"got '{given}'", allowed="seconds, 1 or more", next_step=f"set it to {START_SECONDS}")
+    return int(given)
+
+
+def slow_start(error: BaseException) -> UserError | None:
+    """Prefect's error about a server that it started by itself and that did not answer, in one line; None: another error."""
+    if not isinstance(error, RuntimeError) or PREFECTS_WORDS not in str(error):
+        return None
+    got = "ended while it started" if "exited with code" in str(error) else "did not answer in time"
+    return UserError("Prefect server", got, next_step=_way_out())
+
+
+def _way_out() -> str:
+    return f"wait longer, as by {WAIT}={2 * start_seconds()}, or {OWN_SERVER}"
+
+
 def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     """Returns when a server answers; UserError where it has ended or takes too long."""
-    until = time.monotonic() + START_SECONDS
+    seconds = start_seconds()
+    until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         try:
             if httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success:
                 return
         except httpx.TransportError:
             time.sleep(POLL_SECONDS)
-    state = "is not ready" if process.poll() is None else f"ended with code {process.returncode}"
-    hint = "look at the lines above, or start one yourself with 'prefect server start' and set PREFECT_API_URL"
-    raise UserError("Prefect server", f"{state} after at most {START_SECONDS} s", next_step=hint)
+    if process.poll() is None:
+        raise UserError("Prefect server", f"did not answer within {seconds} s", next_step=_way_out())
+    hint = f"look at the lines above, or {OWN_SERVER}"
+    raise UserError("Prefect server", f"ended with code {process.returncode}", next_step=hint)
 
 
 def _serve() -> None:

@@ -140,14 +140,50 @@ def replaced(
     return [own[0] if own[0].digest in kept else _chosen(own, every, known_ms) for own in rows], measured
 
 
-def best_measured(rows: Sequence[Winner], cards: Mapping[str, Card], kept: Collection[str] = ()) -> list[Winner]:
+def whole_network(front: Front, rows: Sequence[Winner], largest_ms: float | None) -> tuple[Winner, ...]:
+    """The largest SubNet for the smallest budget that it keeps as measured, where it wins none; () where no budget is for it.
+
+    rows: a SubNet for each budget. largest_ms: its p50, None where it was not measured. A search over several devices has one
+    winner for all of them, which stays.
+    """
+    kept_ms = [row.budget_ms for row in rows if largest_ms is not None and largest_ms <= row.budget_ms]
+    is_free = all(row.budgets_ms is None and row.digest != front.largest.digest for row in rows)
+    if not kept_ms or not is_free or not _is_within_limits(front):
+        return ()
+    return (Winner.model_validate({"budget_ms": min(kept_ms), **front.largest.to_json()}),)
+
+
+def _is_within_limits(front: Front) -> bool:
+    """Whether the largest SubNet is within the limits of the search."""
+    row, limits = front.largest, SearchSettings.model_validate(front.settings).limits_of(front.device).given
+    found = {
+        "parameters": row.parameters,
+        "macs": row.macs,
+        "memory_mib": row.predicted_memory_mib,
+        "energy_mj": row.predicted_energy_mj,
+    }
+    return all((value := found[name]) is not None and value <= limit for name, limit in limits.items())
+
+
+def better(others: Sequence[Winner], rows: Sequence[Winner], share: Mapping[str, float]) -> tuple[Winner, ...]:
+    """Those of `others` that are more accurate than the SubNet of a budget that they keep. share: accuracies by digest."""
+
+    def is_better(one: Winner) -> bool:
+        return any(share[row.digest] < share[one.digest] for row in rows if row.budget_ms >= one.budget_ms)
+
+    return tuple(filter(is_better, others))
+
+
+def best_measured(
+    rows: Sequence[Winner], cards: Mapping[str, Card], kept: Collection[str] = (), others: Sequence[Winner] = ()
+) -> list[Winner]:
     """For each budget the most accurate of all exported SubNets that keep it, by the files' own measurements.
 
-    rows: a SubNet for each budget. cards: by digest; accuracies are those of the first split. The SubNet of a row stays
-    where none is better, where it is in `kept`, and where it is one for several devices together; a SubNet without whole
-    files takes no other one's place.
+    rows: a SubNet for each budget. cards: by digest; accuracies are those of the first split. others: exported beside them.
+    The SubNet of a row stays where none is better, where it is in `kept`, and where it is one for several devices together; a
+    SubNet without whole files takes no other one's place.
     """
-    good = [row for row in rows if all(file.state == "ok" for file in cards[row.digest].files.values())]
+    good = [row for row in (*rows, *others) if all(file.state == "ok" for file in cards[row.digest].files.values())]
 
     def keeps(row: Winner, budget_ms: float) -> bool:
         ms = cards[row.digest].latency.p50_ms

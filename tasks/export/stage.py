@@ -47,10 +47,10 @@ from tasks.export.card import (
 from tasks.export.chains import ChainWriter, require_exits
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.planned import in_planned_order
-from tasks.export.replacing import Substitutes, as_predicted, best_measured, replaced
+from tasks.export.replacing import Substitutes, as_predicted, best_measured, better, replaced, whole_network
 from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
-from tasks.export.timed import Timed, largest_of, latency_of, subjects_of, timed
+from tasks.export.timed import LARGEST, Timed, largest_of, latency_of, subjects_of, timed
 from tasks.measuring.subnets import SubNetMeter
 from tasks.ncnn.conversion import ConversionError
 from tasks.ncnn.kernels import require_masks
@@ -73,6 +73,8 @@ from tasks.search import read_front
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
 EVALUATED_FILE = "winners_evaluated_{}.jsonl"
+Accuracies = dict[str, dict[str, Accuracy]]
+"""By split, of each SubNet (digest)."""
 OfBundle = tuple[Mapping[str, SubnetPolicy], str | None, Sequence[FurtherFormat], Adapted, BundlePlacements | None]
 """What a bundle has besides: policies, rules, further formats, SubNets that have adapted, and those over devices."""
 ROUNDS = 2
@@ -114,13 +116,13 @@ def run(
         maker = Maker(settings, net, client, stack, data, progress, implementations, adapted)
         measure = partial(_measured, maker, meter, lines, progress)
         rows, measured = replaced(front.winners, substitutes, settings.replacements, measure, adapted)
-        winners, exits = {row.digest: row for row in rows}, _still_true(policies, adapted)
-        accuracy = _evaluated(net, winners, supernet, data, out, progress, store, adapted)
-        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, exits)
-        done = exporter.export_all(winners, measured, progress)
-    rows = rows if settings.keep_winners else best_measured(rows, done, adapted)
+        evaluate = partial(_evaluated, net, supernet, data, out, progress, store, adapted)
+        others, accuracy = _judged(settings, front, rows, measured, measure, evaluate)
+        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, _still_true(policies, adapted))
+        done = exporter.export_all(_by_digest(*rows, *others), measured, progress)
+    rows = rows if settings.keep_winners else best_measured(rows, done, adapted, others)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
-    of_bundle = exits, rules, formats, adapted, placements
+    of_bundle = exporter.policies, rules, formats, adapted, placements
     return Exports(
         device=device,
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
@@ -129,6 +131,33 @@ def run(
         **_bundle(settings, net, cards, supernet, data, out, progress, store, device, of_bundle),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
+
+
+def _judged(
+    settings: Settings,
+    front: Front,
+    rows: Sequence[Winner],
+    measured: dict[str, Measurement],
+    measure: Callable[[Mapping[str, Config]], dict[str, Measurement]],
+    evaluate: Callable[[Mapping[str, Winner]], Accuracies],
+) -> tuple[tuple[Winner, ...], Accuracies]:
+    """What is exported beside the SubNets of `rows`, and all accuracies: the largest SubNet, where it is better for a budget.
+
+    Its measurement goes into `measured`.
+    """
+    others = () if settings.keep_winners else whole_network(front, rows, measured[LARGEST].p50_ms)
+    accuracy = evaluate(_by_digest(*rows, *others))
+    of_first = next(iter(accuracy.values()))
+    others = better(others, rows, {digest: one.share for digest, one in of_first.items()})
+    if others:
+        every = _by_digest(*front.winners, *rows, *others)
+        measured |= measure({digest: row.config for digest, row in every.items()})
+    return others, accuracy
+
+
+def _by_digest(*rows: Winner) -> dict[str, Winner]:
+    """Each SubNet once, whatever number of budgets it wins."""
+    return {row.digest: row for row in rows}
 
 
 def _require(settings: Settings, net: SuperNet, device: Capabilities, implementations: ChosenImplementations) -> None:
@@ -212,14 +241,14 @@ def _replaced(
 
 def _evaluated(
     net: SuperNet,
-    winners: Mapping[str, Winner],
     supernet: Path,
     data: Mapping[str, EvaluationData],
     out: Path,
     progress: Progress,
     store: SubNetStore,
     adapted: Adapted,
-) -> dict[str, dict[str, Accuracy]]:
+    winners: Mapping[str, Winner],
+) -> Accuracies:
     """Accuracy by split, of each winner (digest); what is in the store or in `out` is not evaluated again.
 
     The store is of SubNets as they were; adapted ones are evaluated here.

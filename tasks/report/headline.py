@@ -7,6 +7,9 @@ from tasks.report.looks import Row
 from tasks.report.streams.found import card as stream_card
 from tasks.schemas.results import EndsAccuracy
 
+HARDLY_ABOVE = 1.05
+"""A budget over the latency of the whole network, up to which predictions and measurements differ."""
+
 
 def headline(report: Row, points: float) -> list[dict[str, str]]:
     """Cards of label, value, note, and the device that they are about, "" where none."""
@@ -125,15 +128,17 @@ def unkept(device: Row) -> str | None:
 
 
 def idle(device: Row) -> str | None:
-    """The budgets above what the whole network takes, where there are several: more time buys nothing there; None without."""
+    """The budgets above what the whole network takes: more time buys nothing there; None without any.
+
+    One budget alone that is hardly above is none of them: it is where budgets that the search makes end.
+    """
     whole_ms = device["base"]["measured_ms"]
     above = sorted({row["budget_ms"] for row in device["winners"] if row["budget_ms"] >= whole_ms})
-    if len(above) < 2:
+    if not above or (len(above) == 1 and above[0] <= HARDLY_ABOVE * whole_ms):
         return None
-    shown = ", ".join(map(milliseconds, above))
-    return (
-        f"budgets of {shown} are above the {device['base']['name']}'s {milliseconds(whole_ms)}: more time buys nothing"
-    )
+    shown, are = ", ".join(map(milliseconds, above)), "is" if len(above) == 1 else "are"
+    begin = "a budget" if len(above) == 1 else "budgets"
+    return f"{begin} of {shown} {are} above the {device['base']['name']}'s {milliseconds(whole_ms)}: more time buys nothing"
 
 
 def _kept_card(device: Row) -> dict[str, str]:

@@ -93,7 +93,7 @@ def test_exported_onnx_files_take_the_batch_and_ncnn_files_one_sample(supernet: 
     net = tailor_ir.load(supernet)
     config = net.min_config
     write_front(tmp_path, net, [(config, 1.0)])
-    settings = export.Settings(measure=QUICK, check_images=BATCH + 3)
+    settings = export.Settings(measure=QUICK, check_images=BATCH + 3, keep_winners=True)
     with local_agent("onnxruntime") as client, client.lease():
         result = export.run(settings, supernet, tmp_path, data, client, tmp_path, Silent(), BATCH)
     (card,) = result["subnets"]

@@ -24,7 +24,7 @@ from tasks.data import Batch, Dataset, DataSettings, load_splits
 from tasks.data.samples import Size
 from tasks.errors import UserError
 from tasks.evaluation.confusions import CONFUSIONS_FILE, read_confusions
-from tasks.evaluation.subnets import EvaluationData, statistics_of, tallied
+from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of, tallied
 from tasks.progress import Bar, Silent
 from tasks.schemas.candidates import Candidate, Candidates
 from tests.support.fronts import predicted, write_front
@@ -226,6 +226,36 @@ def test_a_winner_that_misses_its_budget_is_replaced_and_told(
     assert replaced["within_budget"]
     assert "replaces" not in kept
     assert {card["digest"] for card in result["subnets"]} == {replaced["digest"], kept["digest"]}
+
+
+@pytest.mark.parametrize("correct", [80, 20])
+def test_the_largest_subnet_takes_budgets_that_it_keeps_from_less_accurate_ones(
+    correct: int, supernet: Path, data: dict[str, EvaluationData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = tailor_ir.load(supernet)
+    front = write_front(
+        tmp_path, net, [(net.min_config, TINY_MS), (net.min_config, HUGE_MS), (net.min_config, 2 * HUGE_MS)]
+    )
+    found = {
+        net.space.digest(net.max_config): Accuracy(correct, 100, 1.0),
+        front.winners[0].digest: Accuracy(50, 100, 1.0),
+    }
+    monkeypatch.setattr("tasks.export.stage._evaluated", lambda *_: {"validation": found, "test": found})
+    settings = QUICK.model_copy(update={"formats": ("onnx",)})
+    with local_agent("onnxruntime") as client, client.lease():
+        result = export.run(settings, supernet, tmp_path, data, client, tmp_path, Silent())
+    small, largest = front.winners[0].digest, front.largest.digest
+    assert [row["digest"] for row in result["winners"]] == [small, *[largest if correct > 50 else small] * 2]
+    assert [card["digest"] for card in result["subnets"]] == ([small, largest] if correct > 50 else [small])
+    files = sorted(file.name for file in tmp_path.glob("*.onnx"))
+    assert files == sorted(f"{card['digest']}.onnx" for card in result["subnets"]), "each SubNet once"
+    export.write_readable(tmp_path, tmp_path / "readable")
+    assert len([*(tmp_path / "readable").glob("*.onnx")]) == len(files)
+    of_budgets = [row["files"] for row in json.loads((tmp_path / "readable/index.json").read_text())["winners"]]
+    assert of_budgets[1] == of_budgets[2], "a SubNet that wins two budgets is there once, under the smaller one"
+    if correct > 50:
+        assert result["winners"][1]["replaces"]["digest"] == small
+        assert result["winners"][1]["subnet"]["config"] == net.max_config
 
 
 class Lost(Silent):

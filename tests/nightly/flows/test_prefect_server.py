@@ -1,6 +1,7 @@
 """Deployments on a real Prefect server, run by a real process worker."""
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -71,8 +72,12 @@ def worked(
     adapt = {"supernet": str(supernet), "output_dir": str(folder / "adapted"), "until": "enumerate"}
     deploy = {"device": "onnxruntime", "output_dir": str(folder / "out"), "settings": {"deploy": settings}}
     mistake = {"overrides": ["finetune.epoch=3"]}
-    forms: dict[str, dict[str, Any]] = {"autotailor-adapt": adapt, "autotailor-deploy": deploy, "autotailor": mistake}
-    runs = [server.run_of(f"{flow}/on-demand", form) for flow, form in forms.items()]
+    forms: dict[str, dict[str, Any]] = {
+        "autotailor-adapt/adapt": adapt,
+        "autotailor-deploy/deploy": deploy,
+        "autotailor/run": mistake,
+    }
+    runs = [server.run_of(name, form) for name, form in forms.items()]
     runs.append(server.run_of("autotailor-nightly-adapt/nightly-adapt", night_form(adapted_night[1])))
     before = results(adapted_night[1].output)
     worker = server.start(server.documented("bash", "prefect worker start"))
@@ -84,7 +89,7 @@ def worked(
 
 
 def test_the_parameters_are_a_short_typed_form_with_every_setting_behind_it(server: Server) -> None:
-    properties = server.deployment("autotailor/on-demand")["parameter_openapi_schema"]["properties"]
+    properties = server.deployment("autotailor/run")["parameter_openapi_schema"]["properties"]
     shown = sorted(properties, key=lambda name: properties[name]["position"])
     assert shown == [
         "preset", "model", "data", "data_path", "devices", "budgets_ms", "overrides", "output_dir", "until", "settings",
@@ -126,6 +131,7 @@ def test_the_server_plans_the_nights_of_a_schedule(server: Server) -> None:
 def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(server: Server, worked: WorkedRuns) -> None:
     run = worked.adapted
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert re.fullmatch(r"[a-z]+-[a-z]+: .*/supernet", run["name"]), "the name that was printed, and the form's words"
     assert list((worked.folder / "adapted" / "stages" / "enumerate").glob("*/operators.json"))
     artifacts = server.found("artifacts", artifacts={"flow_run_id": {"any_": [run["id"]]}})
     assert any(artifact["key"].startswith("stage-enumerate") for artifact in artifacts)
@@ -162,7 +168,10 @@ def asked(line: str) -> tuple[str, dict[str, Any]]:
 
 def test_the_documented_command_lines_ask_for_runs(server: Server) -> None:
     lines = server.documented("bash", "prefect deployment run").splitlines()
-    wanted = {"deployments": {"name": {"any_": ["on-demand"]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    wanted = {
+        "deployments": {"name": {"any_": ["run", "adapt", "stream", "deploy"]}},
+        "sort": "EXPECTED_START_TIME_ASC",
+    }
     before = {run["id"] for run in server.found("flow_runs", **wanted)}
     server.shell("\n".join(lines))
     runs = [run for run in server.found("flow_runs", **wanted) if run["id"] not in before]
@@ -186,7 +195,7 @@ def test_the_documented_command_lines_ask_for_runs(server: Server) -> None:
 def test_a_form_with_a_wrong_value_is_refused_before_it_is_accepted(
     server: Server, values: dict[str, Any], word: str
 ) -> None:
-    answer = server.ask("autotailor/on-demand", values)
+    answer = server.ask("autotailor/run", values)
     assert answer.status_code in (409, 422)
     assert word in answer.text
 
@@ -201,7 +210,7 @@ def test_overrides_that_mean_nothing_end_a_run_at_once_with_the_line(worked: Wor
 @pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no chromium with chromedriver")
 @pytest.mark.parametrize("ui", ["", "v2/"])
 def test_the_form_is_a_page_or_two_high_and_sends_what_was_entered(server: Server, ui: str, tmp_path: Path) -> None:
-    deployment = server.deployment("autotailor/on-demand")["id"]
+    deployment = server.deployment("autotailor/run")["id"]
     with opened(tmp_path / "profile") as driver:
         driver.get(f"http://{server.address}/{ui}deployments/deployment/{deployment}/run")
         submit = wait_for(lambda: driver.find_elements(By.XPATH, "//button[normalize-space()='Submit']"), "the form")
@@ -236,7 +245,7 @@ def test_the_documented_process_goes_on_with_what_was_deployed(server: Server, t
         wait_for(lambda: process.poll() is not None or "are being served" in log.read_text(), "the served deployments")
     finally:
         stop(process)
-        server.shell("prefect --no-prompt deploy --name on-demand --name nightly")
+        server.shell("prefect --no-prompt deploy --name run --name adapt --name stream --name deploy --name nightly")
     assert "are being served" in log.read_text(), log.read_text()
     served = server.deployment("autotailor-nightly/nightly")
     assert served["id"] == nightly["id"]

@@ -30,7 +30,7 @@ LIMIT_S = 500
 PATIENCE_S = "300"
 """Of the server with its database: on a busy machine Prefect's own 5 and 10 seconds are answers with an error."""
 KILLS = 2
-DEPLOYMENT = "autotailor/on-demand"
+DEPLOYMENT = "autotailor/run"
 STAGES = {
     "check", "base", "compile", "finetune", "enumerate", "profile/onnxruntime", "sensitivities", "latency/onnxruntime",
     "resources/onnxruntime", "search/onnxruntime",
@@ -49,8 +49,7 @@ def shared(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
     }
     with started(tmp_path_factory.mktemp("prefect"), settings) as server:
         server.shell(
-            "prefect work-pool create autotailor --type process --overwrite\n"
-            "prefect --no-prompt deploy --name run/on-demand"
+            "prefect work-pool create autotailor --type process --overwrite\nprefect --no-prompt deploy --name run"
         )
         yield server
 

@@ -128,7 +128,7 @@ def test_an_exported_program_is_checked_and_reproduces_torch(tmp_path: Path) -> 
     out.mkdir()
     config = net.space.sample(np.random.default_rng(1))
     write_front(search, net, [(config, 1e6)])
-    settings = export.Settings(formats=("executorch", "onnx"), measure=MEASURE)
+    settings = export.Settings(formats=("executorch", "onnx"), measure=MEASURE, keep_winners=True)
     with local_agent("executorch") as client, client.lease():
         result = export.run(settings, tmp_path / "supernet", search, {"test": images}, client, out, Silent())
     (card,) = result["subnets"]

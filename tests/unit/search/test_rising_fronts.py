@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.evaluation.subnets import Accuracy
-from tasks.export.replacing import best_measured
+from tasks.export.replacing import as_predicted, best_measured, better, whole_network
 from tasks.refine.known import Known, winners, within
 from tasks.schemas.exports import Card, ExportedFile, Latency
-from tasks.schemas.front import Winner
+from tasks.schemas.front import Front, Winner
 from tasks.schemas.subnets import Predicted
 
 MS = st.floats(0.5, 2.0)
@@ -91,3 +91,32 @@ def test_a_smaller_subnet_takes_the_place_of_worse_winners_of_larger_budgets() -
     assert chosen(rows, broken) == ["a", "b", "c"], "without files it serves no other budget"
     together = [one.model_copy(update={"budgets_ms": {"here": one.budget_ms}}) for one in rows]
     assert chosen(together, cards) == ["a", "b", "c"], "one for several devices is the same on each"
+
+
+def front(**settings: Any) -> Front:
+    """What is known of a search, as far as its largest SubNet needs it."""
+    named: dict[str, Any] = {"device": "here", "largest": as_predicted(row("whole", 2.0)), "settings": settings}
+    return Front.model_construct(**named)
+
+
+def test_budgets_above_the_whole_network_have_no_winner_that_is_worse_than_it() -> None:
+    rows = [row("a", 1.0), row("b", 3.0), row("b", 4.0)]
+    cards = {"a": card("a", 0.9, 0.7), "b": card("b", 1.8, 0.8), "whole": card("whole", 2.0, 0.9)}
+    (whole,) = others = whole_network(front(), rows, 2.0)
+    assert (whole.digest, whole.budget_ms) == ("whole", 3.0)
+    assert better(others, rows, {"a": 0.7, "b": 0.8, "whole": 0.9}) == others
+    found = best_measured(rows, cards, others=others)
+    assert [(one.digest, one.budget_ms) for one in found] == [("a", 1.0), ("whole", 3.0), ("whole", 4.0)]
+    assert better(others, rows, {"a": 0.7, "b": 0.9, "whole": 0.9}) == (), "it is exported only where it is better"
+
+
+def test_the_whole_network_is_no_further_winner_where_it_may_not_be_one() -> None:
+    rows = [row("a", 1.0), row("b", 3.0)]
+    assert whole_network(front(), rows, None) == (), "it was not measured"
+    assert whole_network(front(), rows, 3.1) == (), "it keeps no budget"
+    assert whole_network(front(), [*rows, row("whole", 4.0)], 2.0) == (), "it is one already"
+    together = [one.model_copy(update={"budgets_ms": {"here": one.budget_ms}}) for one in rows]
+    assert whole_network(front(), together, 2.0) == ()
+    assert whole_network(front(limits={"macs": 1}), rows, 2.0)
+    assert whole_network(front(limits={"parameters": 0.5}), rows, 2.0) == (), "it is beyond a limit"
+    assert whole_network(front(limits={"memory_mib": 9.0}), rows, 2.0) == (), "its memory is not known"
