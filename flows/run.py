@@ -235,7 +235,7 @@ class Run(Surroundings):
             self._track(stage, output, run_id)
             if tell:
                 tell(output)
-                self.tracker.set_told(stage.name, key)
+                self.tracker.set_told(run_id)
         return output
 
     def _say(self, stage: str, line: str) -> None:
