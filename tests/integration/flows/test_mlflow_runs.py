@@ -79,7 +79,7 @@ def test_winners_load_from_the_run_and_its_description_says_how(
     assert all(f"{card['label']}: {card['value']}" in note for card in finished["headline"][2:3])
     assert len(first.data.params) < 80
     monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
-    model = mlflow.pyfunc.load_model(address)
+    model: Any = mlflow.pyfunc.load_model(address)
     ((name, shape),) = ((tensor.name, tensor.shape) for tensor in model.metadata.get_input_schema())
     (answer,) = model.predict({name: np.zeros(shape, np.float32)}).values()
     assert answer.shape == (1, 10)

@@ -19,7 +19,7 @@ def test_a_winner_is_a_model_that_mlflow_loads_under_the_name_that_its_files_hav
     assert write_models(exports, tmp_path, tmp_path / "models") == ["1ms-a-net-01234567"]
     model = tmp_path / "models" / "1ms-a-net-01234567"
     assert mlflow.onnx.load_model(str(model)).graph.name == "relu"
-    loaded = mlflow.pyfunc.load_model(str(model))
+    loaded: Any = mlflow.pyfunc.load_model(str(model))
     (answer,) = loaded.predict({"image": np.float32([[-1, 2, 3]])}).values()
     assert answer.tolist() == [[0, 2, 3]]
     assert loaded.metadata.metadata["measured_ms"] == 0.9
@@ -36,7 +36,7 @@ def test_models_of_the_same_files_are_equal_and_hold_no_copies(tmp_path: Path) -
 
 
 def test_parameters_are_those_that_differ_and_those_that_runs_are_compared_by() -> None:
-    changes = {"finetune": {"epochs": 3}, "profile": {"flush_s": 7}}
+    changes: dict[str, Any] = {"finetune": {"epochs": 3}, "profile": {"flush_s": 7}}
     plain, changed = (parameters(RunConfig.model_validate(given)) for given in ({}, changes))
     assert plain.keys() <= changed.keys()
     assert changed.keys() - plain.keys() == {"profile.flush_s"}
