@@ -1,9 +1,10 @@
-"""Progress of stages on the terminal (rich bars with estimates), in MLflow (metrics) and in the Prefect UI (artifacts)."""
+"""Progress of stages on the terminal (rich bars with estimates), in MLflow (metrics) and in the Prefect UI (an artifact)."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -23,6 +24,8 @@ from tasks.artifacts import digest_of
 from tasks.progress import Bar
 
 UPDATE_SECONDS = 3.0
+PROGRESS_KEY = "progress"
+"""The key of the artifact in Prefect: one of each run."""
 
 
 class Stopped(Exception):
@@ -48,17 +51,68 @@ def terminal_bars(console: Console) -> Bars:
     )
 
 
+class RunProgress:
+    """The progress of a whole run as one artifact in the Prefect UI, brought up to date every few seconds by all its threads.
+
+    Its percentage is of the stages that are over; its description has the bars of those at work. A plain class: see `Run`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._artifact: UUID | None = None
+        self._stages = self._over = 0
+        self._at_work: dict[int, str] = {}
+        self._published_s = time.monotonic()
+
+    def begin(self, stages: int) -> None:
+        """Begin with so many stages to come. Call it in the flow: the artifact is then the run's, and no task's."""
+        with self._lock:
+            self._stages = stages
+            found = create_progress_artifact(progress=self._percent(), key=PROGRESS_KEY, description=self._text())
+            assert isinstance(found, UUID)
+            self._artifact = found
+
+    def end_stage(self) -> None:
+        """One more stage is over: worked, or found complete."""
+        with self._lock:
+            self._over += 1
+            self._publish(at_once=self._over == self._stages)
+
+    def tell(self, bar: int, text: str | None) -> None:
+        """The state of one bar by its number; None: it is over."""
+        with self._lock:
+            if text is None:
+                self._at_work.pop(bar, None)
+            else:
+                self._at_work[bar] = text
+            self._publish(at_once=False)
+
+    def _publish(self, *, at_once: bool) -> None:
+        now_s = time.monotonic()
+        if self._artifact is None or not (at_once or now_s - self._published_s > UPDATE_SECONDS):
+            return
+        self._published_s = now_s
+        update_progress_artifact(self._artifact, progress=self._percent(), description=self._text())
+
+    def _percent(self) -> float:
+        """All is done of a run without stages; stages that follow a walk have no share."""
+        return 100 * min(1.0, self._over / self._stages) if self._stages else 100.0
+
+    def _text(self) -> str:
+        return "; ".join([f"{min(self._over, self._stages)} of {self._stages} stages", *self._at_work.values()])
+
+
 @dataclass(slots=True)
 class _StageBar:
-    """One bar: on the terminal at once, in the Prefect UI every few seconds."""
+    """One bar on the terminal, which is in the description of the run's progress, too."""
 
     bars: Bars
     task: TaskID
-    artifact: UUID
+    description: str
     total: int
     done: int
     is_interrupted: Callable[[], bool]
-    updated: float = field(default_factory=time.monotonic)
+    whole: RunProgress
 
     def advance(self, count: int = 1) -> None:
         """Count finished pieces; raises Stopped when the run was interrupted."""
@@ -66,8 +120,7 @@ class _StageBar:
             raise Stopped
         self.done += count
         self.bars.advance(self.task, count)
-        if time.monotonic() - self.updated > UPDATE_SECONDS:
-            self.publish()
+        self.publish()
 
     def note(self, text: str) -> None:
         """A short state beside the bar."""
@@ -79,19 +132,19 @@ class _StageBar:
         self.bars.update(self.task, total=self.done, completed=self.done)
 
     def publish(self) -> None:
-        """Bring the artifact in the Prefect UI up to date."""
-        self.updated = time.monotonic()
-        update_progress_artifact(self.artifact, progress=_percent(self.done, self.total))
+        """Bring the run's progress up to date."""
+        self.whole.tell(self.task, f"{self.description} {self.done} of {self.total}")
 
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """`tasks.progress.Progress` of one stage; use it inside the stage's Prefect task."""
+    """`tasks.progress.Progress` of one stage; use it inside the stage's Prefect task. whole: that of the run."""
 
     stage: str
     bars: Bars
     is_interrupted: Callable[[], bool]
     log_metrics: Callable[[dict[str, float], int], None]
+    whole: RunProgress
 
     def bar(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
         """A bar of `total` pieces of which `done` are there from an earlier, interrupted run."""
@@ -102,16 +155,13 @@ class StageProgress:
         device = self.stage.partition("/")[2]
         description = name if device in name else f"{name} {device}"
         task = self.bars.add_task(description, total=total, completed=done, note="")
-        artifact = create_progress_artifact(
-            progress=_percent(done, total), key=artifact_key("progress", self.stage), description=description
-        )
-        assert isinstance(artifact, UUID)
-        bar = _StageBar(self.bars, task, artifact, total, done, self.is_interrupted)
+        bar = _StageBar(self.bars, task, description, total, done, self.is_interrupted, self.whole)
+        bar.publish()
         try:
             yield bar
             bar.end()
         finally:
-            bar.publish()
+            self.whole.tell(task, None)
             self.bars.stop_task(task)
 
     def metrics(self, values: dict[str, float], step: int) -> None:
@@ -122,11 +172,6 @@ class StageProgress:
         """On the terminal above the bars, and in the log of the Prefect task."""
         self.bars.console.print(f"{self.stage}: {line}", markup=False, soft_wrap=True)
         get_run_logger().warning(line)
-
-
-def _percent(done: int, total: int) -> float:
-    """All is done of work without pieces."""
-    return 100 * min(1.0, done / total) if total else 100.0
 
 
 def artifact_key(kind: str, name: str) -> str:

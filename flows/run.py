@@ -17,7 +17,7 @@ from adaptive_runtime.telemetry import span
 from flows.cleaning.references import StageList
 from flows.devices import Devices
 from flows.machine.signals import is_interrupted
-from flows.progress import StageProgress, is_interruption
+from flows.progress import RunProgress, StageProgress, is_interruption
 from flows.results import SECONDS
 from flows.sharing import RunLocks
 from flows.storage.mirror import Mirror
@@ -166,6 +166,7 @@ class Run(Surroundings):
         self.key = folder.name
         self.stage_list = StageList(folder)
         self.outputs: list[Output] = []
+        self.progress = RunProgress()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -197,6 +198,7 @@ class Run(Surroundings):
             if self.stage_list.add(self._place(output)) and self.mirror is not None:
                 self.mirror.publish_results([], [self.stage_list.file.relative_to(self.mirror.folder).as_posix()])
         self.outputs.append(output)
+        self.progress.end_stage()
         state = "found complete" if output.cached else f"{output.seconds:.1f} s"
         self.bars.console.print(f"{stage.name}: {state}", markup=False, highlight=False)
         return output
@@ -233,7 +235,7 @@ class Run(Surroundings):
             self._track(stage, output, run_id)
             if tell:
                 tell(output)
-                self.tracker.set_told(stage.name, key)
+                self.tracker.set_told(run_id)
         return output
 
     def _say(self, stage: str, line: str) -> None:
@@ -245,7 +247,8 @@ class Run(Surroundings):
         started = time.monotonic()
         try:
             with span(f"stage {stage.name}", stage=stage.name, key=folder.final.name, run=self.folder.name):
-                result = body(folder.path, StageProgress(stage.name, self.bars, self.is_interrupted, metrics.add))
+                shown = StageProgress(stage.name, self.bars, self.is_interrupted, metrics.add, self.progress)
+                result = body(folder.path, shown)
             seconds = round(time.monotonic() - started, 3)
             self.locks.check()
             folder.publish({**result, SECONDS: seconds}, MadeFrom(settings=stage.settings, code=stage.code))

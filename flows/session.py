@@ -18,6 +18,7 @@ from flows.storage.layout import EXPORTS_FOLDER, RUNS_FOLDER, STAGES_FOLDER
 from flows.storage.mirror import Mirror, mirror_of
 from flows.tracking import Tracker, start_tracking
 from flows.tracking.addresses import address_of
+from flows.tracking.overview import description, parameters
 from flows.workers.opened import evaluation_workers
 from tasks.artifacts import Store, digest_of, write_bytes
 from tasks.pages.console import PlainConsole
@@ -36,8 +37,7 @@ WITHOUT_EVALUATION = (*WITHOUT_DEVICES, "plan", "profile", STREAM)
 @contextmanager
 def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
     """A run of `config` up to stage `until`. Bad devices or folders are reported before anything is worked."""
-    plain = config.model_dump(mode="json")
-    key = digest_of(plain, until)
+    key = digest_of(plain_config(config), until)
     with ExitStack() as stack:
         stack.enter_context(interruptible_again())
         locks = stack.enter_context(run_locks(config.locks, config.folder, key))
@@ -51,7 +51,7 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         workers = stack.enter_context(evaluation_workers(config.evaluate, needed=until not in WITHOUT_EVALUATION))
         folder = config.folder / RUNS_FOLDER / key
         with locks.own_turn("beginning"):
-            tracker = _begun(config, plain, key, folder, locks)
+            tracker = _begun(config, until, folder, locks)
         bars = stack.enter_context(terminal_bars(PlainConsole(stderr=True)))
         run = Run(Store(config.folder / STAGES_FOLDER), tracker, bars, devices, workers, folder, locks, mirror)
         yield from _ended(run, config, until)
@@ -64,14 +64,16 @@ def _asks_devices(config: FlowConfig, until: str) -> bool:
     return until not in WITHOUT_DEVICES
 
 
-def _begun(config: FlowConfig, plain: dict[str, Any], key: str, folder: Path, locks: RunLocks) -> Tracker:
-    """The run in its folder and in MLflow; the workers of one run share both."""
+def _begun(config: FlowConfig, until: str, folder: Path, locks: RunLocks) -> Tracker:
+    """The run in its folder, which its key names, and in MLflow; the workers of one run share both."""
+    plain = plain_config(config)
     folder.mkdir(parents=True, exist_ok=True)
     StageList(folder).add()
     write_bytes(folder / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
-    tracker = start_tracking(address_of(config.tracking.uri), config.tracking.experiment, key, config.name)
+    tracker = start_tracking(address_of(config.tracking.uri), config.tracking.experiment, folder.name, config.name)
     tracker.end_lost(locks.place, lambda other: locks.others(other) > 0)
-    tracker.log_params(tracker.run_id, plain)
+    tracker.log_params(tracker.run_id, parameters(config))
+    tracker.describe(description(config, until))
     tracker.log_artifact(tracker.run_id, folder, CONFIG_FILE)
     return tracker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger
@@ -12,7 +13,7 @@ from flows.pages.publish import publish_plan
 from flows.pages.tables import plan_rows
 from flows.refusals import check_given, check_places
 from flows.run import Run
-from flows.session import open_run
+from flows.session import EXPORTING, REPORT, open_run
 from flows.stages.joint import found_jointly
 from flows.stages.policies import readable_policies
 from flows.stages.predictors import plan
@@ -22,6 +23,7 @@ from flows.stages.spec import Outputs, StageSpec
 from flows.stages.streams import check_streams
 from flows.stages.walk import results, walk
 from flows.stages.winners import check_adapted, readable_exports
+from flows.tracking.models import log_winners
 from tasks.choose import Question
 
 if TYPE_CHECKING:
@@ -49,10 +51,14 @@ def tailor(
         outputs = walk(table, run, config, until)
         joint = found_jointly(outputs)
         with run.locks.own_turn("results"):
-            exports = readable_exports(config, outputs) if until in ("export", "report") else {}
+            exports = readable_exports(config, outputs) if until in EXPORTING else {}
             readable_policies(config, outputs)
-            if until == "report":
-                return {**report(run, config, outputs), **exports, **joint, **conclude(run, outputs)}
+            found = report(run, config, outputs) if until == REPORT else {}
+            if until in EXPORTING:
+                exported = {device: output.folder for device, output in outputs["export"].items()}
+                run.tracker.once("models", partial(log_winners, run.tracker, exported))
+            if until == REPORT:
+                return {**found, **exports, **joint, **conclude(run, outputs)}
         if until == "plan":
             return {**results(table, run, outputs, "enumerate"), "plan": _plan(run, config, outputs)}
         answered = answer(run, config, question, outputs) if question else {}

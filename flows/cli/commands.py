@@ -17,7 +17,7 @@ from flows.cli.words import CHOSEN_FOLDER, PLANNING
 from flows.config import AdaptConfig, FlowConfig, RunStage
 from flows.results import of
 from flows.stages import table_of
-from flows.stages.forecast import Expectation, forecast
+from flows.stages.forecast import TIMES, Expectation, forecast
 from importing.lazy import later_names
 from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
@@ -145,12 +145,12 @@ def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | 
 def _forecast_table(expected: Sequence[Expectation]) -> Table:
     complete = sum(row.state == "complete" for row in expected)
     title = f"dry run: {complete} of {len(expected)} stages are complete; nothing is worked"
-    table = Table(title=title, title_justify="left")
-    for column in ("stage", "state", "device time", "why"):
+    note = TIMES if complete < len(expected) else None
+    table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
+    for column in ("stage", "state", "time", "why"):
         table.add_column(column)
     for row in expected:
-        busy = "" if row.device_s is None else f"about {row.device_s:.0f} s"
-        table.add_row(escape(row.stage), row.state, busy, escape(row.why))
+        table.add_row(escape(row.stage), row.state, row.time, escape(row.why))
     return table
 
 

@@ -62,6 +62,7 @@ SIBLING = StageSpec(
     modules=("tasks.base", "tasks.finetune.worker"),
     settings=lambda at: key_settings(_training(at)),
     inputs=lambda at: (model_key(_sibling_of(at).model), at.data),
+    epochs=lambda at: _training(at).epochs,
     facts=of(BaseResult, facts.base),
     wanted=lambda config, until: config.baselines.wanted,
 )

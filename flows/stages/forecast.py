@@ -19,11 +19,15 @@ from flows.stages.spec import ALONE, Context, StageSpec
 from flows.stages.walk import rows
 from flows.storage.layout import STAGES_FOLDER
 from flows.storage.mirror import mirror_of
-from tasks.artifacts import MadeFrom, StageFolder, Store, damage
+from tasks.artifacts import RESULT_FILE, MadeFrom, StageFolder, Store, damage, read_json
 
 State = Literal["complete", "to work", "depends"]
 SHOWN = 3
 """Changed settings that are named."""
+UNKNOWN = "–"
+TIMES = "time: of the device, by the settings; *: as long as it took here last; –: not known before its first run here"
+"""The line below a table of expectations."""
+REPORT_S = 1.0
 
 
 class ExpectationRow(TypedDict):
@@ -33,6 +37,7 @@ class ExpectationRow(TypedDict):
     state: State
     why: str
     device_s: float | None
+    last_s: float | None
     folder: str | None
 
 
@@ -40,14 +45,25 @@ class ExpectationRow(TypedDict):
 class Expectation:
     """The state of one stage before a run, and the reason. `folder`: of a complete stage.
 
-    `device_s`: of a stage that is to be worked, the time for which its device will be busy, where it is known before.
+    Of a stage that is to be worked, `device_s`: the time for which its device will be busy, where it is known before; `last_s`:
+    how long the latest of its name took in this output folder, with as many epochs.
     """
 
     stage: str
     state: State
     why: str
     device_s: float | None = None
+    last_s: float | None = None
     folder: Path | None = None
+
+    @property
+    def time(self) -> str:
+        """The time for the table. *: as it was; –: nothing is known."""
+        if self.state == "complete":
+            return ""
+        if self.device_s is not None:
+            return f"about {self.device_s:.0f} s"
+        return UNKNOWN if self.last_s is None else f"about {self.last_s:.0f} s*"
 
     def to_json(self) -> ExpectationRow:
         """For `--json`."""
@@ -56,6 +72,7 @@ class Expectation:
             "state": self.state,
             "why": self.why,
             "device_s": self.device_s,
+            "last_s": self.last_s,
             "folder": None if self.folder is None else str(self.folder),
         }
 
@@ -67,7 +84,7 @@ def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list
         store, mirror = Store(config.folder / STAGES_FOLDER), mirror_of(config.output_dir)
         found = _Forecast(Surroundings(store, devices, mirror=mirror), config)
         expected = [row for spec in rows(table, config, until) for row in found.of(spec)]
-    report = [Expectation("report", "to work", "always made anew")] if until == "report" else []
+    report = [Expectation("report", "to work", "always made anew", last_s=REPORT_S)] if until == "report" else []
     return [*expected, *report]
 
 
@@ -88,7 +105,7 @@ class _Forecast:
             if waits_for:
                 yield self._depending(at, waits_for)
             else:
-                row, output = self._known(spec.at(at), spec.device_s(at))
+                row, output = self._known(spec.at(at), at)
                 yield row
                 if output:
                     complete[label] = output
@@ -104,18 +121,22 @@ class _Forecast:
         return [missing[own]] if own in missing else [] if own in labels else list(missing.values())
 
     def _depending(self, at: Context, waits_for: Sequence[str]) -> Expectation:
-        title, device_s = at.title, at.spec.device_s(at)
+        title = at.title
         if not self._around.is_known(title):
-            return Expectation(title, "to work", "no folder yet", device_s)
-        return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give", device_s)
+            return Expectation(title, "to work", "no folder yet", *self._times(at))
+        return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give", *self._times(at))
 
-    def _known(self, stage: StageRun, device_s: float | None) -> tuple[Expectation, Output | None]:
+    def _times(self, at: Context) -> tuple[float | None, float | None]:
+        """`device_s` and `last_s`."""
+        return at.spec.device_s(at), next(_lasted(self._around.store.finished(at.title), at.spec.epochs(at)), None)
+
+    def _known(self, stage: StageRun, at: Context) -> tuple[Expectation, Output | None]:
         """The row of a stage whose key is known, and its output when it is complete."""
         folder = self._around.found(stage)
         harm = damage(folder.final) if folder.complete else None
         if not folder.complete or harm:
             why = f"damaged: {harm}" if harm else _why(stage, folder, self._around)
-            return Expectation(stage.name, "to work", why, device_s), None
+            return Expectation(stage.name, "to work", why, *self._times(at)), None
         seconds = folder.result()[SECONDS]
         output = Output(
             stage=stage.name,
@@ -126,6 +147,18 @@ class _Forecast:
             cached=True,
         )
         return Expectation(stage.name, "complete", f"took {seconds:.1f} s", folder=folder.final), output
+
+
+def _lasted(finished: Sequence[Path], epochs: int | None) -> Iterator[float]:
+    """The time that each of these folders took [s]; of a training, with so many epochs."""
+    for folder in finished:
+        try:
+            seconds = read_json(folder / RESULT_FILE)[SECONDS]
+        except (OSError, ValueError, KeyError):
+            continue  # damaged, which the run will mend
+        made_from = MadeFrom.of(folder)
+        before = None if made_from is None else made_from.settings.get("epochs")
+        yield seconds * epochs / before if epochs is not None and before else seconds
 
 
 def _why(stage: StageRun, folder: StageFolder, around: Surroundings) -> str:

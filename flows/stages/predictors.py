@@ -9,7 +9,7 @@ from flows.config import FlowConfig
 from flows.pages import facts
 from flows.results import of
 from flows.run import Run
-from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
+from flows.stages.spec import ALONE, DEVICES, Context, Outputs, StageSpec
 from flows.stages.supernets import operators_of
 from importing.lazy import later_names
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
@@ -42,6 +42,14 @@ def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
     settings = at.config.profile_of(at.device)
     with at.run.devices.meter(at.device, at.engine) as meter:
         return profile.run(settings, operators_of(at), meter, out, progress, at.supernet, at.batch)
+
+
+def _profile_device_s(at: Context) -> float | None:
+    """Of the operators that the device does not know yet; None before they are enumerated, and for tables at a URL."""
+    stage, label = ("enumerate", ALONE) if at.batch == 1 else ("batches", str(at.batch))
+    if at.run.mirror is not None or label not in at.outputs(stage):
+        return None
+    return _plan(at, _known_engine(at))["estimated_s"]
 
 
 def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -80,6 +88,12 @@ def _by_operator(at: Context) -> bool:
     return at.config.profile_of(at.device).method == "in situ"
 
 
+def _engine_device_s(at: Context) -> float:
+    """At most, but for the choice at which the limit ends it."""
+    settings = at.config.engine_of(at.device)
+    return settings.limit_s if settings.tune else 0.0
+
+
 def _engine_settings(at: Context) -> dict[str, Any]:
     return {**key_settings(at.config.engine_of(at.device)), "by_operator": _by_operator(at)}
 
@@ -95,6 +109,7 @@ ENGINE = StageSpec(
     artifacts=lambda at: (ENGINE_FILE,),
     facts=of(ChosenEngine, facts.engine),
     details=of(ChosenEngine, facts.tried_engines),
+    device_s=_engine_device_s,
     wanted=lambda config, until: any(config.engine_of(name).wanted for name in config.device),
     agent=True,
 )
@@ -113,6 +128,7 @@ PROFILE = StageSpec(
     facts=facts.latencies,
     details=facts.profiled,
     anew=lambda at: bool(at.config.profile.remeasure),
+    device_s=_profile_device_s,
     agent=True,
     ends="profile",
 )
@@ -198,12 +214,14 @@ def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> Profile
     With the engine that a finished stage has chosen for it; with the runtime's defaults where none has.
     """
     at = Context(run, config, PROFILE, device, outputs)
-    known = _known_engine(run, config, device, outputs)
-    settings, capabilities = config.profile_of(device), run.devices.client(device).with_engine(known).capabilities()
-    return make_plan(settings, operators_of(at), capabilities, at.supernet, at.batch)
+    return _plan(at, _known_engine(at))
 
 
-def _known_engine(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> Engine:
-    stage = ENGINE.at(Context(run, config, ENGINE, device, outputs))
-    folder = run.found(stage)
+def _plan(at: Context, engine: Engine) -> ProfilePlan:
+    capabilities = at.run.devices.client(at.device).with_engine(engine).capabilities()
+    return make_plan(at.config.profile_of(at.device), operators_of(at), capabilities, at.supernet, at.batch)
+
+
+def _known_engine(at: Context) -> Engine:
+    folder = at.run.found(ENGINE.at(at.of(ENGINE)))
     return ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE

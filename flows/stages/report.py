@@ -1,6 +1,7 @@
 """The report of a run: made anew each time, it costs about a second."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flows.run import Run
 from flows.session import plain_config
 from flows.stages.spec import ALONE, Outputs, trained_supernet
 from flows.tracking.metrics import speed_ups
+from flows.tracking.overview import headline_lines
 from flows.versions import library_versions
 from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources
 from tasks.report import run as write_report
@@ -21,10 +23,13 @@ from tasks.report import run as write_report
 def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
     """The report in the run's folder, and a copy in the output folder: the latest."""
     result = _write(run, config, _sources(run, config, outputs))
-    if not run.tracker.has_told("report", run.key):
-        run.tracker.log_series(run.tracker.run_id, speed_ups(result, config.report.accuracy_points))
-        run.tracker.set_told("report", run.key)
+    run.tracker.once("report", partial(_tell, run, config, result))
     return {"report_html": str(config.folder / PAGE_FILE), "run": str(run.folder), **result}
+
+
+def _tell(run: Run, config: FlowConfig, result: dict[str, Any]) -> None:
+    run.tracker.log_series(run.tracker.run_id, speed_ups(result, config.report.accuracy_points))
+    run.tracker.describe("\n".join(headline_lines(result)))
 
 
 @task(name="report", task_run_name="report", persist_result=False, cache_policy=NO_CACHE)

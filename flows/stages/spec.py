@@ -93,6 +93,10 @@ class Context:
         """The stage's row."""
         return self._spec
 
+    def of(self, spec: StageSpec) -> Context:
+        """The view of another stage that reads nothing else than this one."""
+        return Context(self.run, self.config, spec, self.label, self._outputs)
+
     @property
     def title(self) -> str:
         """Name of the stage: in the store, in MLflow and in Prefect."""
@@ -237,6 +241,8 @@ class StageSpec:
     """Its device is asked: tried again when the agent is lost or busy."""
     device_s: Callable[[Context], float | None] = lambda at: None
     """The time [s] for which a calm device is busy with it, for a dry run; None: not known before."""
+    epochs: Callable[[Context], int | None] = lambda at: None
+    """Of a training, by which an earlier one tells how long it takes; also the name of the setting that has them."""
     by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
     """Outputs by device, of outputs that are of several devices."""
     data: Callable[[FlowConfig], DataSettings] = lambda config: config.data

@@ -50,7 +50,9 @@ FIRST = "check"
 def walk(table: Sequence[StageSpec], run: Run, config: FlowConfig, until: str) -> Outputs:
     """Work the stages of a table in order, up to the last one of command `until`; their outputs."""
     outputs: dict[str, Mapping[str, Output]] = {}
-    waiting = {spec.name: _Labels(spec, run, config, outputs, tells=True) for spec in rows(table, config, until)}
+    specs = rows(table, config, until)
+    run.progress.begin(sum(len(spec.scope.labels(config)) for spec in specs))
+    waiting = {spec.name: _Labels(spec, run, config, outputs, tells=True) for spec in specs}
     while waiting:
         for name, labels in _ready(waiting):
             if labels.work():

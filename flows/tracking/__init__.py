@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from importing.lazy import public_names
 
 if TYPE_CHECKING:
-    from flows.tracking.tracker import MetricLog, Tracker, flatten, start_tracking
+    from flows.tracking.overview import flatten
+    from flows.tracking.tracker import MetricLog, Tracker, start_tracking
 else:
     __getattr__ = public_names(__name__, __file__)
 

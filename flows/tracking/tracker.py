@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from adaptive_runtime.errors import without_passwords
 from flows.tracking.addresses import CHOOSE, SETTING, TrackingAddress, alone_at, database_of, follow, page_of, path_of
 from flows.tracking.databases import made_whole
 from flows.tracking.metrics import Series
+from flows.tracking.overview import flatten
 from flows.versions import library_versions
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
@@ -28,11 +29,14 @@ PARENT_TAG = "mlflow.parentRunId"
 NAME_TAG = "mlflow.runName"
 KEY_TAG = "autotailor.key"
 STAGE_TAG = "autotailor.stage"
+NOTE_TAG = "mlflow.note.content"
 DIGEST_TAG = "autotailor.digest"
-ARTIFACT_TAG = "autotailor.artifact"
+"""Of a version of a registered model."""
+FILE_DIGEST_TAG, FILE_ADDRESS_TAG = "z.digest", "z.artifact"
+"""Of a run, by artifact: nobody reads these, so they stand last where tags are sorted by name."""
 OUTPUT_TAG = "autotailor.output"
 TOLD_TAG = "autotailor.told"
-"""Of a pipeline run, by stage: the key under which the run has everything about it."""
+"""Of a stage's run: "true" where the pipeline run has everything about it. Of a pipeline run, by what follows the stages."""
 NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
 SUPERNET_DESCRIPTION = "SuperNet: tailor_ir.load(folder) opens it"
 KEY_SHOWN = 6
@@ -85,18 +89,32 @@ class Tracker:
 
     def has_told(self, stage: str, key: str) -> bool:
         """Whether the pipeline run has everything about a stage already: by this worker, an earlier one, or another."""
-        return bool(self.client.get_run(self.run_id).data.tags.get(_told_tag(stage)) == key)
+        tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, TOLD_TAG: "true"}
+        return bool(self.client.search_runs([self.experiment], _with(tags), ViewType.ACTIVE_ONLY, max_results=1))
 
-    def set_told(self, stage: str, key: str) -> None:
-        """The pipeline run has everything about a stage."""
-        self.tag(self.run_id, {_told_tag(stage): key})
+    def set_told(self, run_id: str) -> None:
+        """The pipeline run has everything about the stage of this run."""
+        self.tag(run_id, {TOLD_TAG: "true"})
+
+    def once(self, what: str, tell: Callable[[], None]) -> None:
+        """Tell the pipeline run something that follows its stages, unless it has that already."""
+        tag = f"{TOLD_TAG}.{what}"
+        if tag not in self.client.get_run(self.run_id).data.tags:
+            tell()
+            self.tag(self.run_id, {tag: "true"})
+
+    def describe(self, text: str) -> None:
+        """Markdown for the top of the pipeline run's page, below what stands there; nothing if that has it."""
+        known = self.client.get_run(self.run_id).data.tags.get(NOTE_TAG, "")
+        if text not in known:
+            self.tag(self.run_id, {NOTE_TAG: "\n\n".join(filter(None, (known, text)))})
 
     def metrics(self, run_id: str) -> MetricLog:
         """The buffer of a stage's metrics; flush it at the end."""
         return MetricLog(self.client, run_id)
 
     def log_params(self, run_id: str, config: Mapping[str, Any]) -> None:
-        """The flattened config; values longer than MLflow keeps are cut (the whole config is an artifact)."""
+        """Settings, flattened; values longer than MLflow keeps are cut (the whole config is an artifact)."""
         known = self.client.get_run(run_id).data.params
         flat = {NAME_FORBIDS.sub("_", key): value[:MAX_PARAM_LENGTH] for key, value in flatten(config)}
         params = [Param(key, value) for key, value in flat.items() if key not in known]
@@ -111,8 +129,8 @@ class Tracker:
                 metrics.add({NAME_FORBIDS.sub("_", name): value}, step)
         metrics.flush()
 
-    def log_artifact(self, run_id: str, folder: Path, name: str) -> None:
-        """A file or folder `name` of a folder, for this run; its digest and its address become tags.
+    def log_artifact(self, run_id: str, folder: Path, name: str) -> str:
+        """A file or folder `name` of a folder, for this run; its address. That and its digest become tags.
 
         Content that another run has already is not stored twice: beside a local database it is linked, and on a server
         the address is that of the other run.
@@ -128,7 +146,8 @@ class Tracker:
                 link(source / name, own / name)
             else:
                 self._upload(run_id, folder, name)
-        self.tag(run_id, {f"{DIGEST_TAG}.{name}": digest, f"{ARTIFACT_TAG}.{name}": address})
+        self.tag(run_id, {f"{FILE_DIGEST_TAG}.{name}": digest, f"{FILE_ADDRESS_TAG}.{name}": address})
+        return address
 
     def page_of(self, name: str) -> str | None:
         """Address of the page of an artifact of the pipeline run; None where no server has it."""
@@ -143,9 +162,9 @@ class Tracker:
 
     def _holder(self, name: str, digest: str) -> str | None:
         """A run that has an artifact of this name and content."""
-        wanted = f"tags.`{DIGEST_TAG}.{name}` = '{digest}'"
+        wanted = f"tags.`{FILE_DIGEST_TAG}.{name}` = '{digest}'"
         for run in self.client.search_runs([self.experiment], wanted, ViewType.ACTIVE_ONLY, max_results=1):
-            address = str(run.data.tags.get(f"{ARTIFACT_TAG}.{name}", ""))
+            address = str(run.data.tags.get(f"{FILE_ADDRESS_TAG}.{name}", ""))
             return address.removeprefix("runs:/").split("/")[0] or None
         return None
 
@@ -192,7 +211,7 @@ class Tracker:
             self.client.create_registered_model(name, description=description)
         if self._version_of(name, digest) is not None:
             return
-        address = self.client.get_run(run_id).data.tags[f"{ARTIFACT_TAG}.{folder}"]
+        address = self.client.get_run(run_id).data.tags[f"{FILE_ADDRESS_TAG}.{folder}"]
         holder = address.removeprefix("runs:/").split("/")[0]
         source = f"{self.client.get_run(holder).info.artifact_uri}/{folder}"
         self.client.create_model_version(name, source, holder, tags={DIGEST_TAG: digest})
@@ -237,7 +256,7 @@ def start_tracking(address: TrackingAddress, experiment: str, key: str, name: st
 
 def _start(client: MlflowClient, experiment_id: str, tags: dict[str, str]) -> str:
     """The run with these tags that was killed or interrupted, running again, or a new one."""
-    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items() if key != NAME_TAG)
+    wanted = _with({key: value for key, value in tags.items() if key != NAME_TAG})
     unfinished = f"{wanted} and attributes.status != 'FINISHED' and attributes.status != 'FAILED'"
     found: list[Run] = client.search_runs([experiment_id], unfinished, ViewType.ACTIVE_ONLY, max_results=1)
     if not found:
@@ -264,19 +283,10 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def _told_tag(stage: str) -> str:
-    return f"{TOLD_TAG}.{NAME_FORBIDS.sub('_', stage)}"
+def _with(tags: Mapping[str, str]) -> str:
+    """The filter for runs with these tags."""
+    return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
 
 
 def _escaped(text: str) -> str:
     return text.replace("'", "\\'")
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted name and text of every leaf."""
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{name}.")
-        else:
-            yield name, str(value)

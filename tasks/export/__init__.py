@@ -7,7 +7,7 @@ from importing.lazy import public_names
 
 if TYPE_CHECKING:
     from tasks.export.card import Provenance
-    from tasks.export.readable import write_readable
+    from tasks.export.readable import readable_names, write_readable
     from tasks.export.replacing import MeasuredSubstitutes, SearchedSubstitutes, Substitutes
     from tasks.export.settings import Settings, Tolerance
     from tasks.export.stage import DONE_FILE, run
@@ -28,6 +28,7 @@ __all__ = [
     "Settings",
     "Substitutes",
     "Tolerance",
+    "readable_names",
     "run",
     "write_readable",
 ]

@@ -61,10 +61,9 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
     cards = {card.digest: card for card in exports.subnets}
     contents: dict[str, Content] = {}
     winners = []
-    least_ms = {row.digest: row.budget_ms for row in sorted(exports.winners, key=lambda row: -row.budget_ms)}
+    stems = readable_names(exports)
     for winner in exports.winners:
-        card = cards[winner.digest]
-        stem = _stem(least_ms[winner.digest], card)  # a SubNet that wins several budgets is there once
+        card, stem = cards[winner.digest], stems[winner.digest]
         names = {
             name: f"{stem}{name.removeprefix(card.digest)}" for file in card.files.values() for name in file.written
         }
@@ -87,6 +86,15 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
         bundle = exported / exports.bundle.folder
         contents |= {f"{bundle.name}/{file.name}": file for file in sorted(bundle.iterdir())}
     return contents, tuple(winners)
+
+
+def readable_names(exports: Exports) -> dict[str, str]:
+    """By digest, what the names of a winner's files begin with. A SubNet that wins several budgets is there once."""
+    cards = {card.digest: card for card in exports.subnets}
+    least_ms: dict[str, float] = {}
+    for row in sorted(exports.winners, key=lambda row: row.budget_ms):
+        least_ms.setdefault(row.digest, row.budget_ms)
+    return {digest: _stem(budget_ms, cards[digest]) for digest, budget_ms in least_ms.items()}
 
 
 def _stem(budget_ms: float, card: Card) -> str:

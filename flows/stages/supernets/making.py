@@ -137,6 +137,7 @@ BASE = StageSpec(
     settings=lambda at: key_settings(at.training.base),
     inputs=lambda at: (model_key(at.training.model), at.data, *_pretrained(at)),
     reads=("pretrain",),
+    epochs=lambda at: at.training.base.epochs,
     facts=of(BaseResult, facts.base),
     wanted=trains_base,
 )
@@ -176,6 +177,7 @@ FINETUNE = StageSpec(
     settings=lambda at: key_settings(at.training.finetune),
     inputs=lambda at: (at.data, _untrained(at)),
     artifacts=lambda at: (SUPERNET, HISTORY_FILE),
+    epochs=lambda at: at.training.finetune.epochs,
     facts=of(FinetuneResult, facts.trained),
     registered=lambda at: f"autotailor-{at.training.name}",
     wanted=lambda config, until: until not in SHAPES_ALONE,

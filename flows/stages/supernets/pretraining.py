@@ -81,6 +81,7 @@ PRETRAIN = StageSpec(
         data_key(at.training.pretraining.data),
     ),
     data=_first_data,
+    epochs=lambda at: at.training.pretraining.base.epochs,
     facts=of(BaseResult, facts.base),
     wanted=_has_no_weights,
 )
@@ -107,6 +108,7 @@ DISTILL = StageSpec(
     inputs=lambda at: (data_key(at.training.pretraining.data), at.file("backbone", SUPERNET)),
     artifacts=lambda at: (SUPERNET, HISTORY_FILE),
     data=_first_data,
+    epochs=lambda at: at.training.pretraining.finetune.epochs,
     facts=of(FinetuneResult, facts.trained),
     wanted=BACKBONE.wanted,
 )

@@ -116,6 +116,8 @@ def test_in_a_fresh_folder_every_stage_would_be_worked_and_nothing_is_written(
     assert "0 of 12 stages are complete" in shown
     assert re.search(r"latency/onnxruntime\s+. to work . about \d+ s", shown)
     assert shown.count("no folder yet") == 11
+    assert re.search(r"finetune\s+. to work . –", shown)
+    assert "–: not known before its first run" in shown
     assert "always made anew" in shown
     assert list(tmp_path.iterdir()) == []
 
@@ -129,6 +131,27 @@ def test_after_a_run_every_stage_is_complete(command: Command, finished: dict[st
     assert {row["stage"] for row in found["dry_run"] if row["state"] == "complete"} == own
     assert all(Path(row["folder"], "result.json").exists() for row in found["dry_run"] if row["stage"] in own)
     assert {path: path.stat().st_mtime_ns for path in command.output.rglob("*")} == before
+
+
+def test_a_training_takes_as_long_as_the_last_one_did_by_epochs(command: Command, finished: dict[str, Any]) -> None:
+    took = {row["stage"]: row["seconds"] for row in finished["stages"]}
+    rows = {row["stage"]: row for row in command("run", "finetune.epochs=3", "--dry-run")["dry_run"]}
+    assert rows["finetune"]["state"] == "to work"
+    assert rows["finetune"]["last_s"] == pytest.approx(3 * took["finetune"])
+    assert rows["sensitivities"]["last_s"] == pytest.approx(took["sensitivities"])
+    assert rows["base"]["last_s"] is None
+
+
+@pytest.mark.long
+def test_profiling_a_further_device_takes_as_long_as_what_it_does_not_know(
+    command: Command, finished: dict[str, Any]
+) -> None:
+    words = ("device=[ncnn]", "engine.tune=true")
+    rows = {row["stage"]: row for row in command("run", *words, "--dry-run")["dry_run"]}
+    assert rows["engine/ncnn"]["device_s"] == 60
+    assert rows["profile/ncnn"]["state"] == "to work"
+    plan = command("profile", *words, "--dry-run")["plan"]["ncnn"]
+    assert rows["profile/ncnn"]["device_s"] == plan["estimated_s"] > 0
 
 
 @pytest.mark.long

@@ -1,9 +1,12 @@
 """Runs of the whole pipeline in MLflow can be compared: by their numbers, their names and their artifacts."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
+import mlflow.pyfunc
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -65,6 +68,26 @@ def test_an_unchanged_run_has_a_name_of_its_own_and_everything_that_the_first_ha
         assert by_stage[stage].data.tags["autotailor.cached"] == "true"
         assert artifact in {file.path for file in client.list_artifacts(by_stage[stage].info.run_id)}
     assert by_stage["finetune"].data.metrics["largest_test_accuracy"] == finished["accuracies"]["largest SubNet, test"]
+
+
+def test_winners_load_from_the_run_and_its_description_says_how(
+    finished: dict[str, Any], client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runs_of(client, finished)[0]
+    note = first.data.tags["mlflow.note.content"]
+    (address,) = re.findall(r'load_model\("(.*?)"\)', note)
+    assert all(f"{card['label']}: {card['value']}" in note for card in finished["headline"][2:3])
+    assert len(first.data.params) < 80
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    model: Any = mlflow.pyfunc.load_model(address)
+    ((name, shape),) = ((tensor.name, tensor.shape) for tensor in model.metadata.get_input_schema())
+    (answer,) = model.predict({name: np.zeros(shape, np.float32)}).values()
+    assert answer.shape == (1, 10)
+    (device,) = finished["devices"]
+    folders = {Path(file.path).name for file in client.list_artifacts(first.info.run_id, "models/onnxruntime")}
+    assert len(folders) == len({row["digest"] for row in device["winners"]})
+    exported = {file.name.removesuffix(".onnx") for file in Path(finished["exports"]["onnxruntime"]).glob("*.onnx")}
+    assert folders == exported
 
 
 def test_numbers_of_a_result_are_its_finite_ones_by_dotted_name() -> None:

@@ -94,8 +94,9 @@ def test_mlflow_has_a_run_nested_per_stage_with_metrics_params_and_artifacts(
     assert parent.data.params["finetune.epochs"] == "1"
     assert parent.data.params["device.onnxruntime.threads"] == "1"
     assert "version.torch" in parent.data.tags
+    assert not any("told" in tag and stage in tag for tag in parent.data.tags for stage in STAGES)
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert files == {"config.yaml", "report.html", "report.json"}
+    assert files == {"config.yaml", "models", "report.html", "report.json"}
     by_stage = {run.data.tags["autotailor.stage"]: run for run in nested}
     training = by_stage["finetune"]
     losses = client.get_metric_history(training.info.run_id, "loss")
@@ -104,7 +105,7 @@ def test_mlflow_has_a_run_nested_per_stage_with_metrics_params_and_artifacts(
     for stage, artifact in wanted.items():
         run = by_stage[stage]
         assert artifact in {file.path for file in client.list_artifacts(run.info.run_id)}
-        assert len(run.data.tags[f"autotailor.digest.{artifact}"]) == 16
+        assert len(run.data.tags[f"z.digest.{artifact}"]) == 16
 
 
 def test_the_supernet_is_a_registered_model_that_loads(finished: dict[str, Any], command: Command) -> None:

@@ -84,6 +84,14 @@ def test_every_stage_has_a_summary_of_flat_rows(finished: Row, flow_run: Row) ->
         assert "[" not in text
 
 
+def test_the_progress_of_the_whole_run_is_one_artifact(finished: Row, flow_run: Row) -> None:
+    rows = own_rows("artifacts", artifacts={"flow_run_id": {"any_": [flow_run["id"]]}})
+    (progress,) = (row for row in rows if row["type"] == "progress")
+    assert (progress["key"], progress["task_run_id"], float(progress["data"])) == ("progress", None, 100.0)
+    count_of_stages = len(finished["stages"])
+    assert progress["description"] == f"{count_of_stages} of {count_of_stages} stages"
+
+
 def test_the_table_of_winners_has_what_was_measured_once_it_was(finished: Row, flow_run: Row) -> None:
     (device,) = finished["devices"]
     predicted, measured = (json.loads(artifact["data"]) for artifact in artifacts_of(flow_run, "winners"))

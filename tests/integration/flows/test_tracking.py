@@ -4,14 +4,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlflow.onnx
 import pytest
 from mlflow import MlflowClient
 
 from flows.tracking import Tracker, flatten, start_tracking
 from flows.tracking.addresses import TrackingAddress, address_of, path_of
+from flows.tracking.models import log_winners
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
+from tasks.schemas.exports import Exports
 from tests.support.flows.databases import database_in
+from tests.support.flows.made_exports import made_exports
 from tests.support.postgres import Postgres
 
 
@@ -130,7 +134,7 @@ def test_a_registered_supernet_points_at_its_files_once_per_digest(tracker: Trac
     assert version.tags["autotailor.digest"] == "d1"
     assert [file.path for file in files] == ["supernet/weights.safetensors"]
     assert version.source.endswith("/supernet")
-    assert client.get_run(tracker.run_id).data.tags["autotailor.digest.supernet"] == digest_of(folder)
+    assert client.get_run(tracker.run_id).data.tags["z.digest.supernet"] == digest_of(folder)
 
 
 def test_an_alias_points_at_the_version_of_a_content(tracker: Tracker, tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ def test_artifacts_that_another_run_has_are_linked_and_not_stored_twice(tracker:
     assert first.samefile(second)
     assert not first.samefile(source)
     assert all((folder / "ncnn" / "front.json").read_text() == "{}" for folder in folders)
-    assert tracker.client.get_run(runs[1]).data.tags["autotailor.artifact.supernet"] == f"runs:/{runs[1]}/supernet"
+    assert tracker.client.get_run(runs[1]).data.tags["z.artifact.supernet"] == f"runs:/{runs[1]}/supernet"
 
 
 def test_a_damaged_artifact_of_another_run_is_stored_anew(tracker: Tracker, tmp_path: Path) -> None:
@@ -220,10 +224,60 @@ def test_workers_of_a_run_tell_each_stage_once(tracker: Tracker, address: Tracki
     other = start_tracking(address, "tests", "k1", "net")
     assert other.run_id == tracker.run_id
     assert not other.has_told("profile/ncnn", "abc")
-    tracker.set_told("profile/ncnn", "abc")
+    stage = tracker.start_stage("profile/ncnn", "abc")
+    assert not other.has_told("profile/ncnn", "abc")
+    tracker.set_told(stage)
+    tracker.finish(stage)
     assert other.has_told("profile/ncnn", "abc")
     assert not other.has_told("profile/ncnn", "abd")
     assert not other.has_told("profile/onnxruntime", "abc")
+
+
+def test_what_follows_the_stages_is_told_once(tracker: Tracker) -> None:
+    told: list[str] = []
+    for _ in range(2):
+        tracker.once("report", lambda: told.append("report"))
+    assert told == ["report"]
+
+
+def test_a_description_grows_and_keeps_what_its_reader_wrote(tracker: Tracker) -> None:
+    tracker.describe("first")
+    tracker.client.set_tag(tracker.run_id, "mlflow.note.content", "first, of use")
+    for text in ("first", "second", "second"):
+        tracker.describe(text)
+    assert tracker.client.get_run(tracker.run_id).data.tags["mlflow.note.content"] == "first, of use\n\nsecond"
+
+
+def test_winners_load_from_the_pipeline_run_and_are_stored_once(
+    tracker: Tracker, address: TrackingAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "export").mkdir()
+    exports = made_exports(tmp_path / "export")
+    monkeypatch.setattr(Exports, "read", lambda path: exports)
+    again = start_tracking(address, "tests", "k2", "net")
+    for each in (tracker, again):
+        log_winners(each, {"ncnn": tmp_path / "export"})
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address.uri)
+    names = "models/ncnn/1ms-a-net-01234567"
+    files = []
+    for each in (tracker, again):
+        run = each.client.get_run(each.run_id)
+        uri = f"runs:/{each.run_id}/{names}"
+        assert f'mlflow.onnx.load_model("{uri}")' in run.data.tags["mlflow.note.content"]
+        assert mlflow.onnx.load_model(uri).graph.name == "relu"
+        files.append(path_of(run.info.artifact_uri) / names / "0123456789abcdef.onnx")
+    assert files[0].samefile(files[1])
+    assert not files[0].is_symlink()
+
+
+def test_tags_of_digests_come_after_all_others(tracker: Tracker, tmp_path: Path) -> None:
+    (tmp_path / "lut").write_bytes(b"table")
+    tracker.log_artifact(tracker.run_id, tmp_path, "lut")
+    tracker.set_told(tracker.start_stage("profile", "abc"))
+    tags = sorted(tag for tag in tracker.client.get_run(tracker.run_id).data.tags if not tag.startswith("mlflow."))
+    assert tags[-2:] == ["z.artifact.lut", "z.digest.lut"]
+    assert tags[:2] == ["autotailor.key", "autotailor.stage"]
+    assert all(tag.startswith("version.") for tag in tags[2:-2])
 
 
 def test_postgresql_has_its_own_driver_and_artifacts_of_the_working_folder(

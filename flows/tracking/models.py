@@ -1,0 +1,105 @@
+"""Exported winners as models of MLflow: folders that `mlflow.onnx.load_model` and `mlflow.pyfunc.load_model` open."""
+
+import importlib.metadata
+import platform
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import mlflow.pyfunc
+import numpy as np
+import yaml
+from mlflow.models import Model, ModelSignature
+from mlflow.types.schema import Schema, TensorSpec
+
+from flows.tracking.overview import models_lines
+from flows.tracking.tracker import Tracker
+from tasks.export import readable_names
+from tasks.schemas.exports import EXPORTS_FILE, Card, ExportedFile, Exports, FileRun, FileTensor
+
+MODELS_FOLDER = "models"
+SUFFIXES = {"onnx": "", "onnx_int8": ".int8"}
+"""The formats that MLflow runs: the end of a model's name by format."""
+REQUIREMENTS = ("mlflow", "numpy", "onnx", "onnxruntime")
+"""All that a model needs. MLflow is told, since it would start processes and ask the network to find out."""
+REQUIREMENTS_FILE, ENVIRONMENT_FILE, MODEL_FILE = "requirements.txt", "python_env.yaml", "MLmodel"
+ID_DIGITS = 32
+
+
+def log_winners(tracker: Tracker, exported: Mapping[str, Path]) -> None:
+    """The models of each device for the pipeline run, whose description says how they are loaded.
+
+    exported: the folder of a finished export by device.
+    """
+    addresses: dict[str, list[str]] = {}
+    with TemporaryDirectory() as scratch:
+        for device, folder in exported.items():
+            place = f"{MODELS_FOLDER}/{device}"
+            if names := write_models(Exports.read(folder / EXPORTS_FILE), folder, Path(scratch) / place):
+                address = tracker.log_artifact(tracker.run_id, Path(scratch), place)
+                addresses[device] = [f"{address}/{name}" for name in names]
+    if addresses:
+        tracker.describe("\n".join(models_lines(addresses)))
+
+
+def write_models(exports: Exports, exported: Path, folder: Path) -> list[str]:
+    """A model in `folder` for each ONNX file of the winners of an export, whose files are in `exported`; their names.
+
+    These are the names of the files for people. ONNX files are links to those of `exported`: nothing is copied or converted,
+    and equal files make equal models.
+    """
+    cards = {card.digest: card for card in exports.subnets}
+    names = []
+    for digest, stem in readable_names(exports).items():
+        for name, file, onnx in _onnx_files(cards[digest], exported):
+            _write(cards[digest], file, onnx, folder / f"{stem}{SUFFIXES[name]}")
+            names.append(f"{stem}{SUFFIXES[name]}")
+    return names
+
+
+def _onnx_files(card: Card, exported: Path) -> Iterator[tuple[str, ExportedFile, Path]]:
+    """Format, record and path of the ONNX files of one SubNet; those of other formats MLflow cannot run."""
+    for name in SUFFIXES:
+        file = card.files.get(name)
+        if file is not None and file.state == "ok":
+            (only,) = file.sha256
+            yield name, file, exported / only
+
+
+def _write(card: Card, file: ExportedFile, onnx: Path, folder: Path) -> None:
+    """One model. Its id and its date are those of its file."""
+    folder.mkdir(parents=True)
+    (folder / onnx.name).symlink_to(onnx.resolve())
+    made = datetime.fromtimestamp(onnx.stat().st_mtime, UTC)
+    model = Model(
+        utc_time_created=f"{made:%Y-%m-%d %H:%M:%S.%f}",
+        model_uuid=file.sha256[onnx.name][:ID_DIGITS],
+        signature=None if file.run is None else _signature(file.run),
+        metadata={
+            "subnet": card.digest,
+            "device": f"{card.device.backend} {card.device.version}, {card.device.cpu_model}",
+            "measured_ms": card.latency.p50_ms,
+            "accuracy": card.accuracy,
+        },
+    )
+    mlflow.pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=onnx.name, python_env=ENVIRONMENT_FILE)
+    version, providers = importlib.metadata.version("onnx"), ["CPUExecutionProvider"]
+    model.add_flavor("onnx", onnx_version=version, data=onnx.name, providers=providers, code=None)
+    model.save(str(folder / MODEL_FILE))
+    lines = [f"{name}=={importlib.metadata.version(name)}" for name in REQUIREMENTS]
+    (folder / REQUIREMENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    environment = {
+        "python": platform.python_version(), "build_dependencies": [], "dependencies": [f"-r {REQUIREMENTS_FILE}"]
+    }  # fmt: skip
+    (folder / ENVIRONMENT_FILE).write_text(yaml.safe_dump(environment, sort_keys=False), encoding="utf-8")
+
+
+def _signature(run: FileRun) -> ModelSignature:
+    return ModelSignature(inputs=_schema(run.inputs), outputs=_schema(run.outputs))
+
+
+def _schema(tensors: tuple[FileTensor, ...]) -> Schema:
+    """By name; MLflow writes -1 for any number."""
+    shapes = [tuple(-1 if size is None else size for size in tensor.shape) for tensor in tensors]
+    return Schema([TensorSpec(np.dtype(one.type), shape, one.name) for one, shape in zip(tensors, shapes, strict=True)])
