@@ -98,7 +98,7 @@ def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
 def _publish(mirror: Mirror, folder: Path, config: FlowConfig, until: str) -> None:
     """Bring to the URL what is there for people: the run's folder, the latest report, the latest files of each device."""
     exports = [f"{EXPORTS_FOLDER}/{name}" for name in config.device] if until in EXPORTING else []
-    files = [file.relative_to(mirror.folder).as_posix() for file in sorted(folder.iterdir())]
+    files = [file.relative_to(mirror.folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
     mirror.publish_results(exports, [*files, *((PAGE_FILE, DATA_FILE) if until == REPORT else ())])
 
 

@@ -17,30 +17,10 @@ from tasks.artifacts import read_lines
 from tasks.insitu.rules import Example, ImplementationRules
 from tasks.insitu.trials import Trial, mixed, studied
 from tasks.lut import Lut
-from tasks.lut.choice import TimedImplementation, position_of_chosen
 from tasks.progress import Silent
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tests.support.ir.networks import perturb
 from tests.support.tables.lut_entries import DEVICE, entry, failed
-
-
-def test_the_fastest_implementation_counts_if_its_gain_is_above_the_noise() -> None:
-    own = TimedImplementation("", 1.0, 0.02, 8)
-    assert (
-        position_of_chosen(
-            [own, TimedImplementation("sgemm", 0.5, 0.02, 8), TimedImplementation("direct", 0.7, 0.02, 8)]
-        )
-        == 1
-    )
-    assert position_of_chosen([own, TimedImplementation("sgemm", 0.99, 0.0, 8)]) == 0  # below the least gain
-    assert position_of_chosen([own, TimedImplementation("sgemm", 0.95, 0.5, 4)]) == 0  # within its noise
-    assert position_of_chosen([own, TimedImplementation("sgemm", 0.95, 0.0, 1)]) == 0  # one sample tells no noise
-    assert position_of_chosen([own, TimedImplementation("sgemm", None, 0.0, 0)]) == 0
-    assert position_of_chosen([TimedImplementation("", None, 0.0, 0), TimedImplementation("sgemm", 3.0, 0.0, 1)]) == 1
-    assert (
-        position_of_chosen([TimedImplementation("sgemm", 3.0, 0.0, 1), TimedImplementation("direct", 2.0, 0.0, 1)]) == 1
-    )
-    assert position_of_chosen([TimedImplementation("", None, 0.0, 0)]) == 0
 
 
 def test_a_table_keeps_all_implementations_of_an_operator(tmp_path: Path) -> None:
