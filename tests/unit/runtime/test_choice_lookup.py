@@ -95,6 +95,16 @@ def test_three_limits_give_the_best_variant(table: VariantTable, a: float, b: fl
     assert found == min(within, key=lambda each: preference(table, each), default=None)
 
 
+@given(tables(), limits)
+def test_a_variant_keeps_the_extra_limits_if_it_keeps_both(table: VariantTable, limit: ChoiceLimits) -> None:
+    assert table.energy_mj is not None
+    assert table.memory_mib is not None
+    look_up = VariantLookUp(table)
+    energy_mj, memory_mib = look_up.extra_limits(limit)
+    kept = [look_up.keeps_extras(each, limit) for each in range(len(table))]
+    assert kept == [e <= energy_mj and m <= memory_mib for e, m in zip(table.energy_mj, table.memory_mib, strict=True)]
+
+
 @settings(deadline=None, max_examples=examples(100))
 @given(st.data())
 def test_the_choice_under_load_is_that_of_trying_all(data: st.DataObject) -> None:

@@ -64,6 +64,24 @@ def policies(table: VariantTable) -> list[ChoicePolicy]:
     return [Switching(best), Switching(cheap), RatioChoice(best), bands, FixedChoice(best, 0)]
 
 
+@pytest.mark.parametrize("limit", [{"memory_mib": 50.0}, {"energy_mj": 3.0}])
+def test_a_variant_that_breaks_a_limit_of_energy_or_memory_alone_is_left_though_no_other_is_faster(
+    limit: dict[str, float],
+) -> None:
+    table = VariantTable(
+        names=("lean", "large"),
+        accuracy=(0.7, 0.9),
+        latency_ms=(10.0, 10.1),
+        energy_mj=(2.0, 5.0),
+        memory_mib=(20.0, 100.0),
+    )
+    policy = Switching(MostAccurate(VariantLookUp(table)))
+    short = at(100.0, 1.0, ChoiceLimits(budget_ms=5.0, quantile=0.5))
+    limited = at(100.0, 1.0, ChoiceLimits(budget_ms=5.0, quantile=0.5, **limit))
+    assert [one.variant for one in decided(policy, [at(0.0, 1.0), short])] == [1, 1]
+    assert [one.variant for one in decided(policy, [at(0.0, 1.0), limited])] == [1, 0]
+
+
 @settings(deadline=None, max_examples=examples(60))
 @given(sequences(), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([0.0, 1.0, 6.0]), st.integers(1, 6))
 def test_switching_keeps_its_promises(
