@@ -12,6 +12,7 @@ HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxruntime", "plotly", "matpl
 TABLE = "from flows.stages.table import PIPELINE, ADAPTATION"
 
 
+@pytest.mark.few("import flows.cli.commands")
 @pytest.mark.parametrize("code", [TABLE, "import flows.cli.commands", "import flows.pipeline"])
 def test_the_table_of_stages_and_the_commands_need_no_library_that_trains_measures_or_draws(code: str) -> None:
     script = f"import sys\n{code}\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"

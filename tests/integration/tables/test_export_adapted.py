@@ -57,6 +57,7 @@ SPACE: SpaceSpec = {"*.width_mult": [0.5, 1], "resolution": [8, 16], "exits": ["
 FORMATS = ("onnx", "onnx_int8", "ncnn", "torch")
 TOLERANCE = 1e-4
 METHODS: tuple[MethodName, ...] = ("batchnorm", "tent", "cotta", "roid")
+NIGHTLY_METHODS: tuple[MethodName, ...] = ("tent", "cotta")
 ALIGNS: MethodName = "roid"
 """The method whose side file aligns images, as that of a `GuardedSubnet` does."""
 
@@ -115,6 +116,9 @@ class Made(NamedTuple):
         return out, Exports.model_validate(found)
 
 
+METHOD_CASES = [pytest.param(name, marks=pytest.mark.long if name in NIGHTLY_METHODS else ()) for name in METHODS]
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     torch.manual_seed(0)
@@ -153,7 +157,7 @@ class ExportedAdapted(NamedTuple):
         return self.subnet.alignment is not None
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=METHOD_CASES)
 def exported(request: pytest.FixtureRequest, made: Made) -> ExportedAdapted:
     config, before = made.net.max_config, digest_of(made.folder / "supernet")
     file = made.side_file(config, request.param)

@@ -215,6 +215,7 @@ def with_policy(
     return exported_on(client, supernet, images, folder, policies=[policy], bundle=True), bar
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("full_exit", [1, 2])
 def test_a_chain_with_thresholds_has_the_heads_alone_that_they_need(
     net: Path, images: EvaluationData, tmp_path: Path, full_exit: int

@@ -151,6 +151,7 @@ def test_two_runs_on_the_same_devices_measure_nothing_twice(supernet: Path, oper
     assert sorted(measured.values()) == [0, len(enumeration.read_operators(operators))]
 
 
+@pytest.mark.long
 def test_a_killed_run_leaves_its_device_to_the_next_which_measures_the_rest(
     supernet: Path, operators: Path, tmp_path: Path
 ) -> None:
