@@ -49,7 +49,7 @@ def test_the_deployments_of_the_repository_pass_and_each_has_a_name_of_its_own()
 def test_a_wrong_parameter_of_a_deployment_or_schedule_is_one_line(
     function: str, parameters: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where, more = "", {"parameters": parameters}
+    where, more = "", dict[str, Any](parameters=parameters)
     if function in LATER:
         where = ", schedule 'morning'"
         more = {"schedules": [{"cron": "0 5 * * *", "slug": "morning", "parameters": LATER[function] | parameters}]}

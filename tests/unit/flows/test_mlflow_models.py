@@ -20,7 +20,7 @@ def test_a_winner_is_a_model_that_mlflow_loads_under_the_name_that_its_files_hav
     model = tmp_path / "models" / "1ms-a-net-01234567"
     assert mlflow.onnx.load_model(str(model)).graph.name == "relu"
     loaded: Any = mlflow.pyfunc.load_model(str(model))
-    (answer,) = loaded.predict({"image": np.float32([[-1, 2, 3]])}).values()
+    (answer,) = loaded.predict({"image": np.array([[-1, 2, 3]], np.float32)}).values()
     assert answer.tolist() == [[0, 2, 3]]
     assert loaded.metadata.metadata["measured_ms"] == 0.9
     requirements = (model / "requirements.txt").read_text().splitlines()
