@@ -17,13 +17,12 @@ from adaptive_runtime.telemetry import span
 from flows.cleaning.references import StageList
 from flows.devices import Devices
 from flows.machine.signals import is_interrupted
-from flows.progress import RunProgress, StageProgress, is_interruption
 from flows.results import SECONDS
 from flows.sharing import RunLocks
 from flows.storage.mirror import Mirror
-from flows.tracking import Tracker
 from flows.tracking.metrics import numbers
 from flows.versions import code_version
+from importing.lazy import later_names
 from tasks.artifacts import MadeFrom, StageFolder, Store, digest_of
 from tasks.errors import UserError
 from tasks.progress import Progress
@@ -31,7 +30,11 @@ from tasks.schemas.stored import StageResult
 from tasks.shortage import MAKE_ROOM, shortage
 
 if TYPE_CHECKING:
+    from flows.progress import RunProgress, StageProgress, is_interruption
+    from flows.tracking.tracker import Tracker
     from tasks.evaluation.subnets import EvaluationWorkers
+else:
+    globals().update(later_names(__file__))
 
 Body = Callable[[Path, Progress], StageResult]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -14,13 +13,13 @@ from flows.machine.signals import interruptible_again
 from flows.progress import is_interruption, terminal_bars
 from flows.run import Run
 from flows.sharing import RunLocks, run_locks
-from flows.storage.layout import EXPORTS_FOLDER, RUNS_FOLDER, STAGES_FOLDER
+from flows.storage.layout import EXPORTS_FOLDER, STAGES_FOLDER
 from flows.storage.mirror import Mirror, mirror_of
 from flows.tracking import Tracker, start_tracking
 from flows.tracking.addresses import address_of
 from flows.tracking.overview import description, parameters
 from flows.workers.opened import evaluation_workers
-from tasks.artifacts import Store, digest_of, write_bytes
+from tasks.artifacts import Store, write_bytes
 from tasks.pages.console import PlainConsole
 from tasks.report import DATA_FILE, PAGE_FILE
 
@@ -37,7 +36,8 @@ WITHOUT_EVALUATION = (*WITHOUT_DEVICES, "plan", "profile", STREAM)
 @contextmanager
 def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
     """A run of `config` up to stage `until`. Bad devices or folders are reported before anything is worked."""
-    key = digest_of(plain_config(config), until)
+    folder = config.run_folder(until)
+    key = folder.name
     with ExitStack() as stack:
         stack.enter_context(interruptible_again())
         locks = stack.enter_context(run_locks(config.locks, config.folder, key))
@@ -49,7 +49,6 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
             for name in config.device:
                 devices.fingerprint(name)
         workers = stack.enter_context(evaluation_workers(config.evaluate, needed=until not in WITHOUT_EVALUATION))
-        folder = config.folder / RUNS_FOLDER / key
         with locks.own_turn("beginning"):
             tracker = _begun(config, until, folder, locks)
         bars = stack.enter_context(terminal_bars(PlainConsole(stderr=True)))
@@ -66,7 +65,7 @@ def _asks_devices(config: FlowConfig, until: str) -> bool:
 
 def _begun(config: FlowConfig, until: str, folder: Path, locks: RunLocks) -> Tracker:
     """The run in its folder, which its key names, and in MLflow; the workers of one run share both."""
-    plain = plain_config(config)
+    plain = config.plain()
     folder.mkdir(parents=True, exist_ok=True)
     StageList(folder).add()
     write_bytes(folder / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
@@ -100,8 +99,3 @@ def _publish(mirror: Mirror, folder: Path, config: FlowConfig, until: str) -> No
     exports = [f"{EXPORTS_FOLDER}/{name}" for name in config.device] if until in EXPORTING else []
     files = [file.relative_to(mirror.folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
     mirror.publish_results(exports, [*files, *((PAGE_FILE, DATA_FILE) if until == REPORT else ())])
-
-
-def plain_config(config: FlowConfig) -> dict[str, Any]:
-    """The config as JSON."""
-    return config.model_dump(mode="json")

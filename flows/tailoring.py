@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger
 
+from flows.complete import remember
 from flows.config import FlowConfig
 from flows.pages.publish import publish_plan
 from flows.pages.tables import plan_rows
@@ -58,7 +59,10 @@ def tailor(
                 exported = {device: output.folder for device, output in outputs["export"].items()}
                 run.tracker.once("models", partial(log_winners, run.tracker, exported))
             if until == REPORT:
-                return {**found, **exports, **joint, **conclude(run, outputs)}
+                beside = {**exports, **joint}
+                if run.mirror is None and not run.is_shared:
+                    remember(config, run.folder, {one.stage: one.folder for one in run.outputs}, beside)
+                return {**found, **beside, **conclude(run, outputs)}
         if until == "plan":
             return {**results(table, run, outputs, "enumerate"), "plan": _plan(run, config, outputs)}
         answered = answer(run, config, question, outputs) if question else {}

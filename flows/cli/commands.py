@@ -45,15 +45,15 @@ UNTIL = {"run": "report", NIGHTLY: "report", "compare": "search"}
 LONG = 200
 
 
-def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
-    """Run a command with a validated config, show its result, and return it as JSON."""
+def execute(arguments: Arguments, config: FlowConfig, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run a command with a validated config, show its result, and return it as JSON. known: the result, if it is complete."""
     command, question = arguments.command, arguments.question
     terminal = Terminal()
     if arguments.dry_run and command not in PLANNING:
         expected = foresee(command, config, question)
         terminal.show(_forecast_table(expected))
         return {"dry_run": [row.to_json() for row in expected]}
-    result, score = _call(command, config, arguments.dry_run, question), _score(config)
+    result, score = known or _call(command, config, arguments.dry_run, question), _score(config)
     if question and not question.files:
         for row in result.get("chosen", ()):
             terminal.show((placed_tables if "plan" in row else chosen_tables)(row, score))

@@ -33,6 +33,8 @@ INTERRUPTED = 130
 TERMINATED = 143
 REGRESSED = 3
 MOST_OF_NAME = 200
+COMPLETED = ("run", "adapt")
+"""Commands whose results are found again where all is complete."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +123,8 @@ def _execute(arguments: Arguments) -> int:
     worked = not arguments.dry_run or arguments.command in PLANNING
     _refuse_impossible(valid, worked=worked)
     prepare(quiet=True)
-    wait_until_ready = start_server() if worked else lambda: None
+    known = _complete(arguments, valid[0])
+    wait_until_ready = start_server() if worked and known is None else lambda: None
     with quick_imports():
         from flows.cli.commands import USERS_ERRORS, execute, execute_sweep
     wait_until_ready()
@@ -129,7 +132,7 @@ def _execute(arguments: Arguments) -> int:
         if arguments.multirun:
             result: Any = execute_sweep(arguments, list(zip(sweep, valid, strict=True)))
         else:
-            result = execute(arguments, valid[0])
+            result = execute(arguments, valid[0], known)
         if arguments.view and not arguments.dry_run:
             result["view"] = _write_view(arguments.view, valid[0], result)
     except USERS_ERRORS as error:
@@ -139,6 +142,19 @@ def _execute(arguments: Arguments) -> int:
     if arguments.json:
         _write(arguments.json, result)
     return REGRESSED if isinstance(result, dict) and result.get("regressed") else 0
+
+
+def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[str, Any] | None:
+    """The result of a run in which all is complete, which needs no server; None: something is to be worked."""
+    if arguments.command not in COMPLETED or arguments.multirun or arguments.dry_run or arguments.question:
+        return None
+    from flows.complete import found_again, is_remembered
+
+    if not is_remembered(config):
+        return None
+    with quick_imports():
+        from flows.stages import table_of
+    return found_again(table_of(config), config)
 
 
 def _refuse_impossible(configs: "Sequence[RunConfig | AdaptConfig]", *, worked: bool) -> None:

@@ -19,10 +19,11 @@ from flows.config.pretraining import PretrainingConfig, check_pretraining
 from flows.config.space import SpaceSelectors
 from flows.config.together import check_together, sharing
 from flows.storage.address import OutputPlace, is_shared, local_folder
-from flows.storage.layout import TABLES_FOLDER
+from flows.storage.layout import RUNS_FOLDER, TABLES_FOLDER
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
 from tasks.adaptation.settings import AdaptationSettings
+from tasks.artifacts import digest_of
 from tasks.baselines.settings import Settings as BaselineSettings
 from tasks.choose import Question
 from tasks.data.drift.settings import DriftSettings
@@ -213,6 +214,14 @@ class CommonConfig(BaseModel):
     def folder(self) -> Path:
         """The output folder; of one at a URL the local copy, in which a run works."""
         return local_folder(self.output_dir)
+
+    def run_folder(self, until: str) -> Path:
+        """The folder of a run up to stage `until`, which all its settings name."""
+        return self.folder / RUNS_FOLDER / digest_of(self.plain(), until)
+
+    def plain(self) -> dict[str, Any]:
+        """All settings as JSON."""
+        return self.model_dump(mode="json")
 
     def resources_of(self, device: str) -> ResourceSettings:
         """The settings of one device for memory and energy."""

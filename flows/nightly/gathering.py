@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import tasks.data
 from flows.config import AdaptConfig, FlowConfig
 from flows.run import Output, Run
-from flows.session import plain_config
 from flows.stages import PIPELINE
 from flows.stages.inputs import data_key, model_key
 from flows.stages.spec import ALONE, Outputs, trained_supernet
@@ -49,7 +48,7 @@ def gather(
         began=began,
         network=config.name,
         run=run.folder.name,
-        settings={name: value for name, value in plain_config(config).items() if name not in NO_INPUTS},
+        settings={name: value for name, value in config.plain().items() if name not in NO_INPUTS},
         supernet=supernet,
         inputs={"data": digest_of(data_key(config.data)), "network": network, **libraries},
         stages=tuple(_stages(finished, tuple(config.device))),

@@ -2,6 +2,5 @@
 
 from flows.stages.spec import SUPERNET, Outputs
 from flows.stages.table import ADAPTATION, PIPELINE, table_of
-from flows.stages.walk import results, walk
 
-__all__ = ["ADAPTATION", "PIPELINE", "SUPERNET", "Outputs", "results", "table_of", "walk"]
+__all__ = ["ADAPTATION", "PIPELINE", "SUPERNET", "Outputs", "table_of"]

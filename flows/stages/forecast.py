@@ -15,8 +15,7 @@ from flows.devices import Devices
 from flows.refusals import check_given
 from flows.results import SECONDS
 from flows.run import Output, StageRun, Surroundings
-from flows.stages.spec import ALONE, Context, StageSpec
-from flows.stages.walk import rows
+from flows.stages.spec import ALONE, Context, Outputs, StageSpec, rows
 from flows.storage.layout import STAGES_FOLDER
 from flows.storage.mirror import mirror_of
 from tasks.artifacts import RESULT_FILE, MadeFrom, StageFolder, Store, damage, read_json
@@ -79,13 +78,18 @@ class Expectation:
 
 def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[Expectation]:
     """A row for each stage of a run up to command `until`. Devices are asked only where a key needs their fingerprint."""
+    expected, _ = foreseen(table, config, until)
+    report = [Expectation("report", "to work", "always made anew", last_s=REPORT_S)] if until == "report" else []
+    return [*expected, *report]
+
+
+def foreseen(table: Sequence[StageSpec], config: FlowConfig, until: str) -> tuple[list[Expectation], Outputs]:
+    """A row for each stage before the report, and the outputs of those that are complete."""
     check_given(config)
     with Devices(config.device) as devices:
         store, mirror = Store(config.folder / STAGES_FOLDER), mirror_of(config.output_dir)
         found = _Forecast(Surroundings(store, devices, mirror=mirror), config)
-        expected = [row for spec in rows(table, config, until) for row in found.of(spec)]
-    report = [Expectation("report", "to work", "always made anew", last_s=REPORT_S)] if until == "report" else []
-    return [*expected, *report]
+        return [row for spec in rows(table, config, until) for row in found.of(spec)], found.outputs
 
 
 class _Forecast:
@@ -93,14 +97,14 @@ class _Forecast:
 
     def __init__(self, around: Surroundings, config: FlowConfig) -> None:
         self._around, self._config = around, config
-        self._outputs: dict[str, Mapping[str, Output]] = {}
+        self.outputs: dict[str, Mapping[str, Output]] = {}
         self._open: dict[str, dict[str, str]] = {}
 
     def of(self, spec: StageSpec) -> Iterator[Expectation]:
         """A row for each label of the next stage."""
         complete: dict[str, Output] = {}
         for label in spec.scope.labels(self._config):
-            at = Context(self._around, self._config, spec, label, self._outputs)
+            at = Context(self._around, self._config, spec, label, self.outputs)
             waits_for = sorted({title for name in (*spec.needs, *spec.reads) for title in self._missing(name, label)})
             if waits_for:
                 yield self._depending(at, waits_for)
@@ -111,12 +115,12 @@ class _Forecast:
                     complete[label] = output
             if label not in complete:
                 self._open.setdefault(spec.name, {})[label] = at.title
-        self._outputs[spec.name] = spec.by_device(self._config, complete)
+        self.outputs[spec.name] = spec.by_device(self._config, complete)
 
     def _missing(self, name: str, label: str) -> list[str]:
         """Titles of an earlier stage's missing outputs that `label` needs: its own, the only one, or all."""
         missing = self._open.get(name, {})
-        labels = {*missing, *self._outputs.get(name, {})}
+        labels = {*missing, *self.outputs.get(name, {})}
         own = label if label in labels else ALONE
         return [missing[own]] if own in missing else [] if own in labels else list(missing.values())
 

@@ -11,7 +11,6 @@ from prefect.cache_policies import NO_CACHE
 from flows.config import AdaptConfig, FlowConfig, leveled
 from flows.pages.publish import publish_report
 from flows.run import Run
-from flows.session import plain_config
 from flows.stages.spec import ALONE, Outputs, trained_supernet
 from flows.tracking.metrics import speed_ups
 from flows.tracking.overview import headline_lines
@@ -61,7 +60,7 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         devices=[_device_sources(config, outputs, name) for name in config.device],
         streams=[output.folder for output in outputs.get("stream", {}).values()],
         stages=[output.row() for output in run.outputs],
-        config=plain_config(config),
+        config=config.plain(),
         versions=library_versions(),
     )
 

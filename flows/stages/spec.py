@@ -269,3 +269,9 @@ class StageSpec:
             registered=self.registered(context),
             anew=self.anew(context),
         )
+
+
+def rows(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[StageSpec]:
+    """The stages of a table that a run has, up to the last one of command `until`."""
+    last = max(index for index, spec in enumerate(table) if spec.ends == until)
+    return [spec for spec in table[: last + 1] if spec.wanted(config, until)]

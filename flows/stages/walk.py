@@ -27,7 +27,7 @@ from flows.pages.publish import line_of, publish_stage, publish_winners
 from flows.progress import Stopped
 from flows.run import Output, Run, RunSummary
 from flows.sharing import StageElsewhere
-from flows.stages.spec import Context, Outputs, StageSpec
+from flows.stages.spec import Context, Outputs, StageSpec, rows
 from flows.tracking.metrics import run_metrics
 from profiling_agents.messages import AgentError
 from tasks.problems import problem_named
@@ -78,12 +78,6 @@ def _wait_for_others(run: Run) -> None:
         run.locks.check()
         raise Stopped
     time.sleep(WAIT_SECONDS)
-
-
-def rows(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[StageSpec]:
-    """The stages of a table that a run has, up to the last one of command `until`."""
-    last = max(index for index, spec in enumerate(table) if spec.ends == until)
-    return [spec for spec in table[: last + 1] if spec.wanted(config, until)]
 
 
 def results(table: Sequence[StageSpec], run: Run, outputs: Outputs, until: str) -> RunSummary:

@@ -1,0 +1,126 @@
+"""A run in which all is complete: its report is found again without Prefect, MLflow, or a library that trains or draws.
+
+A run that has ended leaves `complete.json` in its folder. The same command finds the run by it, looks at each stage as a run
+does, puts the report and the exported files in their places, and ends. It goes another way where anybody else is to be told:
+a Prefect server, a server of MLflow, other workers, or an output folder at a URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import tasks.pages
+import tasks.report
+from adaptive_runtime.files import sha256_of
+from flows.config import FlowConfig
+from flows.tracking.addresses import address_of, database_of
+from flows.versions import code_version, library_versions
+from importing.lazy import later_names
+from tasks.artifacts import digest_of, read_json, write_bytes
+from tasks.errors import UserError
+from tasks.pages.console import PlainConsole
+from tasks.report import DATA_FILE, PAGE_FILE
+from tasks.schemas.stored import Stored
+
+if TYPE_CHECKING:
+    from flows.sharing.opened import run_locks
+    from flows.stages.forecast import foreseen
+    from flows.stages.policies import readable_policies
+    from flows.stages.spec import StageSpec
+    from flows.stages.winners import readable_exports
+else:
+    globals().update(later_names(__file__))
+
+COMPLETE_FILE = "complete.json"
+SERVER = "PREFECT_API_URL"
+REPORT = "report"
+
+
+class CompleteRun(Stored):
+    """What a run was made from, and what its result has beside the report.
+
+    stages: the folder of each by its title. report: digests of its files by name. code: of the report. tracking: where MLflow
+    has the run.
+    """
+
+    STAGE: ClassVar[str] = REPORT
+
+    stages: dict[str, str]
+    report: dict[str, str]
+    code: str
+    tracking: str
+    result: dict[str, Any]
+
+
+def remember(config: FlowConfig, folder: Path, stages: Mapping[str, Path], result: Mapping[str, Any]) -> None:
+    """Leave in the folder of a run that it is complete. stages: their folders by their titles. result: beside the report."""
+    CompleteRun(
+        stages={title: str(stage) for title, stage in sorted(stages.items())},
+        report=_report_in(folder),
+        code=_code(),
+        tracking=str(address_of(config.tracking.uri)),
+        result=dict(result),
+    ).write(folder / COMPLETE_FILE)
+
+
+def is_remembered(config: FlowConfig) -> bool:
+    """Whether the same run has ended before, and nobody else is to be told of another one."""
+    alone = config.locks is None and SERVER not in os.environ and "://" not in str(config.output_dir)
+    return alone and (config.run_folder(REPORT) / COMPLETE_FILE).is_file()
+
+
+def found_again(table: Sequence[StageSpec], config: FlowConfig) -> dict[str, Any] | None:
+    """The result of a run that is remembered, if all its stages are complete; None: something is to be worked or told."""
+    folder = config.run_folder(REPORT)
+    try:
+        known = CompleteRun.read(folder / COMPLETE_FILE)
+        is_same = known.report == _report_in(folder) and known.code == _code() and _is_told(config, known)
+    except (UserError, OSError):
+        is_same = False
+    if not is_same:
+        return None  # the run makes its report anew
+    with run_locks(config.locks, config.folder, folder.name) as locks:
+        expected, outputs = foreseen(table, config, REPORT)
+        if known.stages != {row.stage: str(row.folder) for row in expected}:
+            return None
+        with locks.own_turn("results"):
+            readable_exports(config, outputs)
+            readable_policies(config, outputs)
+            for name in (PAGE_FILE, DATA_FILE):
+                write_bytes(config.folder / name, (folder / name).read_bytes())
+    console, report = PlainConsole(stderr=True), read_json(folder / DATA_FILE)
+    for row in expected:
+        console.print(f"{row.stage}: found complete", markup=False, highlight=False)
+    stages = [{**row, "cached": True} for row in report["stages"]]
+    return {
+        "report_html": str(config.folder / PAGE_FILE),
+        "run": str(folder),
+        **report,
+        "stages": stages,
+        **known.result,
+    }
+
+
+def _is_told(config: FlowConfig, known: CompleteRun) -> bool:
+    """Whether MLflow has the run in a file that is still there."""
+    address = address_of(config.tracking.uri)
+    file = database_of(address.uri)
+    return str(address) == known.tracking and file is not None and file.is_file()
+
+
+def _report_in(folder: Path) -> dict[str, str]:
+    return {name: sha256_of(folder / name) for name in (PAGE_FILE, DATA_FILE)}
+
+
+def _code() -> str:
+    """A digest of the code, the templates and the libraries that a report is made by."""
+    rooms = (Path(tasks.report.__file__).parent, Path(tasks.pages.__file__).parent)
+    texts = (file for room in rooms for end in ("html", "css", "js") for file in sorted(room.rglob(f"*.{end}")))
+    return digest_of(
+        code_version("tasks.report.gather", "tasks.report.page"),
+        [sha256_of(file) for file in texts],
+        library_versions(),
+    )
