@@ -120,7 +120,8 @@ def run(
         others, accuracy = _judged(settings, front, rows, measured, measure, evaluate)
         exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, _still_true(policies, adapted))
         done = exporter.export_all(_by_digest(*rows, *others), measured, progress)
-    rows = rows if settings.keep_winners else best_measured(rows, done, adapted, others)
+    kept = {*adapted, *(digest for digest, row in exporter.policies.items() if row.thresholds)}
+    rows = rows if settings.keep_winners else best_measured(rows, done, kept, others)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
     of_bundle = exporter.policies, rules, formats, adapted, placements
     return Exports(

@@ -53,6 +53,7 @@ def test_every_operator_is_in_the_subnet_of_its_witness(untrained: tuple[Path, d
 def test_training_changes_no_operator(
     untrained: tuple[Path, dict[str, Any]], finished: dict[str, Any], command: Command
 ) -> None:
-    (trained,) = (command.output / "stages" / "enumerate").glob("*/operators.json")
-    rows = command("enumerate")["operators"]
-    assert rows == json.loads(trained.read_text())["operators"]
+    found = command("enumerate")
+    (stage,) = found["stages"]
+    assert stage["cached"], "the run, which has trained since, enumerated them for its untrained SuperNet"
+    assert found["operators"] == json.loads((Path(stage["folder"]) / "operators.json").read_text())["operators"]

@@ -13,6 +13,7 @@ from adaptive_runtime.exits import NO_EXIT, Decider, ExitTable, Thresholds
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import Policies
+from tasks.schemas.front import FRONT_FILE, Front
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 
@@ -179,7 +180,8 @@ def test_winners_by_expected_latency_are_at_least_as_accurate_by_prediction(
     report: dict[str, Any], own: Command
 ) -> None:
     found, _ = policies_of(own)
-    plain = {row["budget_ms"]: row["predicted_accuracy"] for row in report["devices"][0]["winners"]}
+    (folder,) = {stage["folder"] for stage in own("search")["stages"]}  # the winners before files were measured
+    plain = {row.budget_ms: row.predicted_accuracy for row in Front.read(Path(folder) / FRONT_FILE).winners}
     assert found.by_expected
     for row in found.by_expected:
         assert row.predicted_ms <= row.budget_ms
