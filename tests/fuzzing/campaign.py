@@ -13,17 +13,12 @@ from tests.fuzzing.shrinking import shrink
 
 MOST_SECONDS = 120
 """One network takes less than a second; one that takes so long never ends."""
-KNOWN: tuple[tuple[str, str], ...] = (
-    ("AssertionError in structure/propagation.py:propagate", "Squeeze without axes"),
-    ("KeyError in subnets/plans.py:<listcomp>", "one value as two outputs"),
-)
-"""Faults that are known and not mended yet: parts of their kinds, and why."""
 SHOWN_SEEDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """state: compiled, refused, no reference, fault, or known fault."""
+    """state: compiled, refused, no reference, or fault."""
 
     seed: int
     state: str
@@ -33,10 +28,6 @@ class Result:
     subnets: int = 0
 
 
-def is_known(kind: str) -> bool:
-    return any(part in kind for part, _ in KNOWN)
-
-
 def run_seed(seed: int, modules: bool = False) -> Result:
     """All checks of the network of one seed."""
     try:
@@ -44,8 +35,8 @@ def run_seed(seed: int, modules: bool = False) -> Result:
     except NoReference as error:
         return Result(seed, "no reference", text=str(error))
     if outcome.faults:
-        fault = min(outcome.faults, key=lambda each: is_known(each.kind))
-        return Result(seed, "known fault" if is_known(fault.kind) else "fault", fault.kind, fault.text)
+        fault = outcome.faults[0]
+        return Result(seed, "fault", fault.kind, fault.text)
     if outcome.refused:
         return Result(seed, "refused", text=outcome.refused)
     return Result(seed, "compiled", operators=outcome.operators, subnets=outcome.subnets)
@@ -73,14 +64,14 @@ def smallest(seed: int, kind: str, seconds: float = 90.0) -> Network:
     return shrink(draw(seed), keeps, seconds)
 
 
-def report_of(results: Sequence[Result], shrunk: int = 0, known: bool = False) -> tuple[str, int]:
-    """Lines about states, faults by kind and refusals by their words, and the number of faults of no known kind."""
+def report_of(results: Sequence[Result], shrunk: int = 0) -> tuple[str, int]:
+    """Lines about states, faults by kind and refusals by their words, and the number of faults."""
     states: dict[str, int] = defaultdict(int)
     faults: dict[str, list[Result]] = defaultdict(list)
     refusals: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         states[result.state] += 1
-        if result.state == "fault" or (known and result.state == "known fault"):
+        if result.state == "fault":
             faults[result.kind].append(result)
         if result.state == "refused":
             refusals[_without_names(result.text)].append(result)

@@ -105,7 +105,9 @@ def _place_of(error: BaseException) -> str:
 
 
 class Original(Protocol):
-    """What is compiled, and what it answers."""
+    """What is compiled, and what it answers. batches: in which all samples are treated alike."""
+
+    batches: tuple[int, ...]
 
     def compiled(self, kernel_transform: bool = False) -> tailor_ir.SuperNet: ...
 
@@ -119,6 +121,7 @@ class FromGraph:
 
     def __init__(self, network: Network) -> None:
         self.network = network
+        self.batches = BATCHES[1:] if network.drops_a_batch_of_one else BATCHES
         self.feeds = network.feeds
         try:
             self.session = session_of(network.model())
@@ -138,6 +141,7 @@ class FromModule:
 
     def __init__(self, seed: int) -> None:
         self.module, self.sample = draw_module(seed)
+        self.batches = BATCHES
 
     def compiled(self, kernel_transform: bool = False) -> tailor_ir.SuperNet:
         return tailor_ir.compile(self.module, self.sample, kernel_transform=kernel_transform)
@@ -156,7 +160,7 @@ class Reference:
     def __init__(self, original: Original) -> None:
         self.original = original
         try:
-            self.feeds = {batch: original.feeds(batch, seed=batch) for batch in BATCHES}
+            self.feeds = {batch: original.feeds(batch, seed=batch) for batch in original.batches}
             self.answers = {batch: original.run(feeds) for batch, feeds in self.feeds.items()}
         except Exception as error:
             raise NoReference(str(error)) from error

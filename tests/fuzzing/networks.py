@@ -63,6 +63,12 @@ class Network:
     opset: int = 17
     fixed_batch: int = 0
 
+    @property
+    def drops_a_batch_of_one(self) -> bool:
+        """Whether a `Squeeze` without axes takes the axis of samples for one to be dropped, where there is one sample."""
+        squeezes = (step for step in self.steps if step.op == "Squeeze")
+        return any(len(step.read) == 1 and "axes" not in step.attributes for step in squeezes)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """Values of all weights and constants."""
         found = {name: array_of(name, shape) for name, shape in self.weights.items()}
