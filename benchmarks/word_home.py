@@ -109,7 +109,7 @@ def seen_in(subject: str, code: int, lines: Iterable[str], home: str, allowed: t
                 others[f"{host}:{port}"] += 1
         elif (found := MADE.search(line)) and _is_made(line, found[2]) and found[1].startswith("/"):
             roots = allowed if _inside(found[1], (home,)) else (*allowed, *ELSEWHERE)
-            if not _inside(found[1], roots):
+            if not _inside(found[1], roots) and not any(_inside(root, (found[1],)) for root in allowed):
                 written[found[1]] += 1
     return Seen(subject, code, lookups, tuple(others), tuple(written))
 
@@ -132,11 +132,13 @@ def subjects(place: Place, asked: list[str]) -> Iterator[Seen]:
                 continue
             yield place.seen(f"{subject}: {runtime}", "-c", AGENT.format(runtime=runtime))
     if {"run", "example", "serve"} & set(asked):
-        yield place.seen("run", "-m", "flows.cli", "run", "+preset=quick", "output_dir=out", "export.bundle=true")
+        settings = ("device=[onnxruntime,ncnn]", "output_dir=out", "export.bundle=true")
+        yield place.seen("run", "-m", "flows.cli", "run", "+preset=quick", *settings)
     exports = place.work / "out" / "exports"
     if "example" in asked:
-        for example in sorted(exports.glob("*/*.py"))[:2]:
-            yield place.seen(f"example: {example.name}", "-I", str(example))
+        for device in sorted(exports.glob("*")):
+            for example in sorted(device.glob("*.py"))[:1]:
+                yield place.seen(f"example on {device.name}", "-I", str(example))
     if "serve" in asked:
         for bundle in sorted(exports.glob("*/bundle"))[:1]:
             yield place.seen("serve", "-c", SERVED, str(bundle))
