@@ -166,13 +166,17 @@ def _ordered(p: Propagation, table: AxisTable) -> dict[int, str]:
 
 
 def _freeze_unmovable(p: Propagation) -> None:
-    """Freeze the resolution for stored tensors that have an entry for each position and cannot be resampled."""
+    """Freeze the resolution for stored tensors that have an entry for each position and cannot be resampled.
+
+    Positions of a look-up follow the resolution alone: they name all channels.
+    """
+    consumers, table = p.graph.consumers(), AxisTable()
     for node in p.graph.nodes:
         if node.op == "Gather" and node.outputs[0] not in p.data:
             for dim in p.dims[node.outputs[0]]:
-                if not p.pool.depends_on_input(dim) and dim.root not in [d.root for d in p.dims[node.inputs[0]]]:
+                moves = p.pool.depends_on_input(dim) and not table.axis(dim).channel_groups
+                if not moves and dim.root not in [d.root for d in p.dims[node.inputs[0]]]:
                     p.freeze((dim,), node, "is looked up by position")
-    consumers = p.graph.consumers()
     table = AxisTable()
     for name in (*p.graph.parameters, *p.graph.constants):
         axes = [table.axis(dim) for dim in p.dims.get(name, ())]

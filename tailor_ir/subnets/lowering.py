@@ -16,7 +16,7 @@ from tailor_ir.subnets.static_operators import convert_static
 
 HOME = (torch.device("cpu"), torch.float32)
 MODULES_KEPT = 64  # of each node
-# their modules follow channels and kernels; they compute at any resolution
+# their modules follow channels and kernels, and compute at any resolution unless that is what these follow
 ANY_RESOLUTION = frozenset(("Conv", "ConvTranspose", "GroupNorm", "InstanceNormalization"))
 
 
@@ -72,7 +72,9 @@ class _NodeModules:
     def __init__(self, node: Node, graph: Graph, axis_map: AxisMap) -> None:
         names = [name for name in (*node.inputs, *node.outputs) if name]
         axes = [axis for name in names for axis in axis_map.axes[name]]
-        self._follows_positions = node.op not in ANY_RESOLUTION
+        numbers = [axis_map.axes[node.inputs[0]][1:2], *(axis_map.axes[name] for name in node.inputs[1:] if name)]
+        of_positions = any(axis.spatial for axes in numbers for axis in axes)
+        self._follows_positions = of_positions or node.op not in ANY_RESOLUTION
         self._inputs = self._elastic([axis for name in node.inputs if name for axis in axis_map.axes[name]])
         self._outputs = self._elastic([axis for name in node.outputs for axis in axis_map.axes[name]])
         self.axes = (*self._inputs, *self._outputs)

@@ -121,3 +121,28 @@ def test_an_answer_made_of_weights_alone_is_a_copy() -> None:
             assert torch.equal(first.clone(), again)
             first.zero_()
             assert torch.equal(module(x)[1], again)
+
+
+def test_normalised_rows_of_an_image_are_as_many_as_the_resolution_has() -> None:
+    steps = (
+        Step("Gather", "x zero", "u", {"axis": 1}),
+        Step("Reshape", "u pairs", "v"),
+        Step("InstanceNormalization", "v ones zeros", "y"),
+    )
+    constants = {"zero": 0, "pairs": [0, 2, -1], "ones": [1.0, 1.0], "zeros": [0.0, 0.0]}
+    image = {"x": ("float32", ("N", 3, 4, 4))}
+    assert holds(Network(inputs=image, steps=steps, outputs=("y",), constants=constants)).subnets >= 1
+
+
+def test_positions_that_name_all_channels_keep_them() -> None:
+    steps = (
+        Step("Conv", "x w", "u", {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        Step("Reshape", "u flat", "v"),
+        Step("Gather", "b places", "t"),
+        Step("Squeeze", "t ends", "s"),
+        Step("Add", "v s", "a"),
+        Step("ReduceMean", "a", "y", {"axes": [2]}),
+    )
+    constants = {"flat": [0, 1, -1], "places": [list(range(127, -1, -1))], "ends": [0, 2]}
+    image = {"x": ("float32", ("N", 3, 8, 8))}
+    holds(Network(inputs=image, steps=steps, outputs=("y",), weights={**KERNEL, "b": (128, 1)}, constants=constants))
