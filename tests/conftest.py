@@ -58,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Properties are tried on few examples, and on many where tests of the nightly tier are asked for (`--many-examples`)."""
     settings.load_profile("nightly" if config.getoption("--many-examples") else "fast")
+    torch.set_num_threads(1)  # as in make test: threads of several workers wait for each other
 
 
 class ByFile(LoadFileScheduling):

@@ -162,6 +162,19 @@ def normalise(graph: gs.Graph, samples: int) -> None:
         _normalise(node, samples)
         _drop_later_defaults(node, graph.opset)
     graph.cleanup(remove_unused_graph_inputs=False)
+    _refuse_lost(graph)
+
+
+def _refuse_lost(graph: gs.Graph) -> None:
+    """ImportFailed: an output that normal forms do not have is read, as statistics of a norm, or the mask of a dropout."""
+    given = {tensor.name for tensor in graph.inputs}
+    readers = [(tensor, f"operator '{node.op}' at '{node.name}'") for node in graph.nodes for tensor in node.inputs]
+    for tensor, reader in [*readers, *((tensor, "network") for tensor in graph.outputs)]:
+        if isinstance(tensor, gs.Variable) and not (tensor.is_empty() or tensor.inputs or tensor.name in given):
+            raise ImportFailed(
+                f"{reader}: reads '{tensor.name}', a further output of a norm or dropout in training form; allowed: its first "
+                "output; export the network in eval mode"
+            )
 
 
 def _normalise(node: gs.Node, samples: int) -> None:

@@ -146,3 +146,19 @@ def test_positions_that_name_all_channels_keep_them() -> None:
     constants = {"flat": [0, 1, -1], "places": [list(range(127, -1, -1))], "ends": [0, 2]}
     image = {"x": ("float32", ("N", 3, 8, 8))}
     holds(Network(inputs=image, steps=steps, outputs=("y",), weights={**KERNEL, "b": (128, 1)}, constants=constants))
+
+
+@pytest.mark.parametrize("further", ["mean", "variance"])
+def test_statistics_of_a_norm_in_training_form_are_refused_where_they_are_read(further: str) -> None:
+    steps = (
+        Step("BatchNormalization", "w ones zeros zeros ones", "v mean variance", {"training_mode": 1}),
+        Step("Conv", "x v", "u", {"pads": [1, 1, 1, 1]}),
+        Step("Tanh", further, "y"),
+    )
+    constants = {"ones": [1.0, 1.0, 1.0], "zeros": [0.0, 0.0, 0.0]}
+    network = Network(inputs=IMAGE, steps=steps, outputs=("u", "y"), weights=KERNEL, constants=constants)
+    outcome = examine(network)
+    assert not outcome.faults
+    assert outcome.refused.startswith(f"operator 'Tanh' at 'Tanh_y': reads '{further}', a further output of a norm")
+    whole = Network(inputs=IMAGE, steps=steps[:2], outputs=("u", further), weights=KERNEL, constants=constants)
+    assert "a further output of a norm" in examine(whole).refused
