@@ -121,7 +121,7 @@ class FromGraph:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.batches = BATCHES[1:] if network.drops_a_batch_of_one else BATCHES
+        self.batches: tuple[int, ...] = BATCHES[1:] if network.drops_a_batch_of_one else BATCHES
         self.feeds = network.feeds
         try:
             self.session = session_of(network.model())
@@ -141,7 +141,7 @@ class FromModule:
 
     def __init__(self, seed: int) -> None:
         self.module, self.sample = draw_module(seed)
-        self.batches = BATCHES
+        self.batches: tuple[int, ...] = BATCHES
 
     def compiled(self, kernel_transform: bool = False) -> tailor_ir.SuperNet:
         return tailor_ir.compile(self.module, self.sample, kernel_transform=kernel_transform)
