@@ -11,12 +11,16 @@ bit-equal in the SuperNet, and the operators of random SubNets among the listed 
 
 --exits: a few exits beside the proposed sizes, and the same conditions; and for the largest and random SubNets, what the chain
 of segments gives at the last exit is what the whole network gives, and at each exit what the SubNet that ends there gives.
+
+--earlier FILE: the rows of another checkout, by the same command there. No network may have fewer variables or SubNets, nor
+take longer to compile, in the mean of all (limit 1.05).
 """
 
 import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,6 +44,8 @@ EXIT_HEADS = ("exits, with shares of the MACs", "parameters of heads", "differen
 KINDS = ("resolution", "depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
 TOLERANCE, CHAIN_TOLERANCE = 1e-4, 1e-5
+SHORT_S = 0.05
+"""Shorter times are rounded."""
 CHAINS = 3
 """SubNets whose segments are compared."""
 
@@ -228,6 +234,32 @@ def bars(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     ]
 
 
+def bars_against(rows: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Bar, limit, measured, against the rows of an earlier checkout."""
+    known = {row["network"]: row for row in earlier if "error" not in row}
+    pairs = [(row, known[row["network"]]) for row in rows if "error" not in row and row["network"] in known]
+    fewer = [
+        f"{row['network']}: {_variables(before)} variables, {int(before['distinct']):.3g} SubNets, now {_variables(row)}, "
+        f"{int(row['distinct']):.3g}"
+        for row, before in pairs
+        if _variables(row) < _variables(before) or int(row["distinct"]) < int(before["distinct"])
+    ]
+    ratios = [max(row["compile_s"], SHORT_S) / max(before["compile_s"], SHORT_S) for row, before in pairs]
+    larger = sum(int(row["distinct"]) > int(before["distinct"]) for row, before in pairs)
+    return [
+        (
+            "fewer variables or SubNets than earlier",
+            "none",
+            "; ".join(fewer) or f"none of {len(pairs)}, {larger} have more",
+        ),
+        ("time to compile / earlier, geometric mean", "<= 1.05", f"{statistics.geometric_mean(ratios):.2f}"),
+    ]
+
+
+def _variables(row: dict[str, Any]) -> int:
+    return sum(row[kind] for kind in KINDS)
+
+
 def bars_beside_sizes(rows: list[dict[str, Any]], space: str) -> list[tuple[str, str, str]]:
     """Bar, limit, measured, where alternatives or exits were asked for."""
     good = [row for row in rows if "error" not in row]
@@ -369,6 +401,7 @@ def main() -> None:
         parser.add_argument(f"--{space}", action="store_const", const=space, dest="space", default="sizes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the tables of the README")
+    parser.add_argument("--earlier", type=Path, metavar="FILE", help="compare with the rows of an earlier checkout")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -382,7 +415,11 @@ def main() -> None:
         if file:
             with file.open("a") as stream:
                 stream.write(json.dumps(rows[-1]) + "\n")
-    if arguments.markdown:
+    if arguments.earlier:
+        earlier = [json.loads(line) for line in arguments.earlier.read_text().splitlines()]
+        for bar in bars_against(rows, earlier):
+            print(f"| {' | '.join(bar)} |")
+    elif arguments.markdown:
         if arguments.space == "sizes":
             _markdown(rows)
         else:

@@ -198,6 +198,13 @@ class Graph:
         """Names of all tensors that are not computed."""
         return frozenset(self.parameters) | frozenset(self.statistics) | frozenset(self.constants)
 
+    def norms_results(self, before: Node, norm: Node) -> bool:
+        """Whether a BatchNorm has a scale for each result of a convolution or linear map, so that it goes into the weights.
+
+        It normalises the second axis, which a linear map gives its results along only where there are no positions.
+        """
+        return before.op == "Conv" or (before.op == "Linear" and len(self.shapes[norm.inputs[0]]) == 2)
+
     def producers(self) -> dict[str, Node]:
         """Value name -> the node that computes it."""
         return {output: node for node in self.nodes for output in node.outputs}

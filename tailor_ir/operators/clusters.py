@@ -55,6 +55,8 @@ class _Clusters:
             fusible = node.op == "BatchNormalization" or node.op in ACTIVATIONS
             if before is None or not fusible or before.name not in anchored or not self._same_unit(before, node):
                 continue
+            if node.op == "BatchNormalization" and not self.graph.norms_results(before, node):
+                continue
             if len(self.consumers[node.inputs[0]]) == 1 and node.inputs[0] not in self.graph.outputs:
                 self.sets.join(node.name, before.name)
                 if node.op == "BatchNormalization":

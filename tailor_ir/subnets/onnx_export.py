@@ -233,7 +233,9 @@ class _OnnxGraph:
         renamed: dict[str, Node] = {}
         for norm in (n for n in nodes if n.op == "BatchNormalization"):
             before = producers.get(norm.inputs[0])
-            if before is None or before.op not in ("Conv", "Linear") or len(readers[norm.inputs[0]]) > 1:
+            if before is None or not self.structure.graph.norms_results(before, norm):
+                continue
+            if len(readers[norm.inputs[0]]) > 1:
                 continue
             if norm.inputs[0] in self.subnet.outputs or not self.tensors.has(before.inputs[1]):
                 continue

@@ -94,7 +94,8 @@ def _add(drafts: Drafts, node: Node, inputs: tuple[str, ...], position: int) -> 
         padded = node.op in ("Add", "Resize") or node.op in KEEP_BLOCKS or node.op in PADDED
         layout = draft.wanted = "blocked" if padded else settled(drafts, "whole", drafts.axes[inputs[0]][1])
     elif node.op == "Linear":
-        layout, draft.norms, draft.activations = "rows", True, FUSED_INTO_LINEAR
+        layout, draft.norms = "rows", len(drafts.graph.shapes[node.outputs[0]]) == 2
+        draft.activations = FUSED_INTO_LINEAR
     elif node.op in VIEWS or (node.op == "Transpose" and is_view(drafts, node)) or scales_product(drafts, node, inputs):
         draft.view = True
     if node.op in MOVABLE and layout == "plain":

@@ -162,3 +162,11 @@ def test_statistics_of_a_norm_in_training_form_are_refused_where_they_are_read(f
     assert outcome.refused.startswith(f"operator 'Tanh' at 'Tanh_y': reads '{further}', a further output of a norm")
     whole = Network(inputs=IMAGE, steps=steps[:2], outputs=("u", further), weights=KERNEL, constants=constants)
     assert "a further output of a norm" in examine(whole).refused
+
+
+@pytest.mark.parametrize("positions", [4, 5])
+def test_a_norm_over_positions_is_not_folded_into_a_linear_map_though_it_has_as_many_results(positions: int) -> None:
+    steps = (Step("MatMul", "x w", "u"), Step("BatchNormalization", "u g b bm g", "y"))
+    weights = {"w": (3, 4), "g": (positions,), "b": (positions,), "bm": (positions,)}
+    rows = {"x": ("float32", ("N", positions, 3))}
+    holds(Network(inputs=rows, steps=steps, outputs=("y",), weights=weights))
