@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flows.groups import config_groups, nearest
+from flows.validate import config_groups, nearest
 from tasks.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"

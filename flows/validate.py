@@ -1,11 +1,13 @@
-"""pydantic's complaints as one line: where, what it got, what is allowed, what to do next."""
+"""pydantic's complaints as one line: where, what it got, what is allowed, what to do next; and names that can be given."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from flows.groups import nearest
+import conf
 from tasks.errors import UserError
 
 MOST_TOLD = 5
@@ -90,3 +92,18 @@ def _options(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def config_groups(own: Path | None = None) -> dict[str, list[str]]:
+    """Group name -> its options, with those of the user's own folder (`--config-dir`)."""
+    options: dict[str, set[str]] = {}
+    for root in (Path(conf.__path__[0]), *([own] if own else [])):
+        for file in root.glob("*/*.yaml"):
+            options.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(options[group]) for group in sorted(options)}
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """`did you mean '…'?` or an empty string."""
+    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else ""

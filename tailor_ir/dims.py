@@ -183,7 +183,10 @@ class DimPool:
         return dim.size == 1 and form is not None and form.kind == "fixed"
 
     def unify(self, a: Dim, b: Dim, reason: str) -> Dim:
-        """Make two dimensions one. Where their structures do not fit, both are frozen at full size, with `reason`."""
+        """Make two dimensions one. Where their structures do not fit, both are frozen at full size, with `reason`.
+
+        Two that depend on the input only have equal sizes then; channels in them are frozen, which each has at other places.
+        """
         a, b = a.root, b.root
         if a is b:
             return a
@@ -206,6 +209,8 @@ class DimPool:
         if "batch" in (a.form.kind, b.form.kind):
             self.batch_conflict = self.batch_conflict or f"{reason}: the batch meets an axis that is none"
         if self.depends_on_input(a) and self.depends_on_input(b):
+            self.freeze_channels(a, reason)
+            self.freeze_channels(b, reason)
             self.equal_sizes.append((a, b))
             return a
         self.freeze(a, reason)

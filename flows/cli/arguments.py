@@ -137,7 +137,7 @@ def _parser(command: str) -> _Parser:
 
 
 def _check_command(command: str) -> None:
-    from flows.groups import nearest
+    from flows.validate import nearest
 
     if command not in COMMANDS:
         hint = nearest(command, COMMANDS) or "see 'autotailor --help'"

@@ -8,8 +8,7 @@ import yaml
 
 from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, OPERATIONS, PARTITIONING, STRESSING, Arguments
 from flows.compose import compose_config, split_sweep
-from flows.groups import config_groups, nearest
-from flows.validate import validate
+from flows.validate import config_groups, nearest, validate
 from tasks.errors import UserError
 from tasks.schemas.chosen import ChosenSubNet
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.arguments import DEPLOYING, Arguments
 from flows.cli.terminal import Terminal
 from flows.compose import compose_config
-from flows.groups import config_groups, nearest
-from flows.validate import validate
+from flows.validate import config_groups, nearest, validate
 from tasks.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flows.cli.words import COMMANDS, FLAGS, FLEET_ACTIONS, LUT_ACTIONS
-from flows.groups import config_groups
+from flows.validate import config_groups
 from tasks.choose.pick import FORMS
 
 WIDTH = 118

@@ -69,7 +69,7 @@ def config_of(arguments: Arguments) -> LutConfig:
 
 def check(arguments: Arguments) -> tuple[str, tuple[str, ...]]:
     """The action and its words. UserError: unknown, too few or many words, or options that it does not have."""
-    from flows.groups import nearest
+    from flows.validate import nearest
 
     action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
     usage = ", ".join(LUT_ACTIONS)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.arguments import STRESSING, Arguments
 from flows.cli.terminal import Terminal, TerminalProgress
 from flows.compose import compose_config
-from flows.groups import nearest
-from flows.validate import validate
+from flows.validate import nearest, validate
 from tasks.errors import UserError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from adaptive_runtime.errors import without_passwords
 from flows.compose import compose_config
 from flows.config import AdaptConfig, AdaptStage, DeployConfig, RunConfig, RunStage
 from flows.deployments.schema import DEVICES, Plain, settings_schema
-from flows.groups import config_groups, nearest
+from flows.validate import config_groups, nearest
 from tasks.errors import UserError
 
 NO_PRESET = "none"

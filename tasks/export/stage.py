@@ -120,8 +120,7 @@ def run(
         others, accuracy = _judged(settings, front, rows, measured, measure, evaluate)
         exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, _still_true(policies, adapted))
         done = exporter.export_all(_by_digest(*rows, *others), measured, progress)
-    kept = {*adapted, *(digest for digest, row in exporter.policies.items() if row.thresholds)}
-    rows = rows if settings.keep_winners else best_measured(rows, done, kept, others)
+    rows = rows if settings.keep_winners else best_measured(rows, done, exporter.kept, others)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
     of_bundle = exporter.policies, rules, formats, adapted, placements
     return Exports(
@@ -317,6 +316,11 @@ class Exporter:
     provenance: Provenance
     out: Path
     policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> set[str]:
+        """SubNets (digests) that stay winners of their budgets: those that have adapted, or have thresholds."""
+        return {*self.maker.adapted, *(digest for digest, row in self.policies.items() if row.thresholds)}
 
     def export_all(
         self, winners: Mapping[str, Winner], measured: Mapping[str, Measurement], progress: Progress

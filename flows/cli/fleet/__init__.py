@@ -7,8 +7,7 @@ from flows.cli.fleet.actions import ACTIONS, FleetAnswer
 from flows.cli.fleet.config import FleetConfig
 from flows.cli.words import FLEET_ACTIONS
 from flows.compose import compose_config
-from flows.groups import nearest
-from flows.validate import validate
+from flows.validate import nearest, validate
 from tasks.errors import UserError, shortened
 from tasks.fleet.registry import Registry
 

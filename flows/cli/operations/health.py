@@ -13,7 +13,6 @@ from flows.cli.arguments import HEALTH, Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import SERVICES
 from flows.compose import compose_config
-from flows.groups import nearest
 from flows.health import (
     ServiceHealth,
     guarded_health,
@@ -23,7 +22,7 @@ from flows.health import (
     sqlite_health,
     worker_health,
 )
-from flows.validate import validate
+from flows.validate import nearest, validate
 from tasks.errors import UserError
 
 HealthAnswer = Mapping[str, Any]

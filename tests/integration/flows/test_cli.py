@@ -14,7 +14,7 @@ from flows.cli.arguments import OPERATIONS, parse
 from flows.cli.commands import stage_table
 from flows.cli.words import COMMANDS, FLAGS
 from flows.compose import compose_config, split_sweep
-from flows.groups import config_groups
+from flows.validate import config_groups
 from tests.support.hidden_modules import hide
 from tests.support.ports import refusing_port
 

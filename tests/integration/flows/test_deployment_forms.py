@@ -16,9 +16,8 @@ from flows.compose import compose_config
 from flows.config import AdaptConfig, DeployConfig, RunConfig
 from flows.deployments import form
 from flows.deployments.schema import settings_schema
-from flows.groups import config_groups
 from flows.pipeline import pipeline
-from flows.validate import validate
+from flows.validate import config_groups, validate
 from tasks.data.settings import DataSettings
 from tasks.errors import UserError
 from tests.support.golden.comparison import UPDATE, check

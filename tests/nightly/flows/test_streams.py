@@ -12,11 +12,10 @@ from flows.cli.arguments import parse
 from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.deployments import form
-from flows.groups import config_groups
 from flows.stages.streams import STREAM
 from flows.stages.table import PIPELINE
 from flows.stages.walk import rows
-from flows.validate import validate
+from flows.validate import config_groups, validate
 from tasks.streams.results import StreamedNetwork
 from tests.support.flows.fixtures import Command
 

@@ -78,7 +78,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
             "search",
             lambda out: search.run(supernet, [here], predictor, search.Settings(method="exact"), out, silent)["here"],
         )
-        quick = export.Settings(measure=QUICK)
+        quick = export.Settings(measure=QUICK, keep_winners=True)
         exported = stage("export", lambda out: export.run(quick, supernet, found, images, client, out, silent))
     device = report.DeviceSources(
         name="here", profile=profiled, latency=latency, search=found, export=exported, sensitivities=accuracy

@@ -9,9 +9,8 @@ import pytest
 
 from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
-from flows.groups import config_groups
 from flows.stages.inputs import model_key
-from flows.validate import validate
+from flows.validate import config_groups, validate
 from tasks.errors import UserError
 from tasks.models import ModelSettings, carry_origin, origin_of, remember_origin
 from tests.support import long
