@@ -77,11 +77,13 @@ class DimPool:
     """All dimensions of one network. `resolution_frozen`: why the resolution cannot change; "" where it can.
 
     equal_sizes: dimensions of different forms that are equal only at some resolutions, which are the legal ones.
+    needed: dimensions that are no axis of a value, of which a legal resolution leaves one position at least.
     batch_conflict: where the batch was found to be an axis that is no batch; "" where it never was.
     """
 
     windows: Windows = "number"
     equal_sizes: list[tuple[Dim, Dim]] = field(default_factory=list)
+    needed: list[Dim] = field(default_factory=list)
     resolution_frozen: str = ""
     batch_conflict: str = ""
 

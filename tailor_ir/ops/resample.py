@@ -14,6 +14,8 @@ from tailor_ir.ops.interpolation import FACTORS, FILTERED, ResizeByMatrices, coo
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_of_positions
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+LEFT_OVER = {"reflect": 0, "wrap": 1}
+"""By how many entries less than the padding is wide, and one, an axis may have."""
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -86,6 +88,8 @@ def _padded(node: Node, p: Propagation, dim: Dim, before: int, after: int, mode:
     if not before and not after:
         return dim
     if p.pool.depends_on_input(dim):
+        if mode in LEFT_OVER and max(before, after) > 0:  # entries that stand in the padding come from the axis itself
+            p.pool.needed.append(p.pool.window(dim, 1, LEFT_OVER[mode] - max(before, after)))
         return p.pool.window(dim, 1, before + after)
     if mode == "constant" and before >= 0 and after >= 0:
         around = [p.pool.fixed(size) for size in (before, after)]

@@ -20,7 +20,7 @@ NO_POSITIONS = "the network reads neither an image nor a sequence of tokens"
 @dataclass(frozen=True, slots=True)
 class AxisMap:
     """`axes` by value name; `groups`: the full size of each channel group; `equal_sizes`: axes that a legal
-    resolution makes equal.
+    resolution makes equal; `needed`: axes of no value, of which it leaves one position at least.
 
     resolution_frozen: why the resolution cannot change; "" where it can. frozen: by value name, why each dimension cannot
     change; "" where it can, or has nothing that could. ordered: channel groups that an operator reads in their order, and why.
@@ -34,6 +34,7 @@ class AxisMap:
     frozen: Mapping[str, tuple[str, ...]]
     ordered: Mapping[int, str]
     batch_conflict: str = ""
+    needed: tuple[ax.Axis, ...] = ()
 
     def node_shapes(self, node: Node, sizes: ax.Sizes) -> NodeShapes:
         """Shapes of a node's operands and results."""
@@ -93,6 +94,7 @@ def propagate(
         frozen=_reasons(p),
         ordered=_ordered(p, table),
         batch_conflict=p.pool.batch_conflict,
+        needed=tuple(map(table.axis, p.pool.needed)),
     )
 
 

@@ -70,7 +70,7 @@ def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str
     carriers = carriers_of(graph, axis_map)
     joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
     whole = _wrap_layouts(joined, axis_map)
-    blocks = [_layer(block, axis_map, joins) for block in _pair_alternating(whole)]
+    blocks = [_needed(_layer(block, axis_map, joins), graph) for block in _pair_alternating(whole)]
     runs = _runs(blocks, axis_map)
     first = next((i for i, block in enumerate(blocks) if block.kind in MAIN_KINDS), 0)
     stem = tuple(blocks[:first])
@@ -96,6 +96,14 @@ def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str
 def _layer(block: Block, axis_map: AxisMap, joins: Sequence[tuple[str, str]]) -> Block:
     same = (block.entry, block.exit) in joins and axis_map.axes[block.entry] == axis_map.axes[block.exit]
     return replace(block, skippable=True, kind="Layer") if same and not block.skippable else block
+
+
+def _needed(block: Block, graph: Graph) -> Block:
+    """A block that gives further outputs of the network, or nothing but them, is in every SubNet."""
+    given = {output for node in block.nodes for output in node.outputs}
+    further = given.intersection(graph.outputs) - {block.exit}
+    leaves = block.skippable and not further and block.entry != block.exit
+    return replace(block, skippable=leaves, kind=block.kind if leaves or block.kind != "Layer" else "Plain")
 
 
 def _runs(blocks: Sequence[Block], axis_map: AxisMap) -> list[tuple[list[Block], bool]]:

@@ -22,7 +22,7 @@ class Resolutions:
         self.base, self._sides = sides[0], tuple(sides)
         self._step = lcm(*(self.base // gcd(self.base, side) for side in sides))  # of sizes with whole sides
         self._pairs = axis_map.equal_sizes
-        found = {axis for axes in axis_map.axes.values() for axis in axes if axis.spatial}
+        found = {axis for axes in (*axis_map.axes.values(), axis_map.needed) for axis in axes if axis.spatial}
         self._axes = _with_parts(found)
 
     def problem(self, size: int) -> str:

@@ -103,7 +103,9 @@ def _segments(graph: Graph, axis_map: AxisMap, around: Block | None = None) -> l
             segments.append(_segment(tuple(nodes), entry, next(iter(alive)), graph, axis_map))
             entry, nodes = segments[-1].exit, []
     if nodes:
-        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], graph, axis_map))
+        given = {output for node in nodes for output in node.outputs}
+        last = next((name for name in graph.outputs if name in given), graph.outputs[0])
+        segments.append(_segment(tuple(nodes), entry, last, graph, axis_map))
     return segments
 
 

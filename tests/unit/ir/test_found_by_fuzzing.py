@@ -170,3 +170,33 @@ def test_a_norm_over_positions_is_not_folded_into_a_linear_map_though_it_has_as_
     weights = {"w": (3, 4), "g": (positions,), "b": (positions,), "bm": (positions,)}
     rows = {"x": ("float32", ("N", positions, 3))}
     holds(Network(inputs=rows, steps=steps, outputs=("y",), weights=weights))
+
+
+def test_layers_behind_a_value_that_is_an_output_itself_are_in_every_subnet() -> None:
+    steps = (Step("Flatten", "x", "v"), Step("Gemm", "v w", "y", {"transB": 1}), Step("Sin", "v", "z"))
+    image = {"x": ("float32", ("N", 3, 4, 4))}
+    holds(Network(inputs=image, steps=steps, outputs=("v", "y", "z"), weights={"w": (4, 48)}))
+
+
+def test_a_weight_that_meets_channels_in_two_orders_keeps_them() -> None:
+    steps = (
+        Step("Conv", "x w", "u", {"strides": [2, 2]}),
+        Step("Reshape", "u rows", "v"),
+        Step("Transpose", "v", "t", {"perm": [0, 2, 1]}),
+        Step("Flatten", "t", "one"),
+        Step("Flatten", "v", "other"),
+        Step("Gemm", "one a", "p", {"transB": 1}),
+        Step("Gemm", "other a", "q", {"transB": 1}),
+        Step("Sum", "p q", "y"),
+    )
+    image = {"x": ("float32", ("N", 3, 8, 8))}
+    weights, constants = {"w": (8, 3, 2, 2), "a": (16, 128)}, {"rows": [0, 0, -1]}
+    holds(Network(inputs=image, steps=steps, outputs=("y",), weights=weights, constants=constants))
+
+
+@pytest.mark.parametrize(("mode", "pads"), [("reflect", [2, 2]), ("reflect", [0, 3]), ("wrap", [3, 1])])
+def test_what_is_padded_from_itself_is_long_enough_in_every_subnet(mode: str, pads: list[int]) -> None:
+    steps = (CONVOLUTION, Step("Pad", "u p", "y", {"mode": mode}))
+    constants = {"p": [0, 0, pads[0], pads[0], 0, 0, pads[1], pads[1]]}
+    image = {"x": ("float32", ("N", 3, 8, 8))}
+    holds(Network(inputs=image, steps=steps, outputs=("y",), weights=KERNEL, constants=constants, opset=19))
