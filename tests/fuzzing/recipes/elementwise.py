@@ -127,10 +127,15 @@ def _join(op: str) -> Make:
 
 
 def _compared(draft: Draft, op: str) -> Value:
-    """A mask over a value."""
+    """A mask over a value. Another value is moved away from it: Tanh(x) and x are equal or not as an x near zero is rounded."""
     value = draft.any()
-    other = _spread(draft, value) if draft.chance(0.5) else draft.constant(draft.choose((0.0, 0.3)))
-    return draft.one(op, f"{value.name} {other if isinstance(other, str) else other.name}")
+    if draft.chance(0.5):
+        beside = _spread(draft, value)
+        name = beside if isinstance(beside, str) else beside.name
+        other = draft.one("Add", f"{name} {draft.constant(0.37)}").name
+    else:
+        other = draft.constant(draft.choose((0.0, 0.3)))
+    return draft.one(op, f"{value.name} {other}")
 
 
 def _where(draft: Draft, mask: Value) -> Value:
