@@ -116,8 +116,12 @@ class Locks:
             lease_s = found.lease_s if found else self.lease_s
             is_free = number == 0 or (found is not None and found.free) or time.monotonic() - since > lease_s
             if is_free and self._is_made(name, number + 1, own):
-                self._forget(name, number)
-                return number + 1, own
+                if self.is_latest(name, number + 1):
+                    self._forget(name, number)
+                    return number + 1, own
+                self.objects.remove(
+                    _object(name, number + 1)
+                )  # later holders came first, and had forgotten this number
             if found and not is_free and not said:
                 say(f"waits for process {found.process} of {found.machine}, which works on it")
                 said = True

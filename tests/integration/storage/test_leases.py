@@ -1,12 +1,14 @@
 """Locks at a URL: one holder at a time. How a killed holder is followed: `test_shared_stages.py`."""
 
 import time
+from contextlib import ExitStack
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
 from flows.storage.leases import Locks
-from flows.storage.objects import open_objects
+from flows.storage.objects import Objects, open_objects
 from tests.support.threads import all_at_once
 
 TURNS = 4
@@ -28,6 +30,34 @@ def test_what_is_done_under_a_lock_is_done_by_one_at_a_time(url: str) -> None:
     all_at_once(*(partial(count, Locks(open_objects(url), poll_s=0.05)) for _ in range(WORKERS)))
     assert storage.read("count") == str(WORKERS * TURNS).encode()
     assert storage.names("locks") == [f"locks/count/{WORKERS * TURNS:06d}.json"], "earlier holders are forgotten"
+
+
+@pytest.mark.few("file")
+def test_a_number_that_later_holders_have_forgotten_is_no_lock(url: str) -> None:
+    storage, held = open_objects(url), ExitStack()
+    others = Locks(storage, poll_s=0.05)
+    with others.held("x"):
+        pass
+
+    class Late:
+        """Two others come between the look at the lock and the try to take it; the second one stays."""
+
+        waits = True
+
+        def create(self, name: str, content: bytes) -> bool:
+            if self.waits:
+                self.waits = False
+                with others.held("x") as second:
+                    assert second == 2
+                assert held.enter_context(others.held("x")) == 3
+            return storage.create(name, content)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(storage, name)
+
+    late = Locks(cast(Objects, Late()), poll_s=0.05)
+    with late.held("x", say=lambda line: held.close()) as number:
+        assert number == 4
 
 
 def test_a_lock_whose_holder_failed_is_free_at_once(bucket: str) -> None:
