@@ -16,6 +16,7 @@ import tasks.pages
 import tasks.report
 from adaptive_runtime.files import sha256_of
 from flows.config import FlowConfig
+from flows.storage.address import is_shared
 from flows.tracking.addresses import address_of, database_of
 from flows.versions import code_version, library_versions
 from importing.lazy import later_names
@@ -40,7 +41,7 @@ REPORT = "report"
 
 
 class CompleteRun(Stored):
-    """What a run was made from, and what its result has beside the report.
+    """The sources of a run, and the part of its result that is not in the report.
 
     stages: the folder of each by its title. report: digests of its files by name. code: of the report. tracking: where MLflow
     has the run.
@@ -68,7 +69,7 @@ def remember(config: FlowConfig, folder: Path, stages: Mapping[str, Path], resul
 
 def is_remembered(config: FlowConfig) -> bool:
     """Whether the same run has ended before, and nobody else is to be told of another one."""
-    alone = config.locks is None and SERVER not in os.environ and "://" not in str(config.output_dir)
+    alone = config.locks is None and SERVER not in os.environ and not is_shared(config.output_dir)
     return alone and (config.run_folder(REPORT) / COMPLETE_FILE).is_file()
 
 

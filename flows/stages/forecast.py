@@ -44,7 +44,7 @@ class ExpectationRow(TypedDict):
 class Expectation:
     """The state of one stage before a run, and the reason. `folder`: of a complete stage.
 
-    Of a stage that is to be worked, `device_s`: the time for which its device will be busy, where it is known before; `last_s`:
+    For a stage that is to be worked, `device_s`: the time for which its device will be busy, where it is known; `last_s`:
     how long the latest of its name took in this output folder, with as many epochs.
     """
 

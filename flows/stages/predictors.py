@@ -45,7 +45,7 @@ def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _profile_device_s(at: Context) -> float | None:
-    """Of the operators that the device does not know yet; None before they are enumerated, and for tables at a URL."""
+    """The time for operators that the device does not know yet; None before they are enumerated, and for tables at a URL."""
     stage, label = ("enumerate", ALONE) if at.batch == 1 else ("batches", str(at.batch))
     if at.run.mirror is not None or label not in at.outputs(stage):
         return None

@@ -242,7 +242,7 @@ class StageSpec:
     device_s: Callable[[Context], float | None] = lambda at: None
     """The time [s] for which a calm device is busy with it, for a dry run; None: not known before."""
     epochs: Callable[[Context], int | None] = lambda at: None
-    """Of a training, by which an earlier one tells how long it takes; also the name of the setting that has them."""
+    """Epochs of a training, by which an earlier one tells how long it takes; also the name of the setting that has them."""
     by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
     """Outputs by device, of outputs that are of several devices."""
     data: Callable[[FlowConfig], DataSettings] = lambda config: config.data
