@@ -10,6 +10,14 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
 
+
+class _BatchNormLayer(nn.BatchNorm3d):
+    """torch's BatchNorm for any number of axes, as onnxruntime has it."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """None is refused."""
+
+
 BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 
@@ -47,13 +55,27 @@ class GroupNormalization(nn.Module):
     def forward(
         self, x: torch.Tensor, scale: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return F.group_norm(x, self.groups, scale, bias, self.epsilon)
+        return _group_norm(x, self.groups, scale, bias, self.epsilon)
+
+
+class _GroupNormLayer(nn.GroupNorm):
+    """torch's GroupNorm, which also takes groups of one value, as onnxruntime does."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return _group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+def _group_norm(
+    x: torch.Tensor, groups: int, scale: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
+) -> torch.Tensor:
+    """`F.group_norm` without its check, which refuses groups of one value in a batch of one."""
+    return torch.group_norm(x, groups, scale, bias, epsilon, torch.backends.cudnn.enabled)
 
 
 class BatchStandardization(nn.Module):
     """x (B, C, *S) with mean zero and variance one for each channel over all else, times scale plus bias (C).
 
-    BatchNorm in training form; what weight standardisation is exported as.
+    BatchNorm in training form, into which weight standardisation is exported. `F.batch_norm` refuses channels of one value.
     """
 
     def __init__(self, epsilon: float) -> None:
@@ -61,7 +83,7 @@ class BatchStandardization(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return F.batch_norm(x, None, None, scale, bias, training=True, eps=self.epsilon)
+        return torch.batch_norm(x, scale, bias, None, None, True, 0.0, self.epsilon, torch.backends.cudnn.enabled)
 
 
 class RmsNormalization(nn.Module):
@@ -176,7 +198,8 @@ def _batch_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
     scale, bias, mean, variance = parameters
     # ONNX keeps the share of the old statistics, PyTorch the share of the new ones
     momentum = 1.0 - node.float("momentum", 0.9)
-    layer = BATCH_NORMS[len(shapes.inputs[0])](len(scale), eps=node.float("epsilon", 1e-5), momentum=momentum)
+    form = BATCH_NORMS.get(len(shapes.inputs[0]), _BatchNormLayer)
+    layer = form(len(scale), eps=node.float("epsilon", 1e-5), momentum=momentum)
     layer.load_state_dict({"weight": scale, "bias": bias, "running_mean": mean, "running_var": variance}, strict=False)
     return layer
 
@@ -191,7 +214,7 @@ def _layer_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
 
 def _group_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
     groups = int(_group_attributes(node, shapes)["num_groups"])  # type: ignore[arg-type]
-    layer = nn.GroupNorm(groups, shapes.inputs[0][1], eps=node.float("epsilon", 1e-5), affine=bool(parameters))
+    layer = _GroupNormLayer(groups, shapes.inputs[0][1], eps=node.float("epsilon", 1e-5), affine=bool(parameters))
     if parameters:
         layer.weight.data.copy_(parameters[0])
         layer.bias.data.copy_(parameters[1] if len(parameters) > 1 else torch.zeros_like(parameters[0]))

@@ -96,8 +96,10 @@ class Network:
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=IR_VERSION)
         found = {info.name: info for info in onnx.shape_inference.infer_shapes(made, data_prop=True).graph.output}
         for info in made.graph.output:
-            if info.name in found:
+            if found[info.name].type.HasField("tensor_type"):
                 info.CopyFrom(found[info.name])
+            else:  # inference does not enter functions, such as GroupNormalization
+                info.CopyFrom(helper.make_tensor_value_info(info.name, TYPES["float32"], None))
         return made
 
     def feeds(

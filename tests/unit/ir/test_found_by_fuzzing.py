@@ -200,3 +200,25 @@ def test_what_is_padded_from_itself_is_long_enough_in_every_subnet(mode: str, pa
     constants = {"p": [0, 0, pads[0], pads[0], 0, 0, pads[1], pads[1]]}
     image = {"x": ("float32", ("N", 3, 8, 8))}
     holds(Network(inputs=image, steps=steps, outputs=("y",), weights=KERNEL, constants=constants, opset=19))
+
+
+@pytest.mark.parametrize("operator", ["InstanceNormalization", "GroupNormalization"])
+def test_norms_of_one_value_each_run_in_a_batch_of_one(operator: str) -> None:
+    attributes = {"num_groups": 8} if operator == "GroupNormalization" else {}
+    steps = (
+        Step("MatMul", "x w", "u"),
+        Step("Transpose", "u", "v", {"perm": [0, 2, 1]}),
+        Step(operator, "v g b", "n", attributes),
+        Step("Tanh", "n", "y"),
+    )
+    constants = {"g": [1.0] * 8, "b": [0.5] * 8}
+    rows = {"x": ("float32", ("N", 1, 3))}
+    holds(Network(inputs=rows, steps=steps, outputs=("y",), weights={"w": (3, 8)}, constants=constants, opset=21))
+
+
+def test_a_batch_norm_has_any_number_of_axes() -> None:
+    steps = (CONVOLUTION, Step("Unsqueeze", "u two", "v"), Step("BatchNormalization", "v g b bm g", "y"))
+    weights = {**KERNEL, "g": (8,), "b": (8,), "bm": (8,)}
+    constants = {"two": [2, 3]}
+    image = {"x": ("float32", ("N", 3, 8, 8))}
+    holds(Network(inputs=image, steps=steps, outputs=("y",), weights=weights, constants=constants))
