@@ -11,6 +11,9 @@ PLAIN = (
     "Abs", "Atan", "Ceil", "Cos", "Erf", "Floor", "HardSwish", "Identity", "Mish", "Neg", "Relu", "Round", "Sigmoid", "Sign",
     "Sin", "Softplus", "Softsign", "Tanh",
 )  # fmt: skip
+JUMPS = ("Ceil", "Floor", "Round", "Sign")
+BESIDE = 0.0137
+"""Added before a jump: whole numbers, and the ends of saturated functions, lie beside it, so that rounding decides nothing."""
 WITH_SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "Celu": {"alpha": (1.0, 0.7)},
     "Elu": {"alpha": (1.0, 0.5)},
@@ -42,7 +45,13 @@ def _anything(draft: Draft) -> Value:
 
 
 def _plain(op: str) -> Make:
-    return lambda draft: draft.one(op, _anything(draft).name)
+    def make(draft: Draft) -> Value:
+        value = _anything(draft)
+        if op in JUMPS:
+            value = draft.one("Add", f"{value.name} {draft.constant(BESIDE)}")
+        return draft.one(op, value.name)
+
+    return make
 
 
 def _with_settings(op: str) -> Make:
