@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,19 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
         return check.supernet(config.supernet, config.search, rules)
     first = config.pretraining
     space = first.space_of(config.space)
-    return check.network(config.compile, config.model, config.data, config.space, config.search, rules, first, space)
+    settings = config.compile, config.model, config.data, config.space, config.search
+    return check.network(*settings, rules, first, space, _budget_check(at, out, progress))
+
+
+def _budget_check(at: Context, out: Path, progress: Progress) -> check.BudgetCheck:
+    """Budgets count in no key: a run with other budgets repeats nothing, and its search tells what is too low."""
+    config, devices = at.config, at.run.devices
+    budgeted = [
+        check.BudgetedDevice(name, min(budgets_ms), partial(devices.exclusive, name), config.device[name].batch)
+        for name in config.device
+        if (budgets_ms := config.search.budgets_of(name)) is not None
+    ]
+    return check.BudgetCheck(budgeted, config.predict, out, progress)
 
 
 def _check_settings(at: Context) -> dict[str, Any]:
@@ -128,7 +141,7 @@ CHECK = StageSpec(
     facts=facts.space,
     wanted=_checked_early,
 )
-"""The network compiled with random weights: a space or limits that cannot work are told before anything is trained."""
+"""The network compiled with random weights: a space, limits or budgets that cannot work are told before anything is trained."""
 
 BASE = StageSpec(
     name="base",

@@ -1,5 +1,6 @@
-"""Typos in the space, impossible resolutions and limits that no SubNet keeps are told before anything is trained."""
+"""Typos in the space, impossible resolutions, limits and budgets that no SubNet keeps are told before anything is trained."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def test_what_cannot_work_is_told_before_training(
 ) -> None:
     output = tmp_path / "out"
     assert line in refused([*words, f"output_dir={output}"], capsys)
+    assert_nothing_was_worked(output)
+
+
+def test_a_budget_far_below_the_smallest_subnet_is_told_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    line = refused(["search.budgets_ms=[1e-5,100]", f"output_dir={output}"], capsys)
+    assert re.search(
+        r"search\.budgets_ms: 1e-05 ms is far below the smallest SubNet, [\d.e-]+ ms on 'onnxruntime'", line
+    )
     assert_nothing_was_worked(output)
 
 
