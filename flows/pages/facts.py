@@ -5,17 +5,18 @@ stage's row in the table of stages names its functions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from flows.results import of
 from flows.tracking.metrics import numbers
 from tasks.engine.chosen import ChosenEngine
-from tasks.evaluation.uncertainty import uncertain
+from tasks.evaluation.uncertainty import predicted, uncertain
 from tasks.pages.text import amount, count, milliseconds, percent
-from tasks.schemas.accuracy import AccuracyValidation
+from tasks.schemas.accuracy import AccuracyValidation, Uncertainty
 from tasks.schemas.baselines import Baselines, Compared
 from tasks.schemas.exports import Exports, Latency
-from tasks.schemas.front import Front
+from tasks.schemas.front import Front, Winner
 from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.placed import JointFront
 from tasks.schemas.resources import Resources
@@ -217,10 +218,10 @@ def front(result: Front) -> Facts:
         "winners": count(len(rows)),
         "different ones": count(len({row.digest for row in rows})),
         "predicted latency": _range((row.predicted_ms for row in rows), milliseconds),
-        "predicted accuracy": _range((row.predicted_accuracy for row in rows), percent),
+        "predicted accuracy": _predicted(rows, result.uncertainty),
     }
     if any(row.measured_accuracy is not None for row in rows):
-        found["validation accuracy"] = _range((row.measured_accuracy for row in rows), percent)
+        found["validation accuracy"] = _measured((row.measured_accuracy for row in rows), result.uncertainty.samples)
     return found
 
 
@@ -244,7 +245,7 @@ def refined(result: Front) -> Facts:
         "budgets moved": count(refinement.moved),
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
-        "validation accuracy": _range((row.measured_accuracy for row in rows), percent),
+        "validation accuracy": _measured((row.measured_accuracy for row in rows), result.uncertainty.samples),
     }
 
 
@@ -255,13 +256,14 @@ def joint(result: JointFront) -> Facts:
         "winners": count(len(rows)),
         "pieces": count(result.pieces),
         "predicted latency": _range((row.predicted_ms for row in rows), milliseconds),
-        "predicted accuracy": _range((row.predicted_accuracy for row in rows), percent),
+        "predicted accuracy": _predicted(rows, result.uncertainty),
         "plans that send": count(sum(bool(row.plan.transfers) for row in rows)),
     }
 
 
 def exported(result: Exports) -> Facts:
     """Of an export."""
+    samples = {split: number for card in result.subnets for split, number in card.samples.items()}
     rows, files = result.winners, [file for card in result.subnets for file in card.files.values()]
     failed = sum(file.state == "failed" for file in files)
     adapted = [card.adapted for card in result.subnets if card.adapted is not None]
@@ -274,7 +276,7 @@ def exported(result: Exports) -> Facts:
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "largest SubNet": milliseconds(result.largest.latency.p50_ms),
         **_own_choices(result.largest.own_choices),
-        "test accuracy": _range((row.accuracy.get("test") for row in rows), percent),
+        "test accuracy": _measured((row.accuracy.get("test") for row in rows), samples.get("test")),
         "checked files": count(len(files) - failed),
         "failed files": count(failed),
     }
@@ -326,6 +328,16 @@ def _within(kept: Iterable[bool | None]) -> str:
     """Of winners that keep their budgets, or not (None: unknown)."""
     every = list(kept)
     return f"{sum(map(bool, every))} of {len(every)}"
+
+
+def _predicted(rows: Sequence[Winner], known: Uncertainty) -> str:
+    """The lowest and the highest of predicted accuracies, with their errors."""
+    return _range((row.predicted_accuracy for row in rows), partial(predicted, known=known))
+
+
+def _measured(shares: Iterable[float | None], samples: int | None) -> str:
+    """The lowest and the highest of measured accuracies, with their standard errors."""
+    return _range(shares, partial(uncertain, samples=samples))
 
 
 def _range(values: Iterable[float | None], text: Callable[[float], str]) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flows.pages.facts import NONE, Facts
-from tasks.pages.text import count, millions, milliseconds, percent
+from tasks.evaluation.uncertainty import predicted, uncertain
+from tasks.pages.text import count, millions, milliseconds
 from tasks.report.headline import kept
+from tasks.schemas.accuracy import Uncertainty
 from tasks.schemas.exports import Card, ExportedWinner, Exports
 from tasks.schemas.front import Front, Winner
 
@@ -26,7 +28,8 @@ def front_rows(front: Front) -> list[Facts]:
             row,
             row,
             NONE if row.within_budget is None else WITHIN[row.within_budget],
-            {"validation": row.measured_accuracy},
+            {"validation": uncertain(row.measured_accuracy, front.uncertainty.samples)},
+            front.uncertainty,
         )
         for row in front.winners
     ]
@@ -36,7 +39,13 @@ def exported_rows(exports: Exports) -> list[Facts]:
     """The winners as they were exported and measured."""
     cards = {card.digest: card for card in exports.subnets}
     return [
-        _winner(row, cards[row.digest], _within(row.measured_ms, row.within_budget), row.accuracy)
+        _winner(
+            row,
+            card := cards[row.digest],
+            _within(row.measured_ms, row.within_budget),
+            {split: uncertain(share, card.samples.get(split)) for split, share in row.accuracy.items()},
+            exports.uncertainty,
+        )
         for row in exports.winners
     ]
 
@@ -47,16 +56,21 @@ def _within(measured_ms: float | None, kept: bool) -> str:
 
 
 def _winner(
-    row: Winner | ExportedWinner, sizes: Winner | Card, within: str, accuracy: Mapping[str, float | None]
+    row: Winner | ExportedWinner,
+    sizes: Winner | Card,
+    within: str,
+    accuracy: Mapping[str, str],
+    known: Uncertainty,
 ) -> Facts:
+    """accuracy: as measured, by split."""
     return {
         "budget": milliseconds(row.budget_ms),
         "predicted": milliseconds(row.predicted_ms),
         "measured": milliseconds(row.measured_ms),
         "within budget": within,
-        "predicted accuracy": percent(row.predicted_accuracy),
-        "validation accuracy": percent(accuracy.get("validation")),
-        "test accuracy": percent(accuracy.get("test")),
+        "predicted accuracy": predicted(row.predicted_accuracy, known),
+        "validation accuracy": accuracy.get("validation", NONE),
+        "test accuracy": accuracy.get("test", NONE),
         "MACs": millions(sizes.macs),
         "parameters": millions(sizes.parameters),
         "SubNet": row.digest,
@@ -91,7 +105,7 @@ def report_rows(device: Row) -> list[Facts]:
             "predicted": milliseconds(row.get("predicted_ms")),
             "measured": milliseconds(row["measured_ms"]),
             "within budget": within,
-            "test accuracy": percent(row["accuracy"]),
+            "test accuracy": uncertain(row["accuracy"], device.get("test_samples")),
             "MACs": millions(row["macs"]),
             "parameters": millions(row["parameters"]),
             "resolution": str(row["resolution"]),

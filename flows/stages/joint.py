@@ -69,7 +69,8 @@ def _joint(at: Context, out: Path, progress: Progress) -> StageResult:
     tables = [_table(at, device) for device in settings.placement]
     accuracy = AccuracyPredictor.load(at.sensitivities(settings.placement[0]))
     lost = at.output("codings", ALONE).folder if at.has("codings") else None
-    return stage.run(at.trained, tables, accuracy, settings, lost, out, progress)
+    told = at.uncertainty(settings.placement[0])
+    return stage.run(at.trained, tables, accuracy, settings, lost, out, progress, told)
 
 
 def _inputs(at: Context) -> tuple[Any, ...]:
@@ -77,6 +78,7 @@ def _inputs(at: Context) -> tuple[Any, ...]:
     return (
         at.trained,
         at.sensitivities(devices[0]),
+        at.uncertainty(devices[0]).to_json(),
         *(at.file("profile", LUT_FOLDER, device) for device in devices),
         *(at.file("latency", LATENCY_FILE, device) for device in devices),
         *([at.file("codings", CODINGS_FILE, ALONE)] if at.has("codings") else []),

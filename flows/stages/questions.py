@@ -19,6 +19,7 @@ from tasks.artifacts import RESULT_FILE
 from tasks.choose import Pick, Question, WinnerRule, pick
 from tasks.choose.pick import resolve
 from tasks.choose.rules import ROUNDS, between, choose
+from tasks.evaluation.uncertainty import indistinct
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
 from tasks.schemas.latency import LATENCY_FILE, VALIDATION_FILE, LatencyValidation
@@ -43,10 +44,11 @@ Row = dict[str, Any]
 
 
 class ComparedAccuracy(TypedDict):
-    """The network with the accuracy, on the validation split, that shares are of."""
+    """The network with the accuracy, on the validation split, that shares are of. samples: as in `Uncertainty`."""
 
     name: str
     accuracy: float
+    samples: int | None
 
 
 class Searched:
@@ -137,6 +139,8 @@ def _chosen(rule: WinnerRule, searched: Searched) -> Row:
         "rule": {"kind": rule.kind, "value": rule.value, "text": rule.text},
         "base": base,
         "largest_ms": searched.front.largest.predicted_ms,
+        "uncertainty": searched.front.uncertainty.to_json(),
+        "indistinct": indistinct(searched.front.winners, searched.front.uncertainty),
         **row.to_json(),
         "architecture": architecture(searched.layers(), row.config),
     }
@@ -144,7 +148,8 @@ def _chosen(rule: WinnerRule, searched: Searched) -> Row:
 
 def _placed(rule: WinnerRule, home: Searched, outputs: Outputs) -> Row:
     """The SubNet that a rule chooses among the winners over several devices together, with its plan. home: the first device."""
-    base, winners = _base(home), JointFront.read(outputs[JOINT][ALONE].folder / JOINT_FILE).winners
+    base, found = _base(home), JointFront.read(outputs[JOINT][ALONE].folder / JOINT_FILE)
+    winners = found.winners
     digests = tuple(row.digest for row in winners)
     row = choose(rule, home.front.model_copy(update={"winners": winners, "front": digests}), base["accuracy"])
     return {
@@ -152,15 +157,22 @@ def _placed(rule: WinnerRule, home: Searched, outputs: Outputs) -> Row:
         "rule": {"kind": rule.kind, "value": rule.value, "text": rule.text},
         "base": base,
         "largest_ms": home.front.largest.predicted_ms,
+        "uncertainty": found.uncertainty.to_json(),
+        "indistinct": indistinct(winners, found.uncertainty),
         **row.to_json(),
     }
 
 
 def _base(searched: Searched) -> ComparedAccuracy:
     """Whose accuracy on the validation split shares are of: the base model, or the largest SubNet where there is none."""
-    if searched.base is not None:
-        return {"name": "base model", "accuracy": searched.base.validation_accuracy}
-    return {"name": "largest SubNet", "accuracy": searched.front.largest.predicted_accuracy}
+    samples = searched.front.uncertainty.samples
+    if (base := searched.base) is not None:
+        return {
+            "name": "base model",
+            "accuracy": base.validation_accuracy,
+            "samples": samples and base.validation_samples,
+        }
+    return {"name": "largest SubNet", "accuracy": searched.front.largest.predicted_accuracy, "samples": samples}
 
 
 def _nearer(rule: WinnerRule, searched: Searched, accuracy: float) -> tuple[Winner, ...]:
@@ -187,6 +199,7 @@ def _compared(picks: tuple[Pick, Pick], searched: Searched) -> ComparedSubNets:
     ]
     return {
         "device": searched.device,
+        "uncertainty": front.uncertainty.to_json(),
         "first": sides[0],
         "second": sides[1],
         "offset_ms": layers.offset_ms,

@@ -21,8 +21,9 @@ from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import SubNetStore, digest_of
 from tasks.data import DataSettings
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
+from tasks.problems import CLASSIFICATION, problem_named
 from tasks.progress import Progress
-from tasks.schemas.accuracy import SENSITIVITIES_FILE
+from tasks.schemas.accuracy import SENSITIVITIES_FILE, VALIDATION_FILE, AccuracyValidation, Uncertainty
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE
 from tasks.schemas.stored import StageResult
 
@@ -198,6 +199,13 @@ class Context:
     def sensitivities(self, device: str) -> Path:
         """The accuracy predictor of a device: of fp32, or of int8."""
         return self.file("int8" if device in self.config.in_int8 else "sensitivities", SENSITIVITIES_FILE, ALONE)
+
+    def uncertainty(self, device: str) -> Uncertainty:
+        """The errors of accuracies in the precision of a device."""
+        stated = AccuracyValidation.read(self.sensitivities(device).with_name(VALIDATION_FILE))
+        data = self.config.data
+        is_share = problem_named(data.problem, data.metric).score == CLASSIFICATION.score
+        return Uncertainty(samples=stated.samples if is_share else None, predictor_points=stated.mean_error_points)
 
     def implementations(self, label: str | None = None) -> Path:
         """The implementations of operators on a device."""

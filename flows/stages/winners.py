@@ -128,7 +128,8 @@ def _evaluates(at: Context) -> bool:
 
 def _search_inputs(at: Context) -> tuple[Any, ...]:
     files = [file for one in _given(at) for file in one.files]
-    return (at.trained, _accuracy(at), *files, *([at.data] if _evaluates(at) else []))
+    told = at.uncertainty(_searched(at)[0]).to_json()
+    return (at.trained, _accuracy(at), told, *files, *([at.data] if _evaluates(at) else []))
 
 
 def _search_artifacts(at: Context) -> tuple[str, ...]:
@@ -146,7 +147,8 @@ def _search(at: Context, out: Path, progress: Progress) -> StageResult:
     predictor = AccuracyPredictor.load(_accuracy(at))
     images = _images_of(at) if _evaluates(at) else None
     targets = [one.target() for one in _given(at)]
-    found = search.run(at.trained, targets, predictor, at.config.search, out, progress, images)
+    told = at.uncertainty(_searched(at)[0])
+    found = search.run(at.trained, targets, predictor, at.config.search, out, progress, images, told)
     return found if len(targets) > 1 else found[targets[0].name]
 
 

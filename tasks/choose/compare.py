@@ -47,9 +47,10 @@ class ComparedSubNet(SubNetRow):
 
 
 class ComparedSubNets(TypedDict):
-    """Two SubNets side by side on one device."""
+    """Two SubNets side by side on one device. `uncertainty`: `tasks.schemas.accuracy.Uncertainty`, of their accuracies."""
 
     device: str
+    uncertainty: dict[str, Any]
     first: ComparedSubNet
     second: ComparedSubNet
     offset_ms: float

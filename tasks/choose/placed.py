@@ -6,8 +6,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.choose.terminal import ACCURACY, facts_table
-from tasks.pages.text import amount, milliseconds, percent
+from tasks.choose.terminal import ACCURACY, add_accuracy, facts_table, remarked
+from tasks.evaluation.uncertainty import indistinct, predicted
+from tasks.pages.text import amount, milliseconds
 from tasks.schemas.placed import JointFront, PlanRow
 
 Row = Mapping[str, Any]
@@ -16,7 +17,8 @@ KIB = 1024
 
 def joint_table(found: JointFront, score: str = ACCURACY) -> Table:
     """The winners of a search over several devices, each with its plan."""
-    table = Table(title=escape(" + ".join(found.devices)), title_justify="left")
+    table = Table(title=escape(" + ".join(found.devices)), title_justify="left", caption_justify="left")
+    table.caption = remarked(indistinct(found.winners, found.uncertainty))
     for column in ("budget", "latency", "at home", score, "MACs", "KiB sent"):
         table.add_column(column, justify="right")
     for column in ("coding", "operators on devices", "digest"):
@@ -27,7 +29,7 @@ def joint_table(found: JointFront, score: str = ACCURACY) -> Table:
             milliseconds(row.budget_ms),
             milliseconds(row.predicted_ms),
             milliseconds(row.home_ms),
-            percent(row.predicted_accuracy),
+            predicted(row.predicted_accuracy, found.uncertainty),
             amount(row.macs),
             f"{row.plan.sent_bytes / KIB:.4g}" if sends else "",
             row.coding if sends else "",
@@ -44,8 +46,7 @@ def placed_tables(row: Row, score: str = ACCURACY) -> Table:
     facts.add_row(
         "latency", f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted", f"{milliseconds(row['home_ms'])} at home"
     )
-    base = f"{row['base']['name']} {percent(row['base']['accuracy'])}"
-    facts.add_row(score, f"[bold]{percent(row['predicted_accuracy'])}[/] predicted", escape(base))
+    add_accuracy(facts, row, score)
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row(
         "plan", escape(plan.text), f"{plan.sent_bytes / KIB:.4g} KiB sent in {row['coding']}" if plan.transfers else ""

@@ -12,8 +12,10 @@ from rich.table import Table
 
 from tailor_ir import Choice, choice_text
 from tasks.choose.compare import ArchitectureRows, ComparedLayer, ComparedSubNet, ComparedSubNets
+from tasks.evaluation.uncertainty import indistinct, predicted, ranked_by, uncertain
 from tasks.layers import LayerRow
-from tasks.pages.text import amount, milliseconds, percent
+from tasks.pages.text import amount, milliseconds
+from tasks.schemas.accuracy import Uncertainty
 from tasks.schemas.front import Front
 
 Row = Mapping[str, Any]
@@ -35,14 +37,28 @@ def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
         f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted",
         f"{speed_up:.3g} × faster than the largest",
     )
-    base = f"{row['base']['name']} {percent(row['base']['accuracy'])}"
-    known = "measured" if "measured_accuracy" in row else "predicted"
-    facts.add_row(score, f"[bold]{percent(row[f'{known}_accuracy'])}[/] {known}", escape(base))
+    add_accuracy(facts, row, score)
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
     if row["architecture"]["elsewhere"]:
         facts.add_row("", _choices(row["architecture"]["elsewhere"]), "")
     return Group(facts, _sections(row["architecture"]))
+
+
+def add_accuracy(facts: Table, row: Row, score: str) -> None:
+    """Adds the accuracy of a chosen SubNet beside that of the base network, and whether others can be told from it."""
+    known, base = Uncertainty.model_validate(row["uncertainty"]), row["base"]
+    if "measured_accuracy" in row:
+        found = f"[bold]{uncertain(row['measured_accuracy'], known.samples)}[/] measured"
+    else:
+        found = f"[bold]{predicted(row['predicted_accuracy'], known)}[/] predicted"
+    facts.add_row(score, found, escape(f"{base['name']} {uncertain(base['accuracy'], base['samples'])}"))
+    facts.caption, facts.caption_justify = remarked(row["indistinct"]), "left"
+
+
+def remarked(*lines: str | None) -> str | None:
+    """The lines below a table, of those that there are."""
+    return "\n".join(f"[yellow]{escape(line)}[/]" for line in lines if line) or None
 
 
 def front_table(front: Front, score: str = ACCURACY) -> Table:
@@ -54,13 +70,16 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
         if idle
         else None
     )
-    table = Table(title=escape(front.device), title_justify="left", caption=note, caption_justify="left")
+    known = front.uncertainty
+    table = Table(title=escape(front.device), title_justify="left", caption_justify="left")
+    table.caption = remarked(note, indistinct(front.winners, known))
     for column in ("budget", "latency", score, "MACs", "parameters"):
         table.add_column(column, justify="right")
     table.add_column("digest")
-    rows = [(milliseconds(winner.budget_ms), winner, winner.accuracy) for winner in front.winners]
-    for budget, row, accuracy in [*rows, ("largest", largest, largest.predicted_accuracy)]:
-        numbers = (milliseconds(row.predicted_ms), percent(accuracy), amount(row.macs), amount(row.parameters))
+    rows = [(milliseconds(winner.budget_ms), winner, ranked_by(winner, known)) for winner in front.winners]
+    measured = uncertain(largest.predicted_accuracy, known.samples)  # predictions begin with it
+    for budget, row, accuracy in [*rows, ("largest", largest, measured)]:
+        numbers = (milliseconds(row.predicted_ms), accuracy, amount(row.macs), amount(row.parameters))
         table.add_row(budget, *numbers, row.digest)
     return table
 
@@ -113,7 +132,7 @@ def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> Render
     table.add_column("difference", justify="right")
     for _, rows in groupby(compared["layers"], lambda row: row["section"]):
         _add_section(table, list(rows))
-    for name, text, difference in _totals(first, second, score):
+    for name, text, difference in _totals(compared, score):
         table.add_row(name, "", "", text(first), "", text(second), difference, style="bold" if name == WHOLE else None)
     for side in (first, second):
         if side["elsewhere"]:
@@ -121,13 +140,13 @@ def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> Render
     return table
 
 
-def _totals(
-    first: ComparedSubNet, second: ComparedSubNet, score: str
-) -> Iterator[tuple[str, Callable[[ComparedSubNet], str], str]]:
+def _totals(compared: ComparedSubNets, score: str) -> Iterator[tuple[str, Callable[[ComparedSubNet], str], str]]:
     """Rows below the layers: name, text of a side, difference."""
+    first, second = compared["first"], compared["second"]
+    known = Uncertainty.model_validate(compared["uncertainty"])
     points = 100 * (second["predicted_accuracy"] - first["predicted_accuracy"])
     yield WHOLE, lambda side: _number(side["predicted_ms"]), _difference(second["predicted_ms"] - first["predicted_ms"])
-    yield score, lambda side: percent(side["predicted_accuracy"]), f"{points:+.2f} points"
+    yield score, lambda side: predicted(side["predicted_accuracy"], known), f"{points:+.2f} points"
     yield "MACs", lambda side: amount(side["macs"]), ""
     yield "parameters", lambda side: amount(side["parameters"]), ""
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tasks.pages.text import percent
+from tasks.schemas.accuracy import Uncertainty
 
 if TYPE_CHECKING:
     from tasks.evaluation.subnets import Accuracy
+    from tasks.schemas.front import Winner
 
 SMALL = 0.02
 """A standard error from which a split is small."""
@@ -46,6 +48,20 @@ def uncertain(share: float | None, samples: int | None) -> str:
     return f"{100 * share:.1f} ± {100 * standard_error(share, samples):.1f} %"
 
 
+def predicted(share: float | None, known: Uncertainty) -> str:
+    """A predicted accuracy in percent, with the error of the predictor, or else of the validation split, where one is known."""
+    if share is None or known.predictor_points is None:
+        return uncertain(share, known.samples)
+    return f"{100 * share:.1f} ± {known.predictor_points:.1f} %"
+
+
+def ranked_by(winner: Winner, known: Uncertainty) -> str:
+    """The accuracy that a winner was ranked by, in percent, with its error."""
+    if winner.measured_accuracy is None:
+        return predicted(winner.predicted_accuracy, known)
+    return uncertain(winner.measured_accuracy, known.samples)
+
+
 def too_small(split: str, samples: int | None, shares: Sequence[float]) -> str | None:
     """A line where a split is too small to tell networks apart, which stand next to each other in `shares`; else None."""
     if not samples or len(shares) < 2:
@@ -59,6 +75,11 @@ def too_small(split: str, samples: int | None, shares: Sequence[float]) -> str |
         f"{samples} {split} samples are too few to tell winners apart: accuracies are within ± {100 * error:.1f} points, "
         f"and {close} of {len(pairs)} neighbours differ by less than that allows"
     )
+
+
+def indistinct(winners: Sequence[Winner], known: Uncertainty) -> str | None:
+    """The line of `too_small` for the winners of a search, each once; else None."""
+    return too_small("validation", known.samples, list({row.digest: row.accuracy for row in winners}.values()))
 
 
 def change(before: Accuracy, after: Accuracy) -> Change:

@@ -130,6 +130,7 @@ def run(
         largest=largest_of(measured),
         **_bundle(settings, net, cards, supernet, data, out, progress, store, device, of_bundle),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
+        uncertainty=front.uncertainty,
     ).write(out / EXPORTS_FILE)
 
 

@@ -16,6 +16,7 @@ from tasks.partition.tables import FeatureTimes
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.progress import Progress
+from tasks.schemas.accuracy import Uncertainty
 from tasks.schemas.placed import JOINT_FILE, JointFront
 from tasks.schemas.stored import StageResult
 from tasks.search.settings import Settings
@@ -32,15 +33,18 @@ def run(
     losses: Path | None,
     out: Path,
     progress: Progress,
+    uncertainty: Uncertainty,
 ) -> StageResult:
     """Write `joint.json`. tables: of `settings.placement`, in order. losses: folder of `codings.json`; None: in fp32 alone.
 
+    uncertainty: of accuracies.
     UserError: budgets or limits that no SubNet keeps, wherever it runs.
     """
     net = tailor_ir.load(supernet)
     pieces = find_pieces(net.pre_partition())
     lost = no_losses(len(pieces.crossing)) if losses is None else CodingLosses.read(losses / CODINGS_FILE)
-    return search_jointly(net, pieces, tables, accuracy, settings, lost, progress).write(out / JOINT_FILE)
+    found = search_jointly(net, pieces, tables, accuracy, settings, lost, progress)
+    return found.model_copy(update={"uncertainty": uncertainty}).write(out / JOINT_FILE)
 
 
 def search_jointly(

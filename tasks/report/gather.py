@@ -204,6 +204,7 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
             **given,
         },
         "winners": _winners(net, front, exports),
+        "uncertainty": exports.uncertainty.to_json(),
         "searched": dict(Counter(row.stopped for row in front.winners if row.stopped)),
         "baseline": _baseline(net, front, exports),
         "random": _random(validation, device.sensitivities),

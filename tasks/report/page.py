@@ -7,12 +7,14 @@ from markupsafe import Markup
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
+from tasks.evaluation.uncertainty import predicted, uncertain
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
 from tasks.partition import PartitionAnswer, sections
 from tasks.report import baselines, charts, confusions, engine, leaving, levels, streams, training
 from tasks.report.headline import fastest_within, idle, kept, reference, unkept
 from tasks.report.looks import Row
+from tasks.schemas.accuracy import Uncertainty
 
 PLOTLY_CONFIG = {
     "displaylogo": False,
@@ -31,32 +33,34 @@ MOST_STEPS = 6
 
 def render(report: Row) -> str:
     """The whole page. All texts are escaped by the template; figures escape theirs."""
-    page: str = (
-        environment(PACKAGE)
-        .get_template("page.html")
-        .render(
-            title=report["model"],
-            report=report,
-            style=style(PACKAGE),
-            plotlyjs=Markup(get_plotlyjs()),
-            figures=_figures(report),
-            partition=_partition(report),
-            baseline_title=baselines.title,
-            baseline_cells=baselines.cells,
-            engine_rows=engine.rows,
-            kept=[kept(device) for device in report["devices"]],
-            unkept=[unkept(device) for device in report["devices"]],
-            idle=[idle(device) for device in report["devices"]],
-            subnets=[_subnets(device) for device in report["devices"]],
-            chosen=[_chosen(report, device) for device in report["devices"]],
-            breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],
-            range_rows=_range_rows(report["ranges"]),
-            range_steps=_shown_steps(report["ranges"]),
-            script=script(PACKAGE, "layers.js"),
-            most_variables=charts.MAX_BARS,
-        )
+    pages = environment(PACKAGE)
+    pages.filters |= {"uncertain": uncertain, "predicted": _predicted}
+    page: str = pages.get_template("page.html").render(
+        title=report["model"],
+        report=report,
+        style=style(PACKAGE),
+        plotlyjs=Markup(get_plotlyjs()),
+        figures=_figures(report),
+        partition=_partition(report),
+        baseline_title=baselines.title,
+        baseline_cells=baselines.cells,
+        engine_rows=engine.rows,
+        kept=[kept(device) for device in report["devices"]],
+        unkept=[unkept(device) for device in report["devices"]],
+        idle=[idle(device) for device in report["devices"]],
+        subnets=[_subnets(device) for device in report["devices"]],
+        chosen=[_chosen(report, device) for device in report["devices"]],
+        breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],
+        range_rows=_range_rows(report["ranges"]),
+        range_steps=_shown_steps(report["ranges"]),
+        script=script(PACKAGE, "layers.js"),
+        most_variables=charts.MAX_BARS,
     )
     return page
+
+
+def _predicted(share: float | None, known: Row) -> str:
+    return predicted(share, Uncertainty.model_validate(known))
 
 
 def _partition(report: Row) -> Markup | None:

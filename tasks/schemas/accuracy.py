@@ -67,6 +67,17 @@ class AccuracyErrors(PointErrors):
     standard_error_points: float
 
 
+class Uncertainty(Record):
+    """The errors of accuracies on the validation split, where they are known.
+
+    samples: of the split, where the score is a share of right answers. predictor_points: the mean error of predictions on
+    held-out SubNets.
+    """
+
+    samples: int | None = None
+    predictor_points: float | None = None
+
+
 class PredictedAccuracy(Record):
     """Prediction and measurement; the standard error of the prediction."""
 

@@ -8,6 +8,7 @@ from adaptive_runtime.chains import InputsPreparation
 from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import TextPreparation
 from profiling_agents.messages import Capabilities, LayerTiming
+from tasks.schemas.accuracy import Uncertainty
 from tasks.schemas.stored import Record, Stored
 from tasks.schemas.subnets import Named, Predicted
 
@@ -337,7 +338,10 @@ class MeasuredBaseline(Record):
 
 
 class Exports(Stored):
-    """The winners of one device. `subnets`: a card for each SubNet that was exported, also where it lost all its budgets."""
+    """The winners of one device. `subnets`: a card for each SubNet that was exported, also where it lost all its budgets.
+
+    uncertainty: as the search has it.
+    """
 
     STAGE: ClassVar[str] = "export"
 
@@ -348,6 +352,7 @@ class Exports(Stored):
     largest: MeasuredLargest
     bundle: Bundle | None = None
     baseline: tuple[MeasuredBaseline, ...]
+    uncertainty: Uncertainty = Uncertainty()
 
 
 class IndexedWinner(Record):

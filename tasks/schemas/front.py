@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from tasks.schemas.accuracy import AccuracyErrors
+from tasks.schemas.accuracy import AccuracyErrors, Uncertainty
 from tasks.schemas.agreement import PointErrors, RelativeErrors
 from tasks.schemas.stored import Record, Stored
 from tasks.schemas.subnets import Predicted
@@ -87,7 +87,7 @@ class Refinement(Record):
 
 
 class Front(Stored):
-    """The winners of one device. `front`: digests of those that none dominates."""
+    """The winners of one device. `front`: digests of those that none dominates. `uncertainty`: of their accuracies."""
 
     STAGE: ClassVar[str] = "search"
     KIND: ClassVar[str] = "front"
@@ -105,3 +105,4 @@ class Front(Stored):
     settings: dict[str, Any]
     """`tasks.search.Settings`."""
     refinement: Refinement | None = None
+    uncertainty: Uncertainty = Uncertainty()

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from profiling_agents.messages import ActivationCoding
+from tasks.schemas.accuracy import Uncertainty
 from tasks.schemas.front import Winner
 from tasks.schemas.stored import Record, Stored
 
@@ -68,7 +69,7 @@ class PlacedWinner(Winner):
 class JointFront(Stored):
     """The winners over several devices together. devices: home first. pieces: that are placed.
 
-    coding_points: of accuracy that is lost at each cut, by coding.
+    coding_points: of accuracy that is lost at each cut, by coding. uncertainty: of the winners' accuracies.
     """
 
     STAGE: ClassVar[str] = "search"
@@ -81,3 +82,4 @@ class JointFront(Stored):
     coding_points: dict[str, tuple[float, ...]]
     settings: dict[str, Any]
     """`tasks.search.Settings`."""
+    uncertainty: Uncertainty = Uncertainty()

@@ -16,6 +16,7 @@ from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.progress import Progress
+from tasks.schemas.accuracy import Uncertainty
 from tasks.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
 from tasks.schemas.stored import StageResult
 from tasks.search.feasible import LATENCY, Cost, refusal, round_up
@@ -34,6 +35,8 @@ from tasks.search.settings import Settings, WinnerLimits
 from tasks.search.terms import additive, chain_of
 
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
+
+UNKNOWN = Uncertainty()
 
 LEAST_BUDGET = 1.05
 """The lowest budget over the predicted latency of the fastest SubNet, where budgets are not given."""
@@ -57,12 +60,13 @@ def run(
     out: Path,
     progress: Progress,
     images: EvaluationData | None = None,
+    uncertainty: Uncertainty = UNKNOWN,
 ) -> dict[str, StageResult]:
     """Searches all budgets of one device, or of several together; returns the content of `front.json` for each.
 
-    images: for `settings.accuracy=measured`. The files are written into `out`; for several devices, into a folder for
-    each. UserError when the budgets or the limits cannot be kept, or when predictors that are no sums are to be
-    searched exactly.
+    images: for `settings.accuracy=measured`. uncertainty: of accuracies, for `front.json`. The files are written into `out`;
+    for several devices, into a folder for each. UserError when the budgets or the limits cannot be kept, or when predictors
+    that are no sums are to be searched exactly.
     """
     net = tailor_ir.load(supernet)
     costs = costs_of(net, targets, settings)
@@ -83,7 +87,8 @@ def run(
     fronts: dict[str, StageResult] = {}
     for column, target in enumerate(targets):
         row = front_of(net, problem, costs, found, column)
-        front = Front.model_validate({**row, "whole_front": whole, "settings": settings.model_dump(mode="json")})
+        told = {"settings": settings.model_dump(mode="json"), "uncertainty": uncertainty}
+        front = Front.model_validate({**row, "whole_front": whole, **told})
         folder = out / target.name if len(targets) > 1 else out
         folder.mkdir(parents=True, exist_ok=True)
         fronts[target.name] = front.write(folder / FRONT_FILE)

@@ -10,7 +10,7 @@ from flows.pages import facts
 from flows.pages.markdown import report_in_short, table
 from flows.tracking.addresses import page_of
 from tasks.evaluation.uncertainty import uncertain
-from tasks.pages.text import count, milliseconds, percent
+from tasks.pages.text import count, milliseconds
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows, wait_for
 
@@ -96,9 +96,14 @@ def test_the_table_of_winners_has_what_was_measured_once_it_was(finished: Row, f
     (device,) = finished["devices"]
     predicted, measured = (json.loads(artifact["data"]) for artifact in artifacts_of(flow_run, "winners"))
     assert {(row["measured"], row["within budget"], row["test accuracy"]) for row in predicted} == {("–", "–", "–")}
-    within = {True: "yes", False: "misses"}
+    within, samples = {True: "yes", False: "misses"}, finished["samples"]["test"]
     assert [(row["SubNet"], row["measured"], row["within budget"], row["test accuracy"]) for row in measured] == [
-        (row["digest"], milliseconds(row["measured_ms"]), within[row["within_budget"]], percent(row["accuracy"]))
+        (
+            row["digest"],
+            milliseconds(row["measured_ms"]),
+            within[row["within_budget"]],
+            uncertain(row["accuracy"], samples),
+        )
         for row in device["winners"]
     ]
 

@@ -105,7 +105,9 @@ def test_a_winner_is_a_file_that_partition_takes(run: Run, tmp_path: Path) -> No
     row = {
         "device": "phone",
         "rule": {"text": "the best within 5 ms"},
-        "base": {"name": "base model", "accuracy": 0.8},
+        "base": {"name": "base model", "accuracy": 0.8, "samples": None},
+        "uncertainty": {},
+        "indistinct": None,
         **winner.to_json(),
     }
     assert placed_tables(row).row_count == 5

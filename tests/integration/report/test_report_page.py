@@ -96,6 +96,14 @@ def test_page_shows_budgets_misses_failures_and_operators(hostile: Report) -> No
     assert f"Conv 00ff : {HOSTILE}" in words
 
 
+def test_table_of_winners_has_errors_of_accuracies(data: Report) -> None:
+    (device,) = data["devices"]
+    row = {**device["winners"][-1], "accuracy": 0.5, "predicted_accuracy": 0.625, "within_budget": True}
+    known = {"winners": [row], "test_samples": 30, "uncertainty": {"samples": 50, "predictor_points": 1.2}}
+    words = Page(render({**data, "devices": [{**device, **known}]})).words
+    assert "50.0 ± 8.6 % 62.5 ± 1.2 %" in words
+
+
 def test_page_says_how_winners_were_found_and_timed(data: Report) -> None:
     (device,) = data["devices"]
     assert sum(device["searched"].values()) == len(device["winners"])

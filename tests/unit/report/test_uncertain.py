@@ -1,13 +1,24 @@
 """Accuracies are told with their standard errors, and harm and small splits above all numbers."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from flows.config import RunConfig
+from flows.pages import facts
+from flows.pages.tables import exported_rows, front_rows, report_rows
+from flows.run import Output, Run
+from flows.stages.spec import Context
+from flows.stages.winners import SEARCH
 from tasks.evaluation.uncertainty import standard_error, too_small, uncertain
 from tasks.report.headline import headline, remarks
 from tasks.report.terminal import terminal_table
+from tasks.schemas.accuracy import VALIDATION_FILE, AccuracyValidation, Uncertainty
+from tasks.schemas.exports import Exports
+from tasks.schemas.front import Front
+from tasks.schemas.placed import JointFront
 from tasks.schemas.results import BeforeTuning, FinetuneResult
 
 FEW, MANY = 30, 3000
@@ -60,3 +71,61 @@ def test_the_first_card_and_the_terminal_say_them() -> None:
     assert report["headline"][0]["value"] == "50.0 ± 8.6 %"
     report["remarks"] = ["board: a remark"]
     assert "board: a remark" in str(terminal_table(report)[0].caption)
+
+
+KNOWN = Uncertainty(samples=FEW, predictor_points=1.2)
+
+
+def _winners(**more: Any) -> Any:
+    """Two of them, as parts of what stages return."""
+    row = {
+        "digest": "a", "budget_ms": 2.0, "predicted_ms": 1.0, "measured_ms": 1.0, "within_budget": True, "macs": 1,
+        "parameters": 1, "resolution": 8, **more,
+    }  # fmt: skip
+    shares = (
+        {"predicted_accuracy": 0.5, "measured_accuracy": 0.5},
+        {"predicted_accuracy": 0.8, "measured_accuracy": 0.5},
+    )
+    return tuple(SimpleNamespace(**row, **share) for share in shares)
+
+
+def test_prefect_tells_of_a_search_with_errors() -> None:
+    refinement = SimpleNamespace(measured=1, failed=0, replaced=0, moved=0)
+    front = cast("Front", SimpleNamespace(winners=_winners(), uncertainty=KNOWN, refinement=refinement))
+    assert facts.front(front)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
+    assert facts.front(front)["validation accuracy"] == facts.refined(front)["validation accuracy"] == "50.0 ± 8.6 %"
+    joint = cast(
+        "JointFront", SimpleNamespace(winners=_winners(plan=SimpleNamespace(transfers=())), uncertainty=KNOWN, pieces=1)
+    )
+    assert facts.joint(joint)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
+    row = front_rows(front)[0]
+    assert (row["predicted accuracy"], row["validation accuracy"]) == ("50.0 ± 1.2 %", "50.0 ± 8.6 %")
+    assert row["test accuracy"] == "–"
+
+
+def test_prefect_tells_of_an_export_with_errors() -> None:
+    card = SimpleNamespace(digest="a", samples={"test": FEW}, files={}, adapted=None, macs=1, parameters=1)
+    largest = SimpleNamespace(latency=SimpleNamespace(p50_ms=1.0), own_choices=None)
+    parts: dict[str, Any] = {"subnets": (card,), "largest": largest, "uncertainty": KNOWN}
+    exports = cast("Exports", SimpleNamespace(winners=_winners(accuracy={"test": 0.5}), **parts))
+    assert facts.exported(exports)["test accuracy"] == "50.0 ± 8.6 %"
+    row = exported_rows(exports)[1]
+    assert (row["predicted accuracy"], row["test accuracy"]) == ("80.0 ± 1.2 %", "50.0 ± 8.6 %")
+    base = {"accuracy": 0.5, "measured_ms": 1.0, "macs": 1, "parameters": 1, "resolution": 8}
+    (row,) = report_rows({"base": base, "winners": [], "test_samples": FEW})
+    assert row["test accuracy"] == "50.0 ± 8.6 %"
+
+
+@pytest.mark.parametrize(("kind", "samples"), [("digits", FEW), ("glyph_scenes", None)])
+def test_stages_know_the_predictors_error_and_the_samples_of_shares(
+    kind: str, samples: int | None, tmp_path: Path
+) -> None:
+    stated = AccuracyValidation(
+        samples=FEW, standard_error_points=8.6, mean_error_points=1.2, max_error_points=2.0, kendall_tau=None, rows=(),
+        interactions=None,
+    )  # fmt: skip
+    stated.write(tmp_path / VALIDATION_FILE)
+    config = RunConfig.model_validate({"device": {"here": {"backend": "onnxruntime"}}, "data": {"kind": kind}})
+    output = Output(stage="sensitivities", key="k", folder=tmp_path, result={}, seconds=0.0, cached=False)
+    at = Context(cast("Run", None), config, SEARCH, "here", {"sensitivities": {"": output}})
+    assert at.uncertainty("here") == Uncertainty(samples=samples, predictor_points=1.2)

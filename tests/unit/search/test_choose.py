@@ -2,20 +2,24 @@
 
 from io import StringIO
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from tasks.artifacts import write_json
 from tasks.choose import WinnerRule, pick
 from tasks.choose.pick import resolve
+from tasks.choose.placed import joint_table, placed_tables
 from tasks.choose.rules import ENOUGH, ROUNDS, between, cheapest, choose, front, knee
-from tasks.choose.terminal import front_table
+from tasks.choose.terminal import chosen_tables, comparison_table, front_table
 from tasks.errors import UserError
+from tasks.schemas.accuracy import Uncertainty
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import Front, Hypervolume, Winner
+from tasks.schemas.placed import JointFront, PlacedWinner, PlanRow
 from tasks.schemas.subnets import Predicted
 
 SHARE = WinnerRule("accuracy_share", 0.9)
@@ -58,6 +62,13 @@ def with_winners(*rows: Winner) -> Front:
     return FOUND.model_copy(update={"winners": rows})
 
 
+def printed(table: RenderableType) -> str:
+    console = Console(width=200, file=StringIO())
+    console.print(table)
+    assert isinstance(console.file, StringIO)
+    return " ".join(console.file.getvalue().split())
+
+
 def shown(found: Front) -> str:
     console = Console(width=120, file=StringIO())
     console.print(front_table(found))
@@ -76,6 +87,61 @@ def test_budgets_above_the_whole_network_are_remarked() -> None:
     above = with_winners(row("dddd", 11, 0.9, 20), row("dddd", 11, 0.9, 40))
     assert "every budget is above the whole network" in shown(above)
     assert "every budget is above" not in shown(FOUND)
+
+
+KNOWN = Uncertainty(samples=100, predictor_points=1.2)
+FEW = "100 validation samples are too few to tell winners apart"
+
+
+def test_accuracies_of_winners_have_errors_and_small_splits_are_named() -> None:
+    measured = ROWS[2].model_copy(update={"measured_accuracy": 0.84})
+    text = printed(front_table(with_winners(*ROWS[:2], measured).model_copy(update={"uncertainty": KNOWN})))
+    assert "50.0 ± 1.2 %" in text, "predicted"
+    assert "84.0 ± 3.7 %" in text, "measured"
+    assert "90.0 ± 3.1 %" in text, "what predictions begin with is measured"
+    assert FEW in text
+    no_share = FOUND.model_copy(update={"uncertainty": Uncertainty(predictor_points=1.2)})
+    assert "80.0 ± 1.2 %" in printed(front_table(no_share))
+    assert FEW not in printed(front_table(no_share))
+    by_samples = FOUND.model_copy(update={"uncertainty": Uncertainty(samples=100)})
+    assert "80.0 ± 4.0 %" in printed(front_table(by_samples)), "an unknown predictor has the split's error"
+
+
+PLAN = PlanRow(bandwidth_mbps=1, latency_ms=1, stays=(), transfers=(), others_ms={})
+CHOSEN = {
+    **ROWS[1].to_json(),
+    "device": "here",
+    "rule": {"text": "the best within 2 ms"},
+    "base": {"name": "base model", "accuracy": 0.9, "samples": 400},
+    "largest_ms": 11.0,
+    "uncertainty": KNOWN.to_json(),
+    "indistinct": FEW,
+    "stopped": "optimal",
+    "architecture": {"elsewhere": {}, "sections": []},
+}
+
+
+def test_a_chosen_subnet_is_told_with_errors() -> None:
+    text = printed(chosen_tables(CHOSEN))
+    assert "80.0 ± 1.2 % predicted base model 90.0 ± 1.5 %" in text
+    assert FEW in text
+    text = printed(chosen_tables({**CHOSEN, "measured_accuracy": 0.84, "indistinct": None}))
+    assert "84.0 ± 3.7 % measured" in text
+    assert FEW not in text
+    placed = {**CHOSEN, "home_ms": 2.0, "plan": PLAN.to_json(), "coding": "fp32"}
+    assert "80.0 ± 1.2 % predicted base model 90.0 ± 1.5 %" in printed(placed_tables(placed))
+
+
+def test_winners_over_several_devices_and_compared_subnets_have_errors() -> None:
+    more: dict[str, Any] = {"coding": "fp32", "lost_points": 0.0, "home_ms": 1.0, "plan": PLAN}
+    rows = tuple(PlacedWinner(**one.model_dump(exclude_unset=True), **more) for one in ROWS)
+    found = JointFront(devices=("a", "b"), winners=rows, pieces=1, coding_points={}, settings={}, uncertainty=KNOWN)
+    text = printed(joint_table(found))
+    assert "80.0 ± 1.2 %" in text
+    assert FEW in text
+    sides = [{**one.to_json(), "word": one.digest, "elsewhere": {}} for one in ROWS[:2]]
+    pair = {"device": "here", "uncertainty": KNOWN.to_json(), "first": sides[0], "second": sides[1], "layers": []}
+    assert "80.0 ± 1.2 % +30.00 points" in printed(comparison_table(cast("Any", pair)))
 
 
 def test_a_budgets_winner_is_chosen_for_the_budget() -> None:

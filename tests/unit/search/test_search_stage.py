@@ -22,6 +22,8 @@ from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
+from tasks.schemas.accuracy import Uncertainty
+from tasks.schemas.front import Front
 from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, Settings, Target, run
 from tests.support.ir.networks import small_net
 
@@ -53,8 +55,12 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+KNOWN = Uncertainty(samples=1000, predictor_points=1.2)
+
+
 def search(supernet: Path, latency: Any, accuracy: AccuracyPredictor, settings: Settings, out: Path) -> Any:
-    return run(supernet, [Target(name="pi", latency=latency)], accuracy, settings, out, Silent())["pi"]
+    targets = [Target(name="pi", latency=latency)]
+    return run(supernet, targets, accuracy, settings, out, Silent(), uncertainty=KNOWN)["pi"]
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +191,7 @@ def test_an_exact_search_lists_the_whole_front(supernet: Path, accuracy: Accurac
     assert {row["digest"] for row in table} == {net.space.digest(net.space.decode(code)) for code in expected}
     whole = found["whole_front"]
     assert whole["error"] == 0
+    assert Front.read(tmp_path / FRONT_FILE).uncertainty == KNOWN
     assert whole["predicted_ms"] == sorted(whole["predicted_ms"]) == [row["predicted_ms"] for row in table]
     names = [variable.name for variable in net.space.variables]
     configs = [{name: row[name] for name in names if row[name] is not None} for row in table]
