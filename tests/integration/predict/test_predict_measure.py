@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,31 @@ def test_what_is_measured_again(lines: list[TimedLine], once: bool, several: boo
         assert measure._settled(lines, Calm(100.0), rounds) == settled
         assert measure._settled([line(5.0, None)] * rounds, Calm(float("nan")), rounds)
         assert not measure._settled([], Calm(float("nan")), rounds)
+
+
+class Named(Silent):
+    """Progress that remembers its bars."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        self.names.append(name)
+        with super().bar(name, total, done) as bar:
+            yield bar
+
+
+@pytest.mark.parametrize(
+    ("name", "further"), [("measure", "measure again"), ("measure winners again", "measure winners again once more")]
+)
+def test_no_bar_says_again_twice(name: str, further: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nothing: Any = None
+    monkeypatch.setattr(measure, "_settled", lambda *_: False)
+    monkeypatch.setattr(SubNetMeter, "_lines", lambda *_: iter([line(1.0, 100.0)]))
+    meter, shown = SubNetMeter(nothing, nothing, SETTINGS, ConversionLimits()), Named()
+    meter.measure_all([Subject("a", nothing, {})], tmp_path / "timed.jsonl", shown, name)
+    assert shown.names == [name, further, further]
 
 
 def test_models_share_the_part_of_the_slowdown_that_they_were_seen_to_share() -> None:

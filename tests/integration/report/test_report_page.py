@@ -316,3 +316,20 @@ def test_confusions_are_those_of_the_base_network_and_of_the_headlines_winner(da
     words = Page(render(data)).words
     assert "Confusions Test samples by class and by answer" in words
     assert "Confusions" not in Page(render({**data, "confusions": []})).words
+
+
+def test_page_counts_different_winners_and_fused_operators(data: Report) -> None:
+    (device,) = data["devices"]
+    best = {**device["winners"][0], "on_front": True}
+    other = {**device["winners"][0], "digest": device["base"]["digest"], "on_front": False}
+    operators = [
+        {**row, "fused": 7 if row is device["lut"]["operators"][0] else 0} for row in device["lut"]["operators"]
+    ]
+    lut = {**device["lut"], "fused": 7, "operators": operators}
+    page = Page(render({**data, "devices": [{**device, "winners": [best, best, other], "lut": lut}]}))
+    assert "3 budgets, 2 different winners, 1 of them on the measured front." in page.words
+    first = operators[0]
+    assert "operator count ok fused failed" in page.words
+    assert f"{first['operator']} {first['count']} {first['ok']} 7 {first['failed']} " in page.words
+    none = {**lut, "fused": 0}
+    assert " ok fused failed" not in Page(render({**data, "devices": [{**device, "lut": none}]})).words

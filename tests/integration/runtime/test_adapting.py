@@ -226,6 +226,14 @@ def test_other_limits_hold_from_the_next_request_on(written: Written, model: Dep
     assert model.limits.budget_ms == SMALL_MS * 1.6
 
 
+def test_the_state_tells_the_budget_of_each_run(written: Written, model: DeployedModel) -> None:
+    assert model.state.budget_ms == BUDGET_MS
+    model.set_limits(budget_ms=SMALL_MS * 1.6)
+    assert model.state.budget_ms == SMALL_MS * 1.6
+    with adaptive_runtime.load(written.folder, BUDGET_MS, prepares=False) as plain:
+        assert plain.state.budget_ms is None, "it does not adapt"
+
+
 def test_the_budget_is_that_of_a_request_however_many_runs_it_has(written: Written, model: DeployedModel) -> None:
     goes_to(model, written.x, written.large)
     x_NCHW = np.repeat(written.x, 4, axis=0)  # 4 runs of 16 or 5 ms in 40 ms

@@ -77,6 +77,21 @@ def test_the_page_shows_what_serves_and_follows_it(browser: Chrome, service: tup
     assert soon(lambda: "no answer" in browser.find_element(By.ID, "status").text)
 
 
+def test_answers_over_the_budget_and_past_their_deadlines_are_counted(
+    browser: Chrome, service: tuple[Served, str, str]
+) -> None:
+    running, _, _ = service
+    browser.get(f"{running.url}/")
+    state = running.state()
+    state |= {"answers": [{"latency_ms": ms, "exit": "whole"} for ms in (5.0, 8.0, 12.0)], "outcomes": {"late": 4}}
+    counted = []
+    for budget_ms in (8.0, 4.0, None):
+        state["model"]["budget_ms"] = budget_ms
+        shown = browser.execute_script("return facts(arguments[0])", state)
+        counted.append((shown["over the budget"], shown["past the deadline"]))
+    assert counted == [("1 of the latest 3 (8.00 ms)", "4"), ("3 of the latest 3 (4.00 ms)", "4"), ("no budget", "4")]
+
+
 def test_without_the_token_the_page_asks_for_it(browser: Chrome, service: tuple[Served, str, str]) -> None:
     running, first, _ = service
     browser.get(f"{running.url}/")

@@ -1,5 +1,6 @@
 """What devices, relays and servers say has no power over the terminal that shows it."""
 
+import asyncio
 import io
 import unicodedata
 
@@ -14,6 +15,7 @@ from adaptive_runtime.errors import AdaptiveError
 from flows.cli import entry
 from profiling_agents.lines import LAYOUT, UNSEEN, printable
 from profiling_agents.messages import AgentError
+from profiling_agents.serving.puller import Local, Puller
 from tailor_ir.errors import TailorError
 from tasks.pages.console import PlainConsole
 
@@ -56,3 +58,20 @@ def test_a_console_shows_foreign_names_as_text_and_keeps_its_own_colours() -> No
     assert "\\x1b]0;owned" in shown
     for sequence in ("\x1b]0", "\x07", "\x1b[2Jx", "\x9b", "\u202e", "\x00"):
         assert sequence not in shown
+
+
+def test_an_agent_that_pulls_tells_of_its_relay_without_the_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def give_up(_: float) -> None:
+        raise InterruptedError
+
+    async def first_pull() -> None:
+        await Puller("http://user:secret@127.0.0.1:1", "t", None, Local("http://127.0.0.1:1", "t")).connect()
+
+    monkeypatch.setattr(asyncio, "sleep", give_up)  # before it tries again
+    with pytest.raises(InterruptedError):
+        asyncio.run(first_pull())
+    said = capsys.readouterr().err
+    assert "relay http://user:***@127.0.0.1:1: " in said
+    assert "secret" not in said

@@ -1,5 +1,6 @@
 """A network that comes trained: a lower learning rate, and its weights back where fine-tuning did harm."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,12 +10,17 @@ import torch
 
 from flows.config import RunConfig
 from tailor_ir import SuperNet
+from tasks import base
+from tasks.data import DataSettings
 from tasks.evaluation.ends import Ends
 from tasks.evaluation.subnets import Accuracy
-from tasks.finetune import Settings
+from tasks.finetune import Settings, checkpoint, launcher
+from tasks.finetune.job import Job
 from tasks.finetune.networks.better import BeforeWeights
 from tasks.finetune.phases import GENTLE, REFINING, phases_of
+from tasks.finetune.settings import BaseSettings, TrainSettings
 from tasks.problems import Tallied
+from tasks.progress import Silent
 
 ONNX = {"kind": "onnx", "path": "net.onnx"}
 IMAGES = 100
@@ -88,3 +94,66 @@ def test_the_better_weights_are_kept_and_harm_is_said(after: tuple[int, int], ke
     assert (ends.largest.share, ends.smallest.share) == ((1.0, 0.1) if kept else tuple(one / IMAGES for one in after))
     assert told.is_worse is bool(lines) is (said is not None)
     assert not said or said in lines[0]
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_base_network_of_no_epochs_is_taken_as_it_is(
+    epochs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[str] = []
+
+    def trained(*_: Any) -> int:
+        calls.append("train")
+        return 8
+
+    split = SimpleNamespace(classes=2, form=SimpleNamespace(size=1), problem=None, class_names=())
+    images = SimpleNamespace(calibration=lambda size: None, batches=lambda size: None, problem=None)
+    stubs = {
+        "load_splits": dict.fromkeys(("train", "validation", "test"), split),
+        "create": torch.nn.Linear(1, 2),
+        "needs_training": True,
+        "EvaluationData": images,
+        "tallied": Tallied(0.5, 1.0, np.ones(2)),
+        "confusion_of": None,
+        "append_confusions": None,
+    }
+    for name, found in stubs.items():
+        monkeypatch.setattr(base, name, lambda *_, found=found, **__: found)
+    monkeypatch.setattr(base, "recalibrate_module", lambda *_: calls.append("recalibrate"))
+    monkeypatch.setattr(base, "_train", trained)
+    settings = BaseSettings.model_validate({"epochs": epochs, "device": "cpu"})
+    nothing: Any = None
+    result = base.run(settings, nothing, nothing, tmp_path, Silent())
+    assert (result["trained"], result["micro_batch"]) == ((True, 8) if epochs else (False, None))
+    assert calls == (["train", "recalibrate"] if epochs else [])
+
+
+class Told(Silent):
+    """Progress that remembers its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_training_tells_its_steps_when_it_begins(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    train = TrainSettings(epochs=2, batch_size=32, micro_batch=16, processes=2, device="cpu")
+    job = Job(
+        folder=tmp_path, data=DataSettings(kind="digits"), total_steps=6, steps_per_epoch=3, last_batch=5, train=train
+    )
+    if goes_on:
+        job.checkpoint.touch()
+    is_finished = iter([False, True])
+    monkeypatch.setattr(launcher, "_is_finished", lambda _: next(is_finished))
+    monkeypatch.setattr(launcher, "_run", lambda *_: (0, ()))
+    monkeypatch.setattr(checkpoint, "mend", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "finished_steps", lambda _: 0)
+    told = Told()
+    launcher.launch(job, "fine-tuning", told)
+    steps = "2 epochs of 3 steps with batches of 32, the last of 5; 6 steps: few; a smaller batch_size makes more"
+    assert told.lines == ([] if goes_on else [f"fine-tuning: {steps}"])
