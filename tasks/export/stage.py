@@ -102,10 +102,9 @@ def run(
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`, beside `confusions.jsonl`.
 
-    `data`: split -> images to state the accuracy on; those of the first check the files. `batch`: samples of an ONNX file. The
-    caller holds the device's lease. An earlier call's results stay. Winners are always timed here, others come from the store.
-    `substitutes`: for missed budgets. `implementations`: of operators. `policies`: of SubNets. `rules`, `formats` and
-    `placements`: of the bundle. `elsewhere`: winners of other devices. UserError for side files of no winner; AgentError.
+    `data`: split -> images to state the accuracy on; those of the first check the files. `batch`: samples of an ONNX file.
+    The caller holds the device's lease. Winners are always timed here, others come from the store. `substitutes`: for missed
+    budgets. `rules`, `formats`, `placements`: of the bundle. `elsewhere`: other devices' winners. UserError: side files.
     """
     front, device = read_front(search / FRONT_FILE), client.capabilities()
     _require(settings, net := tailor_ir.load(supernet, batch=batch), device, implementations)
