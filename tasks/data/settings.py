@@ -82,7 +82,7 @@ WORDED = (*WRITTEN, "table")
 WORDS = {"table": 32}
 """Words of a text that is one of several inputs."""
 SEVERAL = ("seen_and_felt", "table")
-"""Kinds whose samples have several inputs."""
+"""Kinds whose samples have several inputs, or may have."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class for each image."""
 Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr", "word_accuracy"]
@@ -198,7 +198,7 @@ class DataSettings(BaseModel):
     """What the fields of a line are called (kinds jsonl and tagged_jsonl)."""
     inputs: dict[ArgumentName, TableInput] | None = None
     """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image` or `sound`, whose
-    column has names of files, `text`, whose column has texts, or the columns of its numbers."""
+    column has names of files, `text`, whose column has texts, or the columns of its numbers. One image alone is one, too."""
     targets: tuple[ArgumentName, ...] | None = None
     """Columns with a class each (kind table), each of which networks answer; null: the column `label` alone."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
@@ -265,9 +265,12 @@ class DataSettings(BaseModel):
         for name in ("inputs", "words"):
             if (self.kind == "table") != (getattr(self, name) is not None):
                 raise ValueError(f"data.{name} is for data.kind=table, which needs it, not {self.kind}")
-        if self.inputs is not None and (len(self.inputs) < 2 or not {"image", "sound"} & set(self.inputs.values())):
+        if self.inputs is None or self.has_one_image:
+            return
+        if len(self.inputs) < 2 or not {"image", "sound"} & set(self.inputs.values()):
             told = ", ".join(f"{name}: {value}" for name, value in self.inputs.items()) or "none"
-            raise ValueError(f"data.inputs={{{told}}}; allowed: two or more, of which one is an image or a sound")
+            allowed = "one image, or two or more inputs, of which one is an image or a sound"
+            raise ValueError(f"data.inputs={{{told}}}; allowed: {allowed}")
 
     def _check_targets(self) -> None:
         """ValueError for targets, or a metric, that are not for the kind."""
@@ -292,6 +295,11 @@ class DataSettings(BaseModel):
             raise ValueError(f"data.upscale=1 with data.kind=small_glyphs; allowed: 2 to {MOST_UPSCALE}")
 
     @property
+    def has_one_image(self) -> bool:
+        """Whether a row of a table is one image, as samples of other kinds are."""
+        return list((self.inputs or {}).values()) == ["image"]
+
+    @property
     def title(self) -> str:
         """How runs with this data are called."""
         return self.name or self.kind
@@ -299,7 +307,7 @@ class DataSettings(BaseModel):
     @property
     def sample(self) -> str:
         """What one of the data is called in messages."""
-        if self.kind in SEVERAL:
+        if self.kind in SEVERAL and not self.has_one_image:
             return "sample"
         return "text" if self.kind in WRITTEN else "image"
 

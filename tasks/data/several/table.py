@@ -80,6 +80,8 @@ class TableSamples:
 
         UserError: no word is there often enough.
         """
+        if self._settings.has_one_image:
+            return
         length = self._settings.words
         assert length is not None
         vocabulary: Vocabulary | None = None
@@ -108,9 +110,11 @@ class TableSamples:
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """Images (B, C, H, W), spectrograms of sounds (B, 1, H, W), texts (B, T) and numbers (B, V).
 
-        All images of a sample are cut and flipped alike by `draws`, which change sounds and leave out words, too.
+        All images of a sample are cut and flipped alike by `draws`, which change sounds and leave out words, too. An image
+        that is the only input is a tensor by itself, as of other kinds of data.
         """
-        return tuple(self._input(name, wanted, indices, draws) for name, wanted in self._inputs.items())
+        found = tuple(self._input(name, wanted, indices, draws) for name, wanted in self._inputs.items())
+        return found[0] if self._settings.has_one_image else found
 
     def _input(self, name: str, wanted: TableInput, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         if wanted == "image":

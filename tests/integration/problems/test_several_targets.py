@@ -21,7 +21,7 @@ from tasks import compile as compile_stage
 from tasks import report
 from tasks.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load, load_splits
-from tasks.data.batches import tensors
+from tasks.data.batches import only, tensors
 from tasks.errors import UserError
 from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.finetune.losses import soft_cross_entropy
@@ -29,12 +29,14 @@ from tasks.given import evaluate_file
 from tasks.models import ModelSettings, create
 from tasks.problems import SEVERAL_CLASSES
 from tests.support.ir.networks import ResidualBlock
-from tests.support.problems.stages import SmallRun
+from tests.support.problems.stages import IN_A_BUNDLE, SmallRun
 
 SIDE, ROWS = 16, 240
 HEADS = {"light": 2, "warmth": 3}
 NAMES = ("light: bright", "light: dark", "warmth: cold", "warmth: hot", "warmth: warm")
 MODEL = ModelSettings(kind="callable", name=f"{__file__}:network")
+FIRST = {"light": 0, "warmth": 2}
+"""The first class of each target."""
 SPACE = {"resolution": [8, SIDE], "*.expand_ratio": [1, 2]}
 
 
@@ -85,6 +87,66 @@ def _settings(folder: Path, **options: object) -> DataSettings:
     return DataSettings.model_validate(
         {"kind": "table", "path": folder, "workers": 1, "augment": False, **own, **options}
     )
+
+
+class Seen(nn.Module):
+    """An image (B, C, H, W) alone -> logits (B, K) of each head by name."""
+
+    def __init__(self, heads: Mapping[str, int], channels: int) -> None:
+        super().__init__()
+        stem = nn.Conv2d(channels, 8, 3, stride=2, padding=1, bias=False)
+        self.seen = nn.Sequential(stem, nn.BatchNorm2d(8), nn.ReLU(), ResidualBlock(8, 16))
+        self.heads = nn.ModuleDict({name: nn.Linear(8, count) for name, count in heads.items()})
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen = self.seen(x).mean((2, 3))
+        return {name: head(seen) for name, head in self.heads.items()}
+
+
+def network_of_an_image(num_classes: int, in_chans: int, heads: Mapping[str, int]) -> nn.Module:
+    assert num_classes == sum(heads.values())
+    return Seen(heads, in_chans)
+
+
+def _tinted(folder: Path) -> DataSettings:
+    """A table of photos alone, whose brightness tells how light it is, and whose colour how warm."""
+    rng = np.random.default_rng(0)
+    (folder / "files").mkdir(parents=True)
+    lines = ["photo,light,warmth"]
+    for row in range(ROWS):
+        light, warmth = row % 2, row // 2 % 3
+        pixels = rng.normal(50 + 70 * light, 8, (20, 20, 3))
+        pixels[..., warmth] += 80
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / "files" / f"{row}.png")
+        lines.append(f"files/{row}.png,{('dark', 'bright')[light]},{('hot', 'warm', 'cold')[warmth]}")
+    (folder / "days.csv").write_text("\n".join(lines))
+    return _settings(folder, inputs={"photo": "image"})
+
+
+def test_several_classes_of_one_image_go_from_a_table_to_a_bundle(tmp_path: Path) -> None:
+    data = _tinted(tmp_path / "days")
+    model = ModelSettings(kind="callable", name=f"{__file__}:network_of_an_image")
+    run = SmallRun("one_image", data, files=IN_A_BUNDLE.model_copy(update={"formats": ("onnx",)}))
+    sources = run.from_network(tmp_path, model, SPACE, steps=8, epochs=8)
+    export = sources.devices[0].export
+    for card in read_json(export / RESULT_FILE)["subnets"]:
+        assert (card["problem"], tuple(card["classes"])) == ("several_classes", NAMES)
+        assert card["preparation"]["crop"] == "central square"
+        assert card["accuracy"]["test"] > 0.8, "at random it is 0.42"
+    x, target_BT = next(iter(load(data, "test").batches(ROWS)))
+    with adaptive_runtime.load(export / "bundle", prepares=False) as served:
+        labels = served.infer(only(x).numpy()).labels
+    assert labels is not None
+    right = [labels[name] - first == target_BT[:, at].numpy() for at, (name, first) in enumerate(FIRST.items())]
+    assert np.mean(right) > 0.8
+    timm = create(
+        ModelSettings(kind="timm", name="mobilenetv3_small_050", pretrained=False),
+        5,
+        load(data, "train").form,
+        problem=load(data, "train").problem,
+    )
+    assert isinstance(timm, nn.Module)
+    assert timm.eval()(only(x)[:2]).shape == (2, 5)
 
 
 @pytest.fixture(scope="module")

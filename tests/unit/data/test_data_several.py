@@ -216,8 +216,13 @@ def test_a_broken_picture_is_told_with_its_row(tmp_path: Path) -> None:
     ("options", "told"),
     [
         ({"inputs": None}, "data.inputs is for data.kind=table, which needs it"),
-        ({"inputs": {"photo": "image"}}, "data.inputs={photo: image}; allowed: two or more, of which one is an image"),
-        ({"inputs": {"a": ("x",), "b": ("y",)}}, "allowed: two or more, of which one is an image"),
+        (
+            {"inputs": {"noise": "sound"}},
+            "data.inputs={noise: sound}; allowed: one image, or two or more inputs, of which",
+        ),
+        ({"inputs": {"note": "text"}}, "data.inputs={note: text}; allowed: one image, or two or more inputs, of which"),
+        ({"inputs": {}}, "data.inputs={none}; allowed: one image, or two or more inputs, of which one is an image"),
+        ({"inputs": {"a": ("x",), "b": ("y",)}}, "allowed: one image, or two or more inputs, of which one is an image"),
         ({"kind": "imagefolder"}, "data.inputs is for data.kind=table, which needs it, not imagefolder"),
         ({"inputs": {"my photo": "image", "b": ("y",)}}, "String should match pattern"),
     ],
@@ -225,6 +230,28 @@ def test_a_broken_picture_is_told_with_its_row(tmp_path: Path) -> None:
 def test_inputs_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, object], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         table(tmp_path, **options)
+
+
+@pytest.mark.parametrize("targets", [None, ("celsius", "label")])
+def test_a_table_of_one_image_gives_images_as_other_data_do(tmp_path: Path, targets: tuple[str, ...] | None) -> None:
+    written(tmp_path)
+    settings = table(tmp_path, inputs={"photo": "image"}, targets=targets)
+    assert (settings.sample, settings.problem) == ("image", "several_classes" if targets else "classification")
+    train = load(settings, "train")
+    assert (train.form.line, train.form.names, train.form.facts) == ("3x16x16", (), {"in_chans": 3})
+    x_BCHW, target = next(iter(train.batches(6, resolution=8, seed=0)))
+    assert isinstance(x_BCHW, torch.Tensor)
+    assert x_BCHW.shape == (6, 3, 8, 8)
+    assert target.shape == ((6, 2) if targets else (6,))
+    names = ("celsius: 5", "celsius: 25") if targets else ()
+    assert train.class_names[: len(names)] == names
+    assert train.class_names[len(names) :] == tuple(
+        f"{'label: ' * bool(targets)}{one}" for one in ("ac", "ad", "bc", "bd")
+    )
+    assert describe(train).inputs is None
+    changed(4, 0, "away.png")(tmp_path / "samples.csv")
+    with pytest.raises(UserError, match=r"row 4: column 'photo' names 'away.png'"):
+        load(settings, "train")
 
 
 def test_the_description_tells_inputs_and_their_scale(tmp_path: Path) -> None:

@@ -125,6 +125,14 @@ def test_a_text_among_several_inputs_is_refused_where_texts_alone_are(words: lis
     validate(RunConfig, compose_config("config", [*other, "data.inputs={photo:image,note:text}"]))
 
 
+def test_several_targets_of_one_image_can_do_what_images_can_and_is_not_by_one_class() -> None:
+    own = ["data=table", "data.path=garden", "data.inputs={photo:image}", "data.targets=[plant,state]"]
+    config = validate(RunConfig, compose_config("config", [*own, "export.formats=[onnx,ncnn]", "export.placed=true"]))
+    assert (config.data.sample, config.model.kind) == ("image", "timm")
+    with pytest.raises(UserError, match=r"space.exits with data.kind=table: several_classes cannot do it yet: samples"):
+        validate(RunConfig, compose_config("config", [*own, "space.exits=auto"]))
+
+
 def test_what_goes_by_right_answers_is_refused_where_the_score_is_another() -> None:
     words = ["data.metric=macro_f1", "space.exits=auto"]
     wanted = "space.exits with data.kind=noisy_digits: classification by macro F1 cannot do it yet: .* right answers"
