@@ -58,12 +58,13 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
 def _check_images(net: tailor_ir.SuperNet, supernet: Path, train: Dataset) -> None:
     """Refuse a SuperNet whose shapes do not fit the data; a SuperNet that no run made has no description of its data."""
     where, form = f"supernet '{supernet}'", train.form
-    if fault := form.fault(net.input_shapes(net.max_config)):
+    shapes = net.input_shapes(net.max_config)
+    if fault := form.fault(shapes):
         raise UserError(
             where,
             f"takes {fault}",
             allowed=f"{form.line}, the data's {form.called}",
-            next_step="give the data options of the run that made it",
+            next_step=form.advice({name: shape[1:] for name, shape in shapes.items()}, "compile"),
         )
     graph = net.structure.graph
     check_shapes(

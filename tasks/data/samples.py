@@ -6,7 +6,7 @@ Legend: B batch, C channels, H height, W width, T words.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ from adaptive_runtime.signals import Spectrogram
 from adaptive_runtime.texts import TextPreparation
 from importing.lazy import Later
 from tasks.data.batches import Inputs, each
-from tasks.data.settings import DataSettings
+from tasks.data.settings import LEAST_SIDE, MOST_SIDE, DataSettings
 from tasks.data.source import OtherInput, Scaling
 from tasks.errors import UserError
 
@@ -72,11 +72,12 @@ def _lacks(sample: str, *, has_text: bool) -> Mapping[str, str]:
 class SampleForm(NamedTuple):
     """Of the only input, or of one of several. shape: in the data's own size, an image (C, H, W) float32, or a text (T,) int64.
 
-    words: numbers of words are below it; None: samples are images, or numbers beside them.
+    words: numbers of words are below it; None: samples are images, or numbers beside them. of_signal: images are spectrograms.
     """
 
     shape: tuple[int, ...]
     words: int | None = None
+    of_signal: bool = False
 
     @property
     def size(self) -> Size:
@@ -116,6 +117,32 @@ class SampleForm(NamedTuple):
         """What a network of these inputs (N, …) takes, where it is not such samples."""
         own = [shape[1:] for shape in shapes.values()]
         return None if own == [self.shape] else ", ".join(map(_sizes, own))
+
+    def advice(self, taken: Mapping[str, Sequence[int | None]], made: str, length: str = "data.resolution") -> str:
+        """What can be done where a network takes these sizes of a sample, None those that are open, and not its shape.
+
+        made: what gives it other sizes, such as "export". length: the option that has the number of words.
+        """
+        again = f"{made} it for {self.line}"
+        sizes = next(iter(taken.values()))
+        if len(taken) > 1 or len(sizes) != len(self.shape):
+            return again
+        if self.words is not None:
+            return f"set {length}={sizes[0]}, or {again}" if _is_side(sizes[0]) else again
+        if not is_image(self.shape):
+            return again
+        channels, sides = sizes[0], {side for side in sizes[1:] if side is not None}
+        if len(sides) > 1:
+            return f"{again}: images of the data are square, with channels first (tailor_ir.compile takes others, too)"
+        side = next(iter(sides), self.shape[1])
+        options = {
+            "data.resolution": (side, self.shape[1]),
+            "data.channels": (channels or self.shape[0], self.shape[0]),
+        }
+        other = [f"{name}={size}" for name, (size, own) in options.items() if size != own]
+        if not _is_side(side) or (channels not in (None, self.shape[0]) and (self.of_signal or channels not in (1, 3))):
+            return again
+        return f"set {' and '.join(other)}, or {again}"
 
     def numbers(self, size: Size) -> int:
         """How many a sample has, in a size."""
@@ -184,6 +211,13 @@ class SeveralInputs(NamedTuple):
         same = list(own.items()) == [(name, one.shape) for name, one in self.inputs.items()]
         return None if same else _told(own)
 
+    def advice(self, taken: Mapping[str, Sequence[int | None]], made: str) -> str:
+        """As `SampleForm.advice`, by what a network takes of each input."""
+        if list(taken) != list(self.inputs):
+            return f"{made} it with inputs {', '.join(self.inputs)}, in this order"
+        name = next(name for name, one in self.inputs.items() if tuple(taken[name]) != one.shape)
+        return self.inputs[name].advice({name: taken[name]}, made, "data.words")
+
     def numbers(self, size: Size) -> int:
         """How many a sample has, with images in a size."""
         return sum(one.numbers(size) if is_image(one.shape) else math.prod(one.shape) for one in self.inputs.values())
@@ -205,6 +239,11 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3
 
 
+def _is_side(size: int | None) -> bool:
+    """Whether data can be so many pixels high and wide, or texts so many words long."""
+    return size is not None and LEAST_SIDE <= size <= MOST_SIDE
+
+
 def image_form(channels: int, resolution: int) -> SampleForm:
     """Of square images."""
     return SampleForm((channels, resolution, resolution))
@@ -212,7 +251,8 @@ def image_form(channels: int, resolution: int) -> SampleForm:
 
 def form_of(settings: DataSettings, scaling: Scaling) -> AnyForm:
     """Of data that come in such a scaling."""
-    image = image_form(settings.channels, settings.resolution)
+    of_signal = scaling.spectrogram is not None
+    image = image_form(settings.channels, settings.resolution)._replace(of_signal=of_signal)
     if scaling.inputs is not None:
         return SeveralInputs({name: image if one is None else _form_of(one) for name, one in scaling.inputs.items()})
     return image if scaling.vocabulary is None else SampleForm((settings.resolution,), scaling.vocabulary.size)
@@ -222,7 +262,9 @@ def _form_of(one: OtherInput) -> SampleForm:
     """Of one of several inputs that is no image."""
     if isinstance(one, TextPreparation):
         return SampleForm((one.length,), one.words)
-    return image_form(one.channels, one.bands) if isinstance(one, Spectrogram) else SampleForm(one.shape)
+    if isinstance(one, Spectrogram):
+        return image_form(one.channels, one.bands)._replace(of_signal=True)
+    return SampleForm(one.shape)
 
 
 def placed(x: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:

@@ -52,6 +52,8 @@ RESOLUTIONS = {
     "table": 224,
 }
 """Height and width by kind, in pixels; words of a text."""
+LEAST_SIDE, MOST_SIDE = 8, 1024
+"""Of `resolution`."""
 DRAWN = {
     "noisy_digits": 4 * 1797,
     "sounds": 6000,
@@ -201,7 +203,9 @@ class DataSettings(BaseModel):
     column has names of files, `text`, whose column has texts, or the columns of its numbers. One image alone is one, too."""
     targets: tuple[ArgumentName, ...] | None = None
     """Columns with a class each (kind table), each of which networks answer; null: the column `label` alone."""
-    resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
+    resolution: int = Field(
+        default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=LEAST_SIDE, le=MOST_SIDE
+    )
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one. Of
     texts: the number of words; longer ones are cut, and SubNets of smaller lengths take the first words."""
     upscale: int = Field(

@@ -37,11 +37,12 @@ def check_answer(
             answer = module(*tensors(form.last_words(SAMPLES)))
     except USERS_ENDS as error:
         shapes = " and ".join(str(tuple(one.shape)) for one in tensors(form.last_words(SAMPLES)))
-        takes = f"check that it takes {' and '.join(form.facts)}"
+        square = f"{form.line}: images of the data are square, of data.resolution and data.channels"
+        takes = " and ".join(form.facts) if form.names or form.words else square
         raise UserError(
             where,
             f"cannot run on {form.called} of shape {shapes}: {told(error, own_code)}",
-            next_step=takes if form.names or form.words else "check data.resolution",
+            next_step=f"check that it takes {takes}",
         ) from error
     finally:
         for part, training in modes:

@@ -39,7 +39,7 @@ def network_of_file(
         allowed = f"{', '.join(form.names)}, in this order" if form.names else f"one, of {form.called}"
         raise UserError(where, f"{len(inputs)} inputs ({names})", allowed=allowed)
     for value in inputs:
-        _check_input(where, value, wanted[value.name], form.called)
+        _check_input(where, value, wanted[value.name], form)
     taken = _taken(where, [value.name for value in model.graph.output], settings.outputs, classes, problem)
     _keep(where, model.graph, taken, problem.heads)
     check_shapes(where, [_sizes(value) for value in model.graph.output], classes, problem, form.size[-1])
@@ -113,8 +113,8 @@ def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in dims)
 
 
-def _check_input(where: str, value: onnx.ValueInfoProto, form: SampleForm, called: str) -> None:
-    """UserError when the file takes other samples than the data are."""
+def _check_input(where: str, value: onnx.ValueInfoProto, form: SampleForm, samples: AnyForm) -> None:
+    """UserError when the file takes another input than it is of the data's samples."""
     wanted, sizes, element = form.shape, _sizes(value), value.type.tensor_type.elem_type
     if form.words is not None and element != onnx.TensorProto.INT64:
         got = f"takes {onnx.TensorProto.DataType.Name(element)}"
@@ -126,6 +126,8 @@ def _check_input(where: str, value: onnx.ValueInfoProto, form: SampleForm, calle
         raise UserError(
             where,
             f"takes {'x'.join('?' if size is None else str(size) for size in sizes[1:])}",
-            allowed=f"{form.line}, the data's {called}",
-            next_step="set data.resolution and data.channels, or export it for these",
+            allowed=f"{form.line}, the data's {samples.called}",
+            next_step=form.advice(
+                {value.name: sizes[1:]}, "export", "data.words" if samples.names else "data.resolution"
+            ),
         )

@@ -92,8 +92,13 @@ def test_of_a_supernet_that_no_run_made_the_shapes_are_compared(network: nn.Modu
     assert remembered(tmp_path / "own") is None
     assert "largest_test_accuracy" in evaluate_supernet(tmp_path / "own", DIGITS, 64)
     larger = DIGITS.model_copy(update={"resolution": 48})
-    with pytest.raises(UserError, match=r"supernet '.*own': takes 3x32x32; allowed: 3x48x48, the data's images"):
+    with pytest.raises(
+        UserError, match=r"supernet '.*own': takes 3x32x32; .* data's images; set data.resolution=32, or c"
+    ):
         evaluate_supernet(tmp_path / "own", larger, 64)
+    tailor_ir.compile(network, torch.zeros(1, 3, 32, 64)).save(tmp_path / "wide")
+    with pytest.raises(UserError, match=r"takes 3x32x64; .*; compile it for 3x32x32: images of the data are square"):
+        evaluate_supernet(tmp_path / "wide", DIGITS, 64)
     glyphs = DataSettings(kind="glyphs", classes=12, images=2000, resolution=32)
     with pytest.raises(UserError, match=r"supernet '.*own': gives 10 outputs; allowed: 12, the classes of the data"):
         evaluate_supernet(tmp_path / "own", glyphs, 64)

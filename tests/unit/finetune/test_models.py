@@ -15,9 +15,11 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from tailor_ir import TailorError
-from tasks.data.samples import image_form
+from tasks.data.samples import SampleForm, SeveralInputs, image_form
 from tasks.errors import UserError
 from tasks.models import ModelSettings, create, needs_training, weights_source
+
+PHOTO_AND_NOTE = SeveralInputs({"photo": image_form(3, 32), "note": SampleForm((32,), 900)})
 
 
 def make(**options: object) -> nn.Module | onnx.ModelProto:
@@ -155,9 +157,14 @@ def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
         (
             [[1, 3, 64, 64]],
             [[1, 10]],
-            r"takes 3x64x64; allowed: 3x32x32, the data.s images; set data.resolution",
+            r"takes 3x64x64; allowed: 3x32x32, the data.s images; set data.resolution=64, or export it for 3x32x32",
         ),
-        ([["b", 1, "h", "w"]], [[1, 10]], r"takes 1x\?x\?; allowed: 3x32x32"),
+        ([["b", 1, "h", "w"]], [[1, 10]], r"takes 1x\?x\?; allowed: 3x32x32.*; set data.channels=1, or export it for"),
+        ([[1, 3, 48, 64]], [[1, 10]], r"takes 3x48x64; .*images; export it for 3x32x32: images of the data are square"),
+        ([[1, 32, 32, 3]], [[1, 10]], r"takes 32x32x3; .*; export it for 3x32x32: .* with channels first"),
+        ([[1, 4, 64, 64]], [[1, 10]], r"takes 4x64x64; allowed: 3x32x32, the data.s images; export it for 3x32x32$"),
+        ([[1, 3, 2048, 2048]], [[1, 10]], r"takes 3x2048x2048; .*images; export it for 3x32x32$"),
+        ([[1, 3072]], [[1, 10]], r"takes 3072; allowed: 3x32x32, the data.s images; export it for 3x32x32$"),
     ],
 )
 def test_onnx_file_of_another_task_or_other_images_is_refused(
@@ -166,6 +173,28 @@ def test_onnx_file_of_another_task_or_other_images_is_refused(
     onnx.save(onnx_model(inputs, outputs), tmp_path / "net.onnx")
     with pytest.raises(UserError, match=rf"model file .*net\.onnx': {line}"):
         make(kind="onnx", path=tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    ("form", "taken", "line"),
+    [
+        (
+            SampleForm((1, 64, 64), of_signal=True),
+            {"x": (1, 32, 32)},
+            "set data.resolution=32, or export it for 1x64x64",
+        ),
+        (SampleForm((1, 64, 64), of_signal=True), {"x": (3, 32, 32)}, "export it for 1x64x64"),
+        (SampleForm((32,), 900), {"x": (48,)}, "set data.resolution=48, or export it for 32"),
+        (image_form(3, 32), {"x": (3, 32, 32), "y": (2,)}, "export it for 3x32x32"),
+        (PHOTO_AND_NOTE, {"photo": (3, 32, 32), "note": (12,)}, "set data.words=12, or export it for 32"),
+        (PHOTO_AND_NOTE, {"photo": (3, 24, 24), "note": (12,)}, "set data.resolution=24, or export it for 3x32x32"),
+        (PHOTO_AND_NOTE, {"note": (32,), "photo": (3, 32, 32)}, "export it with inputs photo, note, in this order"),
+    ],
+)
+def test_advice_names_options_that_help_alone(
+    form: SampleForm | SeveralInputs, taken: dict[str, tuple[int, ...]], line: str
+) -> None:
+    assert form.advice(taken, "export") == line
 
 
 def onnx_model(inputs: Sequence[Sequence[int | str]], outputs: Sequence[Sequence[int | str]]) -> onnx.ModelProto:
@@ -229,7 +258,11 @@ def wrong(num_classes, in_chans):
         ("make", {"kind": "two outputs"}, r"gives 2 outputs; allowed: one tensor"),
         ("make", {"kind": "names"}, r"gives 2 outputs; allowed: one tensor"),
         ("make", {"kind": "text"}, r"gives list; allowed: one tensor"),
-        ("make", {"kind": "forward"}, r"cannot run on images .*: ValueError \(too dark\) at own_nets\.py:14"),
+        (
+            "make",
+            {"kind": "forward"},
+            r"cannot run on images .*: ValueError \(too dark\) at own_nets\.py:14; check that it takes 3x32x32: images of",
+        ),
         ("broken", {}, r"raises NameError \(.*'nothing'.*\) at own_nets\.py:34; mend it"),
         ("wrong", {}, r"raises TypeError \(.*\) at own_nets\.py:37; mend it"),
     ],
