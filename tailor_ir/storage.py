@@ -54,6 +54,8 @@ def load(folder: Path) -> tuple[Graph, Tensors, SpaceSpec | None]:
 def _document(folder: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads((folder / GRAPH_FILE).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise _unreadable(folder, "nested too deep") from error
     except (OSError, ValueError) as error:
         raise _unreadable(folder, error) from error
     found = document.get("format")
@@ -64,7 +66,7 @@ def _document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _unreadable(folder: Path, error: Exception) -> ImportFailed:
+def _unreadable(folder: Path, error: Exception | str) -> ImportFailed:
     return ImportFailed(f"SuperNet '{folder}': cannot be read ({error}); compile it again")
 
 

@@ -1,5 +1,6 @@
 """The protocol of all kinds of data: labels at once, images on demand."""
 
+import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -197,15 +198,30 @@ def require_folder(root: Path) -> None:
         raise UserError(f"data folder '{root}'", got, next_step="choose another with data.path=FOLDER")
 
 
-def check_files(root: Path) -> None:
-    """UserError for what no reader can take: a name that is not UTF-8, a pipe or a device, which would be waited for."""
-    with os.scandir(root) as entries:
-        for entry in entries:
-            check_name(entry.path)
-            if entry.is_dir():
-                check_files(Path(entry.path))
-            elif not entry.is_file() and Path(entry.path).exists():
-                raise UserError(f"data file '{entry.path}'", "is a pipe, socket or device", next_step="remove it")
+def check_files(root: Path, above: Sequence[os.stat_result] = ()) -> None:
+    """UserError for what no reader can take: a name that is not UTF-8, a pipe or a device, which would be waited for.
+
+    Links that lead in a circle are such, too. above: of the folders that `root` is in.
+    """
+    try:
+        own = root.stat()
+        if any(os.path.samestat(own, one) for one in above):
+            raise OSError(errno.ELOOP, "", str(root))
+        with os.scandir(root) as entries:
+            for entry in entries:
+                check_name(entry.path)
+                if entry.is_dir():
+                    check_files(Path(entry.path), (*above, own))
+                elif not entry.is_file() and Path(entry.path).exists():
+                    raise UserError(f"data file '{entry.path}'", "is a pipe, socket or device", next_step="remove it")
+    except OSError as error:
+        file = Path(error.filename or root)
+        if error.errno != errno.ELOOP:
+            raise unreadable(file, error) from error
+        allowed = "a folder whose links lead to files and to other folders"
+        raise UserError(
+            "data.path", f"link '{file}' leads in a circle", allowed=allowed, next_step="remove it"
+        ) from error
 
 
 def check_name(path: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import tailor_ir
 from adaptive_runtime.bundles.manifest import BundleManifest
 from adaptive_runtime.errors import AdaptiveError
 from flows.cli import entry
@@ -94,6 +95,23 @@ def test_a_config_file_with_a_fault_is_named(content: str | bytes, tmp_path: Pat
     with pytest.raises(UserError, match=r"config-dir.*no readable YAML") as raised:
         compose_config("config", ["data=own"], tmp_path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("target", ["round", ".", ".."])
+def test_links_that_lead_in_a_circle_are_told(target: str, tmp_path: Path) -> None:
+    (tmp_path / "data" / "cats").mkdir(parents=True)
+    (tmp_path / "data" / "cats" / "round").symlink_to(target)
+    with pytest.raises(UserError, match=r"^data\.path: link '.*cats/round' leads in a circle; allowed: .*; remove it$"):
+        load_splits(DataSettings(kind="imagefolder", path=tmp_path / "data"))
+
+
+def test_nested_brackets_are_no_supernet(tmp_path: Path) -> None:
+    (tmp_path / "graph.json").write_text(DEEP)
+    for read in (tailor_ir.load, tailor_ir.load_spec):
+        with pytest.raises(
+            tailor_ir.TailorError, match=r"^SuperNet '.*': cannot be read \(nested too deep\); compile it again$"
+        ):
+            read(tmp_path)
 
 
 def test_nested_brackets_are_no_manifest(tmp_path: Path) -> None:
