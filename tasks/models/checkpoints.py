@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tasks.errors import UserError, shortened
-from tasks.models.refusals import check_checkpoint
+from tasks.models.refusals import check_checkpoint, is_of_torch
 
-TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 USUAL_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
 """Under which training scripts keep the weights beside the optimiser's state."""
 WRAPPERS = ("module.", "_orig_mod.", "model.", "net.")
@@ -69,7 +68,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     where = f"checkpoint '{path}'"
     allowed = "a .safetensors file, or torch.save(model.state_dict(), 'FILE.pt')"
     try:
-        if _is_of_torch(path):
+        if is_of_torch(path):
             content = torch.load(path, map_location="cpu", weights_only=True)
         else:
             content = load_file(path)
@@ -79,14 +78,6 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     if found is None:
         raise UserError(where, f"has no weights (it holds {_told(content)})", allowed=allowed)
     return found
-
-
-def _is_of_torch(path: Path) -> bool:
-    """By its name, or by its first bytes: a zip archive, or an old file of pickle."""
-    with path.open("rb") as stream:
-        first = stream.read(9)
-    by_content = first[:2] in (b"PK", b"\x80\x02")
-    return by_content or (path.suffix.lower() in TORCH_FILES and first[8:9] != b"{")
 
 
 def _state_dict(content: Any) -> dict[str, Tensor] | None:

@@ -4,13 +4,19 @@ import difflib
 import importlib.util
 import json
 import re
-from pathlib import Path
+import zipfile
+from pathlib import Path, PurePosixPath
 
 from tasks.errors import UserError
 from tasks.models.own_code import source_of
 from tasks.models.settings import ModelSettings
 
 SAFETENSORS = ".safetensors"
+TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
+OLD_TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
+MOST_BEFORE_NUMBER = 32
+"""Files of torch that are no zip archives begin with this number, behind some bytes of pickle."""
+ANOTHER = "choose another with model.checkpoint=FILE"
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
 """Of a .safetensors file: its first bytes are the length of the header, which has a limit."""
@@ -31,7 +37,7 @@ def check_named(settings: ModelSettings) -> None:
         raise UserError("model.name", fault[0], allowed=fault[1], next_step="see timm.list_models()")
     if settings.checkpoint is not None:
         check_checkpoint(settings.checkpoint)
-        _check_header(settings.checkpoint)
+        _check_content(settings.checkpoint)
 
 
 def check_network_file(path: Path) -> None:
@@ -52,23 +58,53 @@ def check_source(name: str) -> None:
 def check_checkpoint(path: Path) -> None:
     """UserError: there is no such file."""
     if not path.is_file():
-        raise UserError(f"checkpoint '{path}'", "does not exist", next_step="choose another with model.checkpoint=FILE")
+        raise UserError(f"checkpoint '{path}'", "does not exist", next_step=ANOTHER)
 
 
-def _check_header(path: Path) -> None:
-    """UserError: a file that is called .safetensors and has no header of one. Files with other names are read by torch."""
-    if path.suffix != SAFETENSORS:
-        return
+def is_of_torch(path: Path) -> bool:
+    """Whether torch reads a file: by its name, or by its first bytes, of a zip archive, or of an old file of pickle."""
+    with path.open("rb") as stream:
+        first = stream.read(LENGTH_BYTES + 1)
+    by_content = first[:2] in (b"PK", b"\x80\x02")
+    return by_content or (path.suffix.lower() in TORCH_FILES and first[LENGTH_BYTES:] != b"{")
+
+
+def _check_content(path: Path) -> None:
+    """UserError: a file that is neither one of torch nor one of safetensors, or not all of one. No code of it is run."""
+    try:
+        of_torch = is_of_torch(path)
+        is_one = _is_saved_by_torch(path) if of_torch else _has_header(path)
+    except OSError as error:
+        raise UserError(f"checkpoint '{path}'", f"cannot be read ({error.strerror})", next_step=ANOTHER) from error
+    if not is_one:
+        kind = (
+            "file of torch" if of_torch else "safetensors file" if path.suffix != SAFETENSORS else ".safetensors file"
+        )
+        allowed = "a .safetensors file, or torch.save(model.state_dict(), 'FILE.pt'), of this network"
+        raise UserError(f"checkpoint '{path}'", f"is no {kind}, or not all of one", allowed=allowed, next_step=ANOTHER)
+
+
+def _is_saved_by_torch(path: Path) -> bool:
+    """A zip archive that has a pickle, or a file that begins with the number of torch's older form."""
+    with path.open("rb") as stream:
+        if OLD_TORCH in stream.read(MOST_BEFORE_NUMBER + len(OLD_TORCH)):
+            return True
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                return any(PurePosixPath(name).name == "data.pkl" for name in archive.namelist())
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            return False
+
+
+def _has_header(path: Path) -> bool:
+    """Whether a file begins with a header of safetensors."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         header = stream.read(size) if 0 < size <= MOST_HEADER_BYTES else b""
     try:
-        is_one = len(header) == size and isinstance(json.loads(header), dict)
+        return len(header) == size and isinstance(json.loads(header), dict)
     except (ValueError, RecursionError):
-        is_one = False
-    if not is_one:
-        got = "is no .safetensors file, or not all of one"
-        raise UserError(f"checkpoint '{path}'", got, allowed="a .safetensors file of this network")
+        return False
 
 
 def _unknown_to_timm(name: str) -> tuple[str, str] | None:

@@ -1,11 +1,14 @@
 """What cannot be is told from a look at files and numbers, and every other command line passes."""
 
+import io
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flows.config import AdaptConfig, RunConfig
 from flows.deployments.folder import fault_of
@@ -22,6 +25,15 @@ HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0
 
 
 WHOLE = len(HEADER).to_bytes(8, "little") + HEADER + b"1234"
+
+
+def archive(pickle: bytes, *, cut: int) -> bytes:
+    """A zip archive, whose last bytes are cut off; it has a pickle as torch has one, unless that is empty."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as opened:
+        opened.writestr("archive/data.pkl" if pickle else "archive/notes.txt", pickle)
+    content = stream.getvalue()
+    return content[: len(content) - cut]
 
 
 @pytest.mark.parametrize(
@@ -55,16 +67,32 @@ def test_a_checkpoint_that_is_none(content: bytes, tmp_path: Path) -> None:
         check_named(ModelSettings(checkpoint=tmp_path / "net.safetensors"))
 
 
+@pytest.mark.parametrize("name", ["net.pt", "net.pth", "net.ckpt", "weights"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"some words, and no weights", b"PK\x03\x04", b"\x80\x02junk", archive(b"", cut=0), archive(b"1234", cut=30)],
+    ids=["empty", "text", "head alone", "pickle of another", "archive of another", "torn"],
+)
+def test_a_file_that_torch_did_not_save_is_told_early(content: bytes, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    kind = "file of torch" if "." in name or content[:2] in (b"PK", b"\x80\x02") else "safetensors file"
+    with pytest.raises(UserError, match=rf"{name}': is no {kind}, or not all of one; allowed: .*; choose another"):
+        check_named(ModelSettings(checkpoint=tmp_path / name))
+
+
 @pytest.mark.parametrize(
     "name", ["resnet18", "resnet18.a1_in1k", "tf_efficientnet_b0", "hf-hub:timm/resnet18", "vit_tiny_patch16_224"]
 )
 def test_networks_and_files_that_may_be_pass(name: str, tmp_path: Path) -> None:
     (tmp_path / "net.safetensors").write_bytes(WHOLE)
-    (tmp_path / "net.pt").write_bytes(b"of torch")
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "net.pt")
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
+    (tmp_path / "other.pt").write_bytes(WHOLE)
     (tmp_path / "nets.py").write_text("")
     (tmp_path / "net.onnx").write_bytes(b"read later")
-    for checkpoint in (None, tmp_path / "net.safetensors", tmp_path / "net.pt"):
-        check_named(ModelSettings(name=name, checkpoint=checkpoint))
+    check_named(ModelSettings(name=name))
+    for checkpoint in ("net.safetensors", "net.pt", "old.pth.tar", "other.pt"):
+        check_named(ModelSettings(name=name, checkpoint=tmp_path / checkpoint))
     check_named(ModelSettings(kind="callable", name=f"{tmp_path}/nets.py:make"))
     check_named(ModelSettings(kind="callable", name="some.module:make"))
     check_named(ModelSettings(kind="onnx", path=tmp_path / "net.onnx"))
