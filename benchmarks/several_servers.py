@@ -129,7 +129,7 @@ def _missing() -> str | None:
     if PROGRAM is None:
         return "there is no Redis server; apt-get install redis-server"
     if find_spec("prefect_redis") is None:
-        return "needs the package prefect-redis; pip install 'autotailor[redis]'"
+        return "needs the package prefect-redis; in the clone: pip install -e '.[redis]'"
     return None
 
 

@@ -3,7 +3,7 @@
 from adaptive_runtime.adapting_weights.settings import WeightOptions
 from adaptive_runtime.errors import AdaptiveError
 
-EXTRA = "autotailor-runtime[adapt]"
+EXTRA = "autotailor_runtime-VERSION-py3-none-any.whl[adapt]"
 
 
 def load_method(options: WeightOptions) -> WeightOptions:

@@ -7,7 +7,10 @@ from typing import Any, Literal
 Signal = Literal["METRICS", "TRACES"]
 LOG = logging.getLogger("adaptive_runtime")
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-EXTRA = "pip install 'autotailor[telemetry]', on a device 'autotailor-runtime[telemetry]'"
+EXTRA = (
+    "in the clone: pip install -e '.[telemetry]', on a device: "
+    "pip install 'autotailor_runtime-VERSION-py3-none-any.whl[telemetry]'"
+)
 
 
 def endpoint_variable(signal: Signal) -> str | None:

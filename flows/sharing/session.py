@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 from tasks.errors import UserError, shortened
 
 DRIVER = "postgresql+psycopg"
-INSTALL = "pip install 'autotailor[postgres]'"
+INSTALL = "in the clone: pip install -e '.[postgres]'"
 BEAT_S = 5.0
 CONNECT_S = 10
 IDLE_S = 5

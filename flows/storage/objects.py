@@ -293,7 +293,7 @@ def open_objects(url: str) -> Objects:
     scheme, protocol = url.partition(SIGN)[0], protocol_of(url)
     if protocol.package is not None and find_spec(protocol.package) is None:
         got = f"needs the package {protocol.package}"
-        raise UserError(f"storage '{url}'", got, next_step="pip install 'autotailor[cloud]'")
+        raise UserError(f"storage '{url}'", got, next_step="in the clone: pip install -e '.[cloud]'")
     reached = REACHED.get(scheme, lambda: _Reached({}))()
     errors: tuple[type[Exception], ...] = (OSError, *reached.errors)
     try:

@@ -21,7 +21,7 @@ ENVIRONMENT = "MLFLOW_TRACKING_URI"
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql", "postgres")
 PSYCOPG = "postgresql+psycopg"
-"""With the driver of `autotailor[postgres]`."""
+"""With the driver that the extra `postgres` brings."""
 SETTING = "tracking.uri"
 TABLES = "MLflow's tables"
 DATABASE = "mlflow.db"

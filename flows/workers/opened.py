@@ -26,7 +26,7 @@ def evaluation_workers(settings: EvaluateSettings, *, needed: bool) -> Iterator[
         from flows.workers.cluster import DaskWorkers
     except ImportError as error:
         raise UserError(
-            f"evaluate.workers={settings.workers}", str(error), next_step="pip install 'autotailor[dask]'"
+            f"evaluate.workers={settings.workers}", str(error), next_step="in the clone: pip install -e '.[dask]'"
         ) from error
     with DaskWorkers(settings) as workers:
         if needed and settings.scheduler:

@@ -83,5 +83,5 @@ def installation(name: str) -> str:
     """How the runtime of a backend is installed."""
     bare = f"pip install {' '.join(BACKEND_MODULES.get(name, (name,)))}"
     if name in EXTRAS:
-        return f"install it with: pip install 'autotailor[{name}]' (on a bare device: {bare})"
+        return f"install it in the clone with: pip install -e '.[{name}]' (on a bare device: {bare})"
     return f"install it on the device with: {bare}"

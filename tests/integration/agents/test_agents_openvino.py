@@ -197,5 +197,8 @@ def test_without_the_extra_the_agent_ends_with_the_line_that_installs_it(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "backend 'openvino': No module named 'openvino'; install it with: pip install 'autotailor[openvino]'" in line
+    assert (
+        "backend 'openvino': No module named 'openvino'; install it in the clone with: pip install -e '.[openvino]'"
+        in line
+    )
     assert "on a bare device: pip install onnx openvino" in line

@@ -389,7 +389,10 @@ def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
 ) -> None:
     hide("openvino", tmp_path, monkeypatch)
     line = _line(capsys, "run", "device=[onnxruntime,openvino]", f"output_dir={tmp_path / 'out'}")
-    assert "backend 'openvino': No module named 'openvino'; install it with: pip install 'autotailor[openvino]'" in line
+    assert (
+        "backend 'openvino': No module named 'openvino'; install it in the clone with: pip install -e '.[openvino]'"
+        in line
+    )
     assert [path for path in (tmp_path / "out" / "stages").rglob("*") if path.is_file()] == []
 
 
@@ -402,7 +405,7 @@ def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
         (
             "openvino",
             "openvino",
-            r"pip install 'autotailor\[openvino\]' \(on a bare device: pip install onnx openvino\)",
+            r"pip install -e '\.\[openvino\]' \(on a bare device: pip install onnx openvino\)",
         ),
         ("torch", "onnx2torch", "pip install onnx onnx2torch torch"),
     ],

@@ -19,7 +19,7 @@ __all__ = ["plain_bundle"]
 HAS_EXPORTER = subprocess.run(
     [sys.executable, "-c", "import opentelemetry.exporter.otlp.proto.http"], capture_output=True
 ).returncode
-needs_exporter = pytest.mark.skipif(HAS_EXPORTER != 0, reason="autotailor[telemetry] is not installed")
+needs_exporter = pytest.mark.skipif(HAS_EXPORTER != 0, reason="the extra telemetry is not installed")
 WAIT_S = 300
 
 
@@ -150,4 +150,4 @@ def test_missing_packages_are_told_once_and_stop_nothing(tmp_path: Path) -> None
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr.count("OTEL_EXPORTER_OTLP_ENDPOINT is set, and") == 1
-    assert "pip install 'autotailor[telemetry]'" in done.stderr
+    assert "pip install -e '.[telemetry]'" in done.stderr

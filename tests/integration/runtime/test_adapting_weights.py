@@ -284,7 +284,10 @@ def test_gradients_without_torch_are_one_line_with_its_installation(
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     line = refused("serve", str(bundle), "--weights", "tent")
-    wanted = "weights 'tent': gradients need torch and onnx (No module named 'torch'); pip install 'autotailor-runtime[adapt]'"
+    wanted = (
+        "weights 'tent': gradients need torch and onnx (No module named 'torch'); "
+        "pip install 'autotailor_runtime-VERSION-py3-none-any.whl[adapt]'"
+    )
     assert wanted in line
 
 

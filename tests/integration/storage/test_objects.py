@@ -87,7 +87,7 @@ def _behind_a_file(s3: S3, patch: pytest.MonkeyPatch) -> str:
         (_without_a_bucket, r"^storage 's3://nobody-has-made-this/x': there is no such bucket or folder .*; make it"),
         (
             _without_its_package,
-            r"^storage 'gs://bucket/x': needs the package gcsfs; pip install 'autotailor\[cloud\]'$",
+            r"^storage 'gs://bucket/x': needs the package gcsfs; in the clone: pip install -e '\.\[cloud\]'$",
         ),
         (_behind_a_file, r"^storage 'file:///dev/null/x': .*"),
     ],
@@ -101,7 +101,7 @@ def test_a_storage_that_cannot_be_used_is_one_line(
     assert SECRET not in str(error.value)
 
 
-@pytest.mark.skipif(find_spec("gcsfs") is None, reason="gcsfs is not installed: pip install 'autotailor[cloud]'")
+@pytest.mark.skipif(find_spec("gcsfs") is None, reason="gcsfs is not installed: pip install -e '.[cloud]'")
 @pytest.mark.parametrize("code", [401, 403])
 def test_a_refusal_of_google_is_one_line(code: int) -> None:
     from gcsfs.retry import HttpError, validate_response

@@ -61,7 +61,9 @@ def test_layers_belong_to_operators_by_their_order() -> None:
 
 def test_a_missing_extra_is_one_line_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"'executorch' is not installed; install it with: pip install 'autotailor\["):
+    with pytest.raises(
+        UserError, match=r"'executorch' is not installed; install it in the clone with: pip install -e '\.\["
+    ):
         subnet_jobs({"a": (network(), network().min_config)}, LIMITS)
     with pytest.raises(UserError, match="'executorch' is not installed"):
         export.Settings(formats=("onnx", "executorch"))

@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 
 PROGRAM = shutil.which("fake-gcs-server")
 HAS_GCS = PROGRAM is not None and find_spec("gcsfs") is not None
-REASON = "no fake-gcs-server on PATH, or no gcsfs: pip install 'autotailor[cloud]'"
+REASON = "no fake-gcs-server on PATH, or no gcsfs: pip install -e '.[cloud]'"
 BUCKET = "fleet"
 
 
