@@ -234,7 +234,7 @@ def test_inputs_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, ob
 
 @pytest.mark.parametrize("targets", [None, ("celsius", "label")])
 def test_a_table_of_one_image_gives_images_as_other_data_do(tmp_path: Path, targets: tuple[str, ...] | None) -> None:
-    written(tmp_path)
+    written(tmp_path, 96)
     settings = table(tmp_path, inputs={"photo": "image"}, targets=targets)
     assert (settings.sample, settings.problem) == ("image", "several_classes" if targets else "classification")
     train = load(settings, "train")

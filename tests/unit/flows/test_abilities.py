@@ -127,7 +127,13 @@ def test_a_text_among_several_inputs_is_refused_where_texts_alone_are(words: lis
 
 def test_several_targets_of_one_image_can_do_what_images_can_and_is_not_by_one_class() -> None:
     own = ["data=table", "data.path=garden", "data.inputs={photo:image}", "data.targets=[plant,state]"]
-    config = validate(RunConfig, compose_config("config", [*own, "export.formats=[onnx,ncnn]", "export.placed=true"]))
+    placed = [
+        "device=[onnxruntime,torch]",
+        "partition.devices=[onnxruntime,torch]",
+        "export.bundle=true",
+        "export.placed=true",
+    ]
+    config = validate(RunConfig, compose_config("config", [*own, *placed, "export.formats=[onnx,ncnn]"]))
     assert (config.data.sample, config.model.kind) == ("image", "timm")
     with pytest.raises(UserError, match=r"space.exits with data.kind=table: several_classes cannot do it yet: samples"):
         validate(RunConfig, compose_config("config", [*own, "space.exits=auto"]))
