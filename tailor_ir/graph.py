@@ -18,6 +18,8 @@ CHANNELS_FIRST, CHANNELS_LAST = (2, 3), (1, 2)
 """Axes of height and width of images (B, C, H, W) and (B, H, W, C)."""
 LOOK_UPS = frozenset(("Embedding", "Gather"))
 """Operators that take rows of a table."""
+REAL_TYPES = (1, 10, 11, 16)
+"""float32, float16, double and bfloat16 among ONNX's element types."""
 OF_PIXELS = frozenset(("Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Sub"))
 """Operators on single pixels, by which networks scale their images before anything else."""
 
@@ -177,6 +179,11 @@ class Graph:
         return min(
             (self.shapes[each][0] for each in read if each in self.initializers and self.shapes[each]), default=1
         )
+
+    def is_numeric(self, name: str) -> bool:
+        """Whether an input of integers is read as numbers alone, so that it may have any: each reader makes it real."""
+        readers = self.consumers().get(name, [])
+        return bool(readers) and all(node.op == "Cast" and node.int("to", 0) in REAL_TYPES for node in readers)
 
     def named_inputs(self, given: GivenInputs) -> Tensors:
         """Input name -> its batch, as float32 where the network was given in another type. InputError: other inputs."""

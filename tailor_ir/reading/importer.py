@@ -53,7 +53,7 @@ def import_onnx(
     more, for another batch (without it, a file with an open batch tells what follows the batch, and one with a fixed batch does
     not). Weights that a file stores as constants are trained like others.
     """
-    layout = layout or next(layouts_of(model, {}))
+    layout = layout or layouts_of(model, {})[0]
     surgeon, weights, values = _folded(model, state, layout)
     if may_hold_samples(surgeon, layout.samples):
         if again is not None or leaves_batch_open(model, layout):

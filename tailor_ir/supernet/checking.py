@@ -18,13 +18,13 @@ from tailor_ir import storage
 from tailor_ir.errors import CheckFailed
 from tailor_ir.graph import NO_BATCH, GivenInputs, Graph, Tensors
 from tailor_ir.reading.comparison import (
-    NUDGES,
     REFUSALS,
     TOLERANCE,
     Answer,
     Batches,
     difference_of_answers,
     evaluated,
+    exceeds,
     nudged,
     shaped_like,
     tolerance_of,
@@ -86,12 +86,13 @@ class Reference:
         network, candidates = file_network(model, batching, constants), _candidates(draw, batching.inputs, None)
         return cls(() if network is None else tuple(_known(None, network, BATCHES, candidates)))
 
-    def difference(self, network: Answering) -> tuple[float, int]:
+    def difference(self, network: Answering, in_torch: Answering | None = None) -> tuple[float, int]:
         """The largest difference of a network's answers as a share of the largest output, and the batch that has it.
 
-        0 where rounding explains it; infinite where shapes differ, or the network cannot run.
+        0 where rounding explains it; infinite where shapes differ, or the network cannot run. in_torch: the same network in
+        torch, by which rounding is judged; None: this one.
         """
-        found = [(_excess(known, network), known.samples) for known in self.answers]
+        found = [(_excess(known, network, in_torch or network), known.samples) for known in self.answers]
         return max(found, default=(0.0, 0))
 
     def check(self, network: Answering, where: str, other: str) -> None:
@@ -123,7 +124,7 @@ def check_forms(
             ("the SubNet that stands alone", lambda inputs: built(*inputs)),
             ("the exported SubNet", file_network(model, batching, {}) or _refusing),
         ):
-            difference, _ = reference.difference(network)
+            difference, _ = reference.difference(network, elastic)
             if difference > TOLERANCE or not reference.answers:
                 raise CheckFailed(
                     f"{where}: {form} answers otherwise than the elastic one ({difference:.2g} of the largest output, batch "
@@ -196,15 +197,18 @@ def _known(
 
 
 def _accepted(answer: Answering, several: Sequence[Batches]) -> list[tuple[Batches, Answer]]:
-    """The first batches with an answer of numbers, or else the first with any answer; none where none has one."""
-    answered: list[tuple[Batches, Answer]] = []
+    """The batches whose answer has most numbers, the first of them; none where none has an answer."""
+    best: list[tuple[float, Batches, Answer]] = []
     for given in several:
         expected = _tried(answer, given)
-        if expected is not None and all(not one.numel() or one.isfinite().any() for one in expected):
-            return [(given, expected)]
-        if expected is not None:
-            answered.append((given, expected))
-    return answered[:1]
+        if expected is None:
+            continue
+        numbers = min((float(one.isfinite().float().mean()) for one in expected if one.numel()), default=1.0)
+        if not best or numbers > best[0][0]:
+            best = [(numbers, given, expected)]
+        if numbers == 1.0:
+            break
+    return [(given, expected) for _, given, expected in best]
 
 
 def _tried(answer: Answering, given: Batches) -> Answer | None:
@@ -215,10 +219,11 @@ def _tried(answer: Answering, given: Batches) -> Answer | None:
         return None
 
 
-def _excess(known: KnownAnswer, network: Answering) -> float:
+def _excess(known: KnownAnswer, network: Answering, in_torch: Answering) -> float:
     with torch.no_grad():
         found = _tried(network, known.given)
-    if found is not None and known.samples == 1:
-        found = shaped_like(found, known.expected)
-    difference = float("inf") if found is None else difference_of_answers(known.expected, found)
-    return 0.0 if difference <= NUDGES * known.uncertain else difference
+        if found is not None and known.samples == 1:
+            found = shaped_like(found, known.expected)
+        difference = float("inf") if found is None else difference_of_answers(known.expected, found)
+        more = exceeds(difference, known.uncertain, lambda: _tried(in_torch, known.given))
+    return difference if more else 0.0

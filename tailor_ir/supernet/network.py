@@ -50,6 +50,9 @@ from tailor_ir.supernet.file_networks import Batching
 from tailor_ir.supernet.joining import take_part
 from tailor_ir.supernet.ordering import ChannelOrder, correlation, narrower, put_together, sortable
 
+NUMBERS = {"uint8": (0, 256), "int8": (-128, 128)}
+"""Ranges of drawn integers by type; longer ones are drawn as masks."""
+
 
 class SuperNet:
     """A network whose SubNets share its weights. Made by `compile` or `load`.
@@ -258,7 +261,10 @@ class SuperNet:
     def sample_inputs(
         self, config: Mapping[str, Choice], rng: np.random.Generator, batch: int | None = None
     ) -> tuple[np.ndarray, ...]:
-        """A batch of each input of a SubNet in order: normal numbers, truth values, or tokens that its look-ups have."""
+        """A batch of each input of a SubNet in order: normal numbers, truth values, bytes, or tokens that its look-ups have.
+
+        Longer integers that are read as numbers are masks of zeros and ones.
+        """
         graph, found = self.structure.graph, []
         for name, shape in self.input_shapes(config, batch).items():
             tokens, kind = graph.tokens_of(name), graph.input_type(name)
@@ -267,6 +273,8 @@ class SuperNet:
                 drawn = rng.random(shape) < 0.5
             elif tokens is None:
                 drawn = rng.standard_normal(shape, dtype=np.float32)
+            elif graph.is_numeric(name):
+                drawn = rng.integers(*NUMBERS.get(kind, (0, 2)), shape)
             else:
                 drawn = rng.integers(tokens, size=shape)
             found.append(np.asarray(drawn).astype(kind))

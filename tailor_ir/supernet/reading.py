@@ -103,7 +103,7 @@ def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> ReadNetw
     with located(given):
         examples, prepared = examples_of_file(given, example), prepare(given)
         failures: list[ImportFailed] = []
-        for layout in tuple(layouts_of(prepared.model, examples)):
+        for layout in layouts_of(prepared.model, examples):
             try:
                 graph, tensors = _read_layout(prepared.model, layout)
             except ImportFailed as error:

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 
 import tailor_ir
+from tailor_ir.reading.comparison import rounded_otherwise
 from tailor_ir.spaces.variables import Config
 from tests.fuzzing.modules import draw_module
 from tests.fuzzing.networks import BATCH, Network
@@ -27,8 +27,6 @@ ORIGINAL_TOLERANCE = 1e-4
 SUBNET_TOLERANCE = 1e-4
 NUDGE = 1e-5
 """Of an input: what a network makes of it is how uncertain its answer is; rounding is a hundred times smaller."""
-ROUNDING = 1e-6
-"""Of each value in between, relative: what a network makes of it is how uncertain its answer is, too."""
 NUDGES, UNCERTAIN = 6, 3.0
 BATCHES = (1, 3)
 LONGEST_LINE = 400
@@ -348,28 +346,12 @@ def _by_rounding(module: torch.nn.Module, feeds: Feeds) -> Iterator[list[float]]
     """Differences of a module's answers, where its inputs and all values in between are a little different."""
     own = _call(module, feeds)
     for seed in range(NUDGES):
-        rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+        rng = np.random.default_rng(seed)
         nudged = {
             name: (array + NUDGE * rng.standard_normal(array.shape)).astype(array.dtype)
             if np.issubdtype(array.dtype, np.floating)
             else array
             for name, array in feeds.items()
         }
-        with _rounded_otherwise(generator):
+        with rounded_otherwise(seed):
             yield _differences(own, _call(module, nudged))
-
-
-@contextlib.contextmanager
-def _rounded_otherwise(generator: torch.Generator) -> Iterator[None]:
-    def moved(value: object) -> object:
-        if isinstance(value, tuple | list):
-            return type(value)(map(moved, value))
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        return value * (1 + ROUNDING * torch.randn(value.shape, generator=generator, dtype=value.dtype))
-
-    hook = register_module_forward_hook(lambda module, given, answer: moved(answer))
-    try:
-        yield
-    finally:
-        hook.remove()

@@ -44,12 +44,12 @@ class InputLayout:
         return replace(self, shapes=shapes)
 
 
-def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> Iterator[InputLayout]:
+def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> list[InputLayout]:
     """The ways to read a file's inputs, the likeliest first.
 
     An open first axis is the batch, and so are open axes of its name in other inputs (states are (layers, batch, size)). Where
     this cannot be read, the batch is one sample, wherever an axis of one may be it. Integers without an axis (a rate, a
-    mode) become constants, of the example's value.
+    mode) become constants, of the example's value. ImportFailed: none, or all leave sizes open.
     """
     sizes = {name: _sizes(info) for name, info in inputs_of(model).items()}
     constants = {name: _constant(name, info, examples) for name, info in inputs_of(model).items() if _is_setting(info)}
@@ -61,10 +61,19 @@ def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> 
     if not found:
         told = ", ".join(f"'{name}' {each}" for name, each in sizes.items()) or "none"
         raise ImportFailed(f"network: inputs {told}; allowed: inputs whose first axis is the same batch; export it so")
+    layouts: list[InputLayout] = []
+    refused: list[ImportFailed] = []
     for axes, samples in islice(found, MOST_LAYOUTS):
         batch_axes = dict(zip(sizes, axes, strict=True))
-        shapes = {n: _fixed(n, each, batch_axes[n], samples, examples.get(n)) for n, each in sizes.items()}
-        yield InputLayout(shapes=shapes, batch_axes=batch_axes, constants=constants)
+        try:
+            shapes = {n: _fixed(n, each, batch_axes[n], samples, examples.get(n)) for n, each in sizes.items()}
+        except ImportFailed as error:
+            refused.append(error)
+        else:
+            layouts.append(InputLayout(shapes=shapes, batch_axes=batch_axes, constants=constants))
+    if not layouts:
+        raise refused[0]
+    return layouts
 
 
 def inputs_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:

@@ -222,3 +222,9 @@ def test_a_batch_norm_has_any_number_of_axes() -> None:
     constants = {"two": [2, 3]}
     image = {"x": ("float32", ("N", 3, 8, 8))}
     holds(Network(inputs=image, steps=steps, outputs=("y",), weights=weights, constants=constants))
+
+
+def test_files_of_two_inputs_with_an_open_batch_need_no_example() -> None:
+    steps = (Step("Gemm", "x v", "u"), Step("Gemm", "z w", "t"), Step("Add", "u t", "s"), Step("Tanh", "s", "y"))
+    rows = {"x": ("float32", ("N", 8)), "z": ("float32", ("N", 6))}
+    holds(Network(inputs=rows, steps=steps, outputs=("y",), weights={"v": (8, 16), "w": (6, 16)}))
