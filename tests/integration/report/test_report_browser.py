@@ -109,6 +109,17 @@ def sum_of_layers(report: Report, number: int, digest: str) -> float:
     return sum(found["operators"][operator]["predicted_ms"] for _, operator in layers)
 
 
+def show_alone(browser: Chrome, figure: str, trace: str) -> None:
+    """Hide the other points of a chart: they may lie where the mouse goes."""
+    browser.execute_script(
+        "const chart = document.getElementById(arguments[0]);"
+        "const others = [...chart.data.keys()].filter((index) => chart.data[index].name !== arguments[1]);"
+        "return Plotly.restyle(chart, {visible: false}, others).then(() => null);",
+        figure,
+        trace,
+    )
+
+
 def front_row(report: Report, number: int, point: int) -> Report:
     """The winner that is a point of the front's line."""
     rows = {row["digest"]: row for row in report["devices"][number]["winners"] if row["on_front"]}
@@ -159,6 +170,7 @@ def test_hover_on_the_front_shows_budget_accuracy_and_architecture(page: Chrome,
     for number in (0, 1):
         row = front_row(both, number, -1)
         point = len({r["digest"] for r in both["devices"][number]["winners"] if r["on_front"]}) - 1
+        show_alone(page, f"front-{number}", "winners")
         text = hovered(page, f"front-{number}", "winners", point)
         assert f"accuracy {100 * row['accuracy']:.1f} %" in text
         for line in both["devices"][number]["breakdown"]["subnets"][row["digest"]]["architecture"]:
@@ -198,6 +210,7 @@ def test_a_click_on_a_point_shows_its_layers(page: Chrome, both: Report) -> None
     Select(page.find_element(By.CSS_SELECTOR, "#subnet-1 select.shown")).select_by_value(
         both["devices"][1]["base"]["digest"]
     )
+    show_alone(page, "front-1", "winners")
     hovered(page, "front-1", "winners", 0)  # the chart takes a click for the point whose label it shows
     ActionChains(page, duration=0).click().perform()
     chosen = page.find_element(By.CSS_SELECTOR, "#subnet-1 select.shown")

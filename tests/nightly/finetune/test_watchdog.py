@@ -58,8 +58,8 @@ def test_a_stopped_rank_is_named_ended_and_started_again(tmp_path: Path) -> None
     freezer = Freezer(lambda: stop_rank(1))
     result = train(tmp_path / "run", freezer, DataSettings(kind="digits"), processes=2, restarts=1)
     name = "training the base network: rank 1"
-    assert len(freezer.lines) == 2, freezer.lines
-    remark, end = freezer.lines
+    assert len(freezer.lines) == 3, freezer.lines
+    _, remark, end = freezer.lines  # the first tells how many steps there are
     assert remark.startswith(f"{name} has not answered for ")
     assert remark.endswith(f"; it is ended after {END_S:g} s (silence_end_s)")
     assert "(stopped, " in remark
@@ -109,7 +109,7 @@ def test_a_rank_whose_disk_hangs_is_one_line_and_the_same_command_goes_on(tmp_pa
     )
     with pytest.raises(UserError, match=line):
         train(tmp_path / "run", freezer, data, **options)
-    assert len(freezer.lines) == 1
+    assert len(freezer.lines) == 2
     image.unlink()
     image.write_bytes(content)
     train(tmp_path / "run", freezer, data, **options)

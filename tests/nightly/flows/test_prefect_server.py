@@ -123,8 +123,8 @@ def test_nights_of_a_given_supernet_have_their_own_hour(server: Server) -> None:
 
 def test_the_server_plans_the_nights_of_a_schedule(server: Server) -> None:
     nightly = {"id": {"any_": [server.deployment("autotailor-nightly/nightly")["id"]]}}
-    planned = wait_for(lambda: server.found("flow_runs", deployments=nightly), "scheduled runs")
-    assert {run["state_type"] for run in planned} == {"SCHEDULED"}
+    ahead = {"state": {"type": {"any_": ["SCHEDULED"]}}}  # the night may come while tests run
+    planned = wait_for(lambda: server.found("flow_runs", deployments=nightly, flow_runs=ahead), "scheduled runs")
     assert all("T02:00:00" in run["next_scheduled_start_time"] for run in planned)
 
 

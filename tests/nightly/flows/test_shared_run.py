@@ -324,7 +324,7 @@ def test_the_documented_pools_for_containers_take_their_deployments(shared: Serv
     job = apply_values(template["job_configuration"], {**defaults, **kubernetes["job_variables"]})["job_manifest"]
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == image
-    assert pod["containers"][0]["env"] == {"PGPASSFILE": "/etc/autotailor/pgpass"}
+    assert pod["containers"][0]["env"] == {"PGPASSFILE": "/etc/autotailor/pgpass", "DO_NOT_TRACK": "1"}
     assert {volume["name"] for volume in pod["volumes"]} == {m["name"] for m in pod["containers"][0]["volumeMounts"]}
     assert pod["volumes"][1]["secret"]["secretName"] == "autotailor"
     assert "{{" not in str(pod)

@@ -54,7 +54,7 @@ def test_a_run_finds_exports_and_checks_subnets_of_texts(text_run: Run, bundle: 
     assert len(device["winners"]) == 10
     assert max(row["max_difference"] for row in device["winners"]) < 1e-4
     assert {row["resolution"] for row in device["winners"]} <= {SHORTER, LENGTH}
-    assert {row["digest"] for row in device["winners"]} == bundle.manifest.by_digest.keys()
+    assert {row["digest"] for row in device["winners"]} <= bundle.manifest.by_digest.keys()
     with adaptive_runtime.load(bundle.folder, prepares=False) as model:
         x_NT = model.tokens(TEXTS)
         for digest, logits_NK in expected(own.output, bundle, x_NT).items():

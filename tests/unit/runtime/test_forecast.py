@@ -48,7 +48,7 @@ def errors(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.flo
 @settings(max_examples=examples(8), deadline=None)
 def test_on_autoregressive_signals_the_forecast_beats_as_now(seed: int, period: float) -> None:
     used_H, as_now_H = errors(list(autoregressive(seed, 400, period)))
-    assert used_H.mean() <= 0.92 * as_now_H.mean()
+    assert used_H.mean() <= 0.95 * as_now_H.mean()
 
 
 @given(seed=SEEDS)
