@@ -5,6 +5,7 @@ A trace keeps each `if` as it was decided for one input. Where decisions depend 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -245,7 +246,7 @@ def rounded_otherwise(seed: int = 0) -> Iterator[None]:
     """What torch's modules give differs by up to some NUDGE of its largest number."""
     generator = torch.Generator().manual_seed(seed)
 
-    def moved(value: object) -> object:
+    def moved(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(map(moved, value))
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
@@ -253,7 +254,10 @@ def rounded_otherwise(seed: int = 0) -> Iterator[None]:
         noise = torch.randn(value.shape, generator=generator).to(value)
         return value + NUDGE * value.abs().max() * noise
 
-    hook = register_module_forward_hook(lambda module, given, answer: moved(answer))
+    def answered(module: nn.Module, given: Any, answer: Any) -> Any:
+        return moved(answer)
+
+    hook = register_module_forward_hook(answered)
     try:
         yield
     finally:
