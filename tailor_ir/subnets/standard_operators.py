@@ -134,10 +134,16 @@ def _pad(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     axes = [axis for axis in range(pads.shape[1]) if pads[:, axis].any()]
     for axis in axes:
         before, after = (int(number) for number in pads[:, axis])
+        size = inputs[0].shape[axis] + min(before, 0) + min(after, 0)
         if min(before, after) < 0:
             x = w.slice(x, max(0, -before), min(after, 0) or END, axis)
-        parts = [w.slice(x, -before, END, axis)] if before > 0 else []
-        parts += [x, w.slice(x, 0, after, axis)] if after > 0 else [x]
+        copies = [
+            max(0, added) // size for added in (before, after)
+        ]  # an axis shorter than its padding comes several times
+        rest_before, rest_after = (max(0, added) % size for added in (before, after))
+        parts = [w.slice(x, -rest_before, END, axis)] if rest_before else []
+        parts += [x] * (1 + sum(copies))
+        parts += [w.slice(x, 0, rest_after, axis)] if rest_after else []
         x = w.add("Concat", *parts, last=axis == axes[-1], axis=axis)
 
 

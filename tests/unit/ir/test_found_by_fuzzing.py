@@ -228,3 +228,12 @@ def test_files_of_two_inputs_with_an_open_batch_need_no_example() -> None:
     steps = (Step("Gemm", "x v", "u"), Step("Gemm", "z w", "t"), Step("Add", "u t", "s"), Step("Tanh", "s", "y"))
     rows = {"x": ("float32", ("N", 8)), "z": ("float32", ("N", 6))}
     holds(Network(inputs=rows, steps=steps, outputs=("y",), weights={"v": (8, 16), "w": (6, 16)}))
+
+
+@pytest.mark.parametrize("pads", [(0, 2), (2, 0), (3, 1), (2, 5)])
+def test_an_axis_shorter_than_its_padding_from_itself_comes_several_times(pads: tuple[int, int]) -> None:
+    steps = (Step("Pad", "x p", "u", {"mode": "wrap"}), Step("Conv", "u w", "y", {"pads": [1, 1, 1, 1]}))
+    constants = {"p": [0, pads[0], 0, 0, 0, pads[1], 0, 2]}
+    weights = {"w": (8, 1 + sum(pads), 3, 3)}
+    image = {"x": ("float32", ("N", 1, 8, 8))}
+    holds(Network(inputs=image, steps=steps, outputs=("y",), weights=weights, constants=constants, opset=19))
