@@ -3,9 +3,10 @@
 import difflib
 import importlib.util
 import json
+import os
 import re
 import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from tasks.errors import UserError
 from tasks.models.own_code import source_of
@@ -16,6 +17,8 @@ TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 OLD_TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 MOST_BEFORE_NUMBER = 32
 """Files of torch that are no zip archives begin with this number, behind some bytes of pickle."""
+PICKLE, LIST_BYTES = b"/data.pkl", 2**20
+"""In other files of torch, and the end of the file in which it stands."""
 ANOTHER = "choose another with model.checkpoint=FILE"
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
@@ -85,15 +88,14 @@ def _check_content(path: Path) -> None:
 
 
 def _is_saved_by_torch(path: Path) -> bool:
-    """A zip archive that has a pickle, or a file that begins with the number of torch's older form."""
+    """A zip archive whose list of files has a pickle, or a file that begins with the number of torch's older form."""
     with path.open("rb") as stream:
         if OLD_TORCH in stream.read(MOST_BEFORE_NUMBER + len(OLD_TORCH)):
             return True
-        try:
-            with zipfile.ZipFile(stream) as archive:
-                return any(PurePosixPath(name).name == "data.pkl" for name in archive.namelist())
-        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        if not zipfile.is_zipfile(stream):
             return False
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - LIST_BYTES))  # the list stands at the end
+        return PICKLE in stream.read()
 
 
 def _has_header(path: Path) -> bool:
