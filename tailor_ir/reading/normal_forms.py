@@ -159,6 +159,7 @@ def normalise(graph: gs.Graph, samples: int) -> None:
     samples: traced batch size; 1 where it cannot be told from axes with one element.
     """
     for node in graph.nodes:
+        _write_defaults(node)
         _normalise(node, samples)
         _drop_later_defaults(node, graph.opset)
     graph.cleanup(remove_unused_graph_inputs=False)
@@ -175,6 +176,17 @@ def _refuse_lost(graph: gs.Graph) -> None:
                 f"{reader}: reads '{tensor.name}', a further output of a norm or dropout in training form; allowed: its first "
                 "output; export the network in eval mode"
             )
+
+
+def _write_defaults(node: gs.Node) -> None:
+    """Write out the order of a Transpose, and several positions of a Gather that count from the end."""
+    if node.op == "Transpose" and "perm" not in node.attrs and node.inputs[0].shape is not None:
+        node.attrs["perm"] = list(range(len(node.inputs[0].shape)))[::-1]
+    if node.op == "Gather" and isinstance(node.inputs[1], gs.Constant) and has_fixed_shape(node.inputs[0]):
+        given, size = node.inputs[1].values, node.inputs[0].shape[node.attrs.get("axis", 0)]
+        if given.size > 1 and (given < 0).any():
+            positions = np.where(given < 0, given + size, given)
+            node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/positions", positions)
 
 
 def _normalise(node: gs.Node, samples: int) -> None:
@@ -200,7 +212,7 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.op = "BatchStandardization"
         node.inputs = list(node.inputs[:3])
         node.outputs = list(node.outputs[:1])
-        node.attrs.pop("momentum", None)
+        node.attrs = {"epsilon": node.attrs.get("epsilon", 1e-5)}
     if node.op == "GroupNormalization" and node.inputs[1].shape[0] == node.inputs[0].shape[1]:
         node.op = "GroupNorm"
         node.attrs = {"num_groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}

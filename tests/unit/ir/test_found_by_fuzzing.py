@@ -237,3 +237,30 @@ def test_an_axis_shorter_than_its_padding_from_itself_comes_several_times(pads: 
     weights = {"w": (8, 1 + sum(pads), 3, 3)}
     image = {"x": ("float32", ("N", 1, 8, 8))}
     holds(Network(inputs=image, steps=steps, outputs=("y",), weights=weights, constants=constants, opset=19))
+
+
+def test_a_transpose_without_an_order_turns_all_axes_round() -> None:
+    steps = (
+        Step("Gemm", "x v", "u"),
+        Step("Transpose", "u", "t"),
+        Step("Transpose", "t", "r"),
+        Step("Gemm", "r w", "y"),
+    )
+    holds(
+        Network(inputs={"x": ("float32", ("N", 8))}, steps=steps, outputs=("y",), weights={"v": (8, 16), "w": (16, 4)})
+    )
+
+
+def test_positions_from_the_end_are_looked_up() -> None:
+    steps = (CONVOLUTION, Step("Gather", "u p", "y", {"axis": 2}))
+    image = {"x": ("float32", ("N", 3, 8, 8))}
+    holds(Network(inputs=image, steps=steps, outputs=("y",), weights=KERNEL, constants={"p": [0, -1, -3]}))
+
+
+def test_a_norm_in_training_form_has_a_default_epsilon() -> None:
+    steps = (
+        Step("BatchNormalization", "w ones zeros zeros ones", "v mean variance", {"training_mode": 1}),
+        Step("Conv", "x v", "y", {"pads": [1, 1, 1, 1]}),
+    )
+    constants = {"ones": [1.0, 1.0, 1.0], "zeros": [0.0, 0.0, 0.0]}
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
