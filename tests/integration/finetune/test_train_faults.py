@@ -162,3 +162,10 @@ def test_where_memory_runs_out_smaller_micro_batches_are_tried_and_said(tmp_path
     assert "out of memory with micro-batches of 1024 images; goes on with 512" in said[0]
     assert int(last) == 1024 >> len(said)
     assert len(read_lines(tmp_path / "history.jsonl")) == 2, "the last batch is smaller"
+
+
+def test_a_base_network_of_no_epochs_is_taken_as_it_is(tmp_path: Path) -> None:
+    chosen = base.Settings(epochs=0, processes=1, device="cpu", recalibration_images=64)
+    result = base.run(chosen, MODEL, DataSettings(kind="digits"), tmp_path, Silent())
+    assert result["trained"] is False
+    assert not (tmp_path / "history.jsonl").exists()

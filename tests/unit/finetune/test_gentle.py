@@ -10,7 +10,6 @@ import torch
 
 from flows.config import RunConfig
 from tailor_ir import SuperNet
-from tasks import base
 from tasks.data import DataSettings
 from tasks.evaluation.ends import Ends
 from tasks.evaluation.subnets import Accuracy
@@ -18,7 +17,7 @@ from tasks.finetune import Settings, checkpoint, launcher
 from tasks.finetune.job import Job
 from tasks.finetune.networks.better import BeforeWeights
 from tasks.finetune.phases import GENTLE, REFINING, phases_of
-from tasks.finetune.settings import BaseSettings, TrainSettings
+from tasks.finetune.settings import TrainSettings
 from tasks.problems import Tallied
 from tasks.progress import Silent
 
@@ -94,38 +93,6 @@ def test_the_better_weights_are_kept_and_harm_is_said(after: tuple[int, int], ke
     assert (ends.largest.share, ends.smallest.share) == ((1.0, 0.1) if kept else tuple(one / IMAGES for one in after))
     assert told.is_worse is bool(lines) is (said is not None)
     assert not said or said in lines[0]
-
-
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_a_base_network_of_no_epochs_is_taken_as_it_is(
-    epochs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    calls: list[str] = []
-
-    def trained(*_: Any) -> int:
-        calls.append("train")
-        return 8
-
-    split = SimpleNamespace(classes=2, form=SimpleNamespace(size=1), problem=None, class_names=())
-    images = SimpleNamespace(calibration=lambda size: None, batches=lambda size: None, problem=None)
-    stubs = {
-        "load_splits": dict.fromkeys(("train", "validation", "test"), split),
-        "create": torch.nn.Linear(1, 2),
-        "needs_training": True,
-        "EvaluationData": images,
-        "tallied": Tallied(0.5, 1.0, np.ones(2)),
-        "confusion_of": None,
-        "append_confusions": None,
-    }
-    for name, found in stubs.items():
-        monkeypatch.setattr(base, name, lambda *_, found=found, **__: found)
-    monkeypatch.setattr(base, "recalibrate_module", lambda *_: calls.append("recalibrate"))
-    monkeypatch.setattr(base, "_train", trained)
-    settings = BaseSettings.model_validate({"epochs": epochs, "device": "cpu"})
-    nothing: Any = None
-    result = base.run(settings, nothing, nothing, tmp_path, Silent())
-    assert (result["trained"], result["micro_batch"]) == ((True, 8) if epochs else (False, None))
-    assert calls == (["train", "recalibrate"] if epochs else [])
 
 
 class Told(Silent):
