@@ -243,7 +243,7 @@ def exceeds(difference: float, uncertain: float, answer: Callable[[], Answer | N
 
 @contextmanager
 def rounded_otherwise(seed: int = 0) -> Iterator[None]:
-    """What torch's modules give differs by up to some NUDGE of its largest number."""
+    """Values that torch's modules give differ by some NUDGE of their largest number."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(value: Any) -> Any:

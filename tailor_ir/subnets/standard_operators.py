@@ -137,12 +137,12 @@ def _pad(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
         size = inputs[0].shape[axis] + min(before, 0) + min(after, 0)
         if min(before, after) < 0:
             x = w.slice(x, max(0, -before), min(after, 0) or END, axis)
-        copies = [
-            max(0, added) // size for added in (before, after)
-        ]  # an axis shorter than its padding comes several times
-        rest_before, rest_after = (max(0, added) % size for added in (before, after))
+        # an axis that is shorter than its padding comes several times
+        (copies_before, rest_before), (copies_after, rest_after) = (
+            divmod(max(0, added), size) for added in (before, after)
+        )
         parts = [w.slice(x, -rest_before, END, axis)] if rest_before else []
-        parts += [x] * (1 + sum(copies))
+        parts += [x] * (copies_before + 1 + copies_after)
         parts += [w.slice(x, 0, rest_after, axis)] if rest_after else []
         x = w.add("Concat", *parts, last=axis == axes[-1], axis=axis)
 

@@ -7,6 +7,7 @@ several inputs, and in batches of two sizes, since a network may be right for on
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -198,17 +199,14 @@ def _known(
 
 def _accepted(answer: Answering, several: Sequence[Batches]) -> list[tuple[Batches, Answer]]:
     """The batches whose answer has most numbers, the first of them; none where none has an answer."""
-    best: list[tuple[float, Batches, Answer]] = []
+    answered: list[tuple[float, Batches, Answer]] = []
     for given in several:
-        expected = _tried(answer, given)
-        if expected is None:
-            continue
-        numbers = min((float(one.isfinite().float().mean()) for one in expected if one.numel()), default=1.0)
-        if not best or numbers > best[0][0]:
-            best = [(numbers, given, expected)]
-        if numbers == 1.0:
-            break
-    return [(given, expected) for _, given, expected in best]
+        if (expected := _tried(answer, given)) is not None:
+            numbers = min((float(one.isfinite().float().mean()) for one in expected if one.numel()), default=1.0)
+            answered.append((numbers, given, expected))
+            if numbers == 1.0:
+                break
+    return [max(answered, key=itemgetter(0))[1:]] if answered else []
 
 
 def _tried(answer: Answering, given: Batches) -> Answer | None:

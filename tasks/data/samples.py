@@ -119,7 +119,7 @@ class SampleForm(NamedTuple):
         return None if own == [self.shape] else ", ".join(map(_sizes, own))
 
     def advice(self, taken: Mapping[str, Sequence[int | None]], made: str, length: str = "data.resolution") -> str:
-        """What can be done where a network takes these sizes of a sample, None those that are open, and not its shape.
+        """The way out where a network takes these sizes of a sample, None those that are open, and not its shape.
 
         made: what gives it other sizes, such as "export". length: the option that has the number of words.
         """
