@@ -9,6 +9,10 @@ class ImportFailed(TailorError):
     """A network could not be read, exported to ONNX, or uses something that the IR does not know."""
 
 
+class MixedSamples(ImportFailed):
+    """A network's answer to a sample hangs on the other samples of its batch; another axis may be the batch."""
+
+
 class InputError(TailorError):
     """A network is called with other inputs than it has, has several where one is needed, or gets too few images."""
 

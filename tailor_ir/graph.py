@@ -107,13 +107,14 @@ class Graph:
 
     @property
     def batched_input(self) -> str:
-        """The first input whose first axis is the batch."""
-        return next(name for name in self.inputs if self.batch_axis(name) == 0)
+        """The first input whose first axis is the batch, else the first that has a batch."""
+        batched = [name for name in self.inputs if self.batch_axis(name) != NO_BATCH]
+        return next((name for name in batched if self.batch_axis(name) == 0), batched[0])
 
     @property
     def samples(self) -> int:
         """The traced batch size."""
-        return self.shapes[self.batched_input][0]
+        return self.shapes[self.batched_input][self.batch_axis(self.batched_input)]
 
     @property
     def image(self) -> str | None:
@@ -135,7 +136,8 @@ class Graph:
         if self.sequences:
             return self.shapes[self.sequences[0]][1:]
         if self.image is None:
-            return self.shapes[self.batched_input][2:]
+            sizes, batch = self.shapes[self.batched_input], self.batch_axis(self.batched_input)
+            return (*sizes[:batch], *sizes[batch + 1 :])[1:]
         return tuple(self.shapes[self.image][axis] for axis in self.sides_of(self.image))
 
     def sides_of(self, name: str) -> tuple[int, int]:

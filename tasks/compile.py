@@ -178,6 +178,12 @@ def supernet_of(
             f"model '{model.name}'", f"takes {fault}", allowed=f"{train.form.line}, the data's {train.form.called}"
         )
     graph = net.structure.graph
+    if (name := next((name for name in graph.inputs if graph.batch_axis(name)), None)) is not None:
+        raise UserError(
+            f"model '{model.name}'",
+            f"does not take the batch as the first axis of input '{name}'",
+            allowed="inputs whose first axis is the batch, as the data gives them; put a module around it that transposes",
+        )
     outputs = [graph.shapes[name] for name in graph.outputs]
     check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem, train.settings.resolution)
     return net

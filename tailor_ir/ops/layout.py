@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tailor_ir.dims import POSITIONS, Dim, factors_of
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import MixedSamples
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_along
 
@@ -48,7 +48,7 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
 def _nesting(node: Node, p: Propagation, factors: Sequence[Dim], sizes: Sequence[int]) -> list[Dim]:
     """The factors, with fixed ones of the new sizes in the place of those that these sizes cut across.
 
-    ImportFailed: the axis of samples is among them.
+    MixedSamples: the axis of samples is among them.
     """
     left, wanted = list(factors), list(sizes)
     found: list[Dim] = []
@@ -66,7 +66,7 @@ def _nesting(node: Node, p: Propagation, factors: Sequence[Dim], sizes: Sequence
         else:
             why = f"reshapes across axes to {tuple(sizes)}"
             if samples is not None:
-                raise ImportFailed(
+                raise MixedSamples(
                     f"operator '{node.op}' at '{node.name}': {why}, which mixes samples; allowed: reshapes of each sample by "
                     "itself; keep the first axis"
                 )
@@ -187,18 +187,18 @@ class Reshape(nn.Module):
 
 
 class Expand(nn.Module):
-    """Broadcast to sizes; -1 is the batch of `reference`."""
+    """Broadcast to sizes; -1 is the batch of `reference`, whose axis is `batch_axis`."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes, self.batch_axis = sizes, 0
 
     def forward(self, x: torch.Tensor, reference: torch.Tensor | None = None) -> torch.Tensor:
         if reference is None:
             return x.expand(self.sizes)
         own = (1,) * (len(self.sizes) - x.dim()) + x.shape
-        wanted = zip(self.sizes, own, strict=True)
-        return x.expand([(reference.shape[0] if old == 1 else old) if size == -1 else size for size, old in wanted])
+        samples, wanted = reference.shape[self.batch_axis], zip(self.sizes, own, strict=True)
+        return x.expand([(samples if old == 1 else old) if size == -1 else size for size, old in wanted])
 
 
 class Slice(nn.Module):
@@ -277,7 +277,7 @@ class Concatenate(nn.Module):
 def _reshape_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, sizes, same = p.of(node.inputs[0]), p.output_sizes(node), _copied(node, p)
     if prod(dim.size for dim in x) != prod(sizes):
-        raise ImportFailed(
+        raise MixedSamples(
             f"operator '{node.op}' at '{node.name}': makes {sizes} of {tuple(dim.size for dim in x)}; allowed: as many "
             "elements; sizes that are written for one sample have to follow the batch"
         )
@@ -352,7 +352,7 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
         return dim
     form = dim.root.form
     if p.pool.is_batch(dim):
-        raise ImportFailed(
+        raise MixedSamples(
             f"operator '{node.op}' at '{node.name}': takes samples {start} to {stop} of a batch of {dim.size}; allowed: "
             "networks that treat all samples alike, in batches of any size; let it work on the whole batch"
         )
@@ -582,7 +582,7 @@ def _squeeze_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     dropped = set(_squeezed(node, p, len(x)))
     if any(p.pool.is_batch(x[i]) for i in dropped):
-        raise ImportFailed(
+        raise MixedSamples(
             f"operator '{node.op}' at '{node.name}': drops the batch, which has one sample in this network; allowed: a batch "
             "that stays; squeeze other axes by number, or export with an open batch"
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import MixedSamples
 from tailor_ir.reading.folding import has_fixed_shape, is_laid_aside
 
 OTHER_BATCH = 5  # of the second trace
@@ -77,14 +77,14 @@ def follow_samples(graph: gs.Graph, other: gs.Graph, samples: int, others: int) 
     """Rewrite what was made for the batch of `graph`, so that it follows the batch. `other`: the same network, another batch.
 
     samples, others: both batches.
-    ImportFailed: the network has other operators for another batch, or numbers that tell samples apart.
+    MixedSamples: the network has other operators for another batch, or numbers that tell samples apart.
     """
     pairs = list(_pairs(graph, other))
     if len(pairs) != len(graph.nodes) and len(graph.nodes) != len(other.nodes):
         counts = [len(one.nodes) for one in (graph, other)]
         place = next((n for n in graph.nodes if _takes_samples_apart(n, samples)), None)
         where = f"operator '{place.op}' at '{place.name}': " if place is not None else ""
-        raise ImportFailed(
+        raise MixedSamples(
             f"{where}network: {counts[0]} operators for a batch of {samples}, {counts[1]} for {others}: it goes through "
             f"the samples one by one; {ALLOWED}; write the loop as operators on the whole batch"
         )
@@ -230,7 +230,7 @@ class _Writer:
                     if all(_equal(piece, np.broadcast_to(row, piece.shape)) for piece in pieces):
                         shape = (*value.shape[:axis], 1, *value.shape[axis + 1 :])
                         return (row.reshape(shape), axis) if count == 1 else (row, axis + inner)
-        raise ImportFailed(
+        raise MixedSamples(
             f"{pair.where}: reads numbers that differ from sample to sample, or with their number "
             f"({_told(value)} for a batch of {self.samples}, {_told(other)} for {self.others}); {ALLOWED}"
         )
@@ -270,7 +270,7 @@ class _Writer:
         axis = axes[0]
         count = int(repeats[axis]) // self.samples
         if len(axes) > 1 or repeats[axis] != count * self.samples or others[axis] != count * self.others:
-            raise ImportFailed(
+            raise MixedSamples(
                 f"{pair.where}: repeats {repeats.tolist()} times for a batch of {self.samples}; {ALLOWED}"
             )
         plain = repeats.copy()

@@ -3,7 +3,7 @@
 A trace keeps each `if` as it was decided for one input. Where decisions depend on values, the two networks answer differently.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import NO_BATCH, Graph
+from tailor_ir.errors import ImportFailed, MixedSamples
+from tailor_ir.graph import NO_BATCH
 from tailor_ir.reading.files.element_types import LOW, other_types
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import plain_attention, plain_transformers, uncompiled
@@ -86,44 +86,15 @@ def tolerance_of(module: nn.Module, examples: ExampleInputs) -> float:
 
 
 def answer_of(compiled: nn.Module, batches: Batches, where: str, samples: int) -> Answer:
-    """What a compiled network answers. ImportFailed: it cannot run a batch of this size."""
+    """What a compiled network answers. MixedSamples: it cannot run a batch of this size."""
     try:
         return _tensors(compiled(*batches))
     except (IndexError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ImportFailed(
+        raise MixedSamples(
             f"{where}: the compiled network cannot run a batch of {samples} ({reason}); allowed: networks that treat "
             "all samples alike, in batches of any size; look for sizes that are written as numbers"
         ) from error
-
-
-def refuse_mixed_samples(graph: Graph, batched: Mapping[str, int], network: nn.Module, batches: Batches) -> None:
-    """ImportFailed where a network answers otherwise to a sample in a batch than to the sample alone.
-
-    For files of one sample, in which the batch cannot be told from other axes of one. batched: axis of the batch of each output
-    that has it in one piece. batches: two samples of each input.
-    """
-    axes = [graph.batch_axis(name) for name in graph.inputs]
-    alone = tuple(one if axis == NO_BATCH else one.narrow(axis, 1, 1) for one, axis in zip(batches, axes, strict=True))
-    reason = "other shapes"
-    with evaluated(network), torch.no_grad():
-        try:
-            both, single = _tensors(network(*batches)), _tensors(network(*alone))
-            pairs = [
-                (one, two.narrow(batched[name], 1, 1) if name in batched else two)
-                for name, one, two in zip(graph.outputs, single, both, strict=True)
-                if name in batched or one.shape == two.shape
-            ]
-            same = all(one.shape == two.shape for one, two in pairs)
-            if same and all(_one_difference(one, two) <= TOLERANCE for one, two in pairs):
-                return
-            reason = "other values" if same else reason
-        except (IndexError, RuntimeError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    raise ImportFailed(
-        f"network: its answer to two samples is not that to each of them alone ({reason}); the file is for a batch of one, and "
-        "its operators mix it with other axes; allowed: networks that treat all samples alike; export it with an open batch"
-    )
 
 
 def shaped_like(found: Answer, expected: Answer) -> Answer:

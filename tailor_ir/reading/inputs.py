@@ -62,31 +62,38 @@ class ExampleInputs:
             return function(**dict(zip(self.keywords, whole, strict=True)))
         return function(*whole)
 
-    def with_batch_axes(self, module: nn.Module, samples: int) -> "ExampleInputs":
-        """The same with the axes by which the module takes so many samples; as it is where it takes them in no way.
+    def layouts(self, module: nn.Module, samples: int) -> Iterator["ExampleInputs"]:
+        """The same with each choice of axes by which the module takes so many samples, the likeliest first.
 
-        The first axis of each is tried first, then others of as many entries, then that all samples share an input.
+        The first axis of each is tried first, then others of as many entries, then that all samples share an input; then
+        likewise with axes of one entry. As it is where the module takes so many samples in no way.
         ImportFailed: the module takes them in no way, and the first axes differ.
         """
-        if len(self.tensors) == 1:
-            return self
+        some = False
         for axes in islice(self._layouts(), MOST_LAYOUTS):
-            found = replace(self, batch_axes=axes)
-            if _runs(module, found, samples):
-                return found if any(axes) else self
+            found = replace(self, batch_axes=axes) if any(axes) else self
+            if axes == (0,) or _runs(module, found, samples):
+                some = True
+                yield found
+        if some:
+            return
         sizes = [len(tensor) for tensor in self.tensors if tensor.ndim]
         if len({*sizes}) > 1:
             raise ImportFailed(
                 f"example input: tensors of {', '.join(map(str, sizes))} samples; allowed: the first axis of each is the same "
                 "batch, or another axis that the network takes as the batch"
             )
-        return self
+        yield self
 
     def _layouts(self) -> Iterator[tuple[int, ...]]:
-        one = next(len(tensor) for tensor in self.tensors if tensor.ndim)
-        choices = [[axis for axis, size in enumerate(t.shape) if size == one] for t in self.tensors]
-        ways = product(*([*each, NO_BATCH] for each in choices))
-        yield from sorted((axes for axes in ways if 0 in axes), key=lambda axes: sum(axis != 0 for axis in axes))
+        first = next(len(tensor) for tensor in self.tensors if tensor.ndim)
+        found: dict[tuple[int, ...], None] = {}
+        for entries in (first, 1):
+            choices = [[axis for axis, size in enumerate(t.shape) if size == entries] for t in self.tensors]
+            ways = [axes for axes in product(*([*each, NO_BATCH] for each in choices)) if {*axes} != {NO_BATCH}]
+            ways.sort(key=lambda axes: (0 not in axes, sum(axis != 0 for axis in axes)))
+            found |= dict.fromkeys(ways)
+        yield from found
 
 
 def _repeated(tensor: torch.Tensor, axis: int, samples: int) -> torch.Tensor:

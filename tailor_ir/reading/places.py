@@ -88,7 +88,7 @@ def located(model: onnx.ModelProto, modules: Collection[str] = ()) -> Iterator[N
         text = UNKNOWN.sub(rf"\g<0> of opset {_opset(model)}", text, count=1)
         name = NAMED.search(text) or name
         place = f"{module_path(name[0], modules)}'{f' ({line})' if line else ''}"
-        raise ImportFailed(f"{text[: name.start()]}{place}{text[name.end() + 1 :]}") from error
+        raise type(error)(f"{text[: name.start()]}{place}{text[name.end() + 1 :]}") from error
 
 
 def _opset(model: onnx.ModelProto) -> int:

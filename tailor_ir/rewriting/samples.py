@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import MixedSamples
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.structure.propagation import propagate
 
@@ -70,7 +70,7 @@ def _row(graph: Graph, name: str, tensor: torch.Tensor, dim: int, samples: int) 
     row = tensor.narrow(dim, 0, 1).clone()
     if tensor.shape[dim] != samples or name in graph.parameters or not torch.equal(tensor, row.expand_as(tensor)):
         user = graph.consumers()[name][0]
-        raise ImportFailed(
+        raise MixedSamples(
             f"operator '{user.op}' at '{user.name}': '{name}' has other values for each sample of a batch of {samples}; "
             "allowed: networks that treat all samples alike, in batches of any size"
         )

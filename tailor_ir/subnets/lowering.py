@@ -10,6 +10,7 @@ from torch import nn
 from tailor_ir.axes import Axis, Sizes
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, Lowered, NodeShapes
+from tailor_ir.ops.layout import Expand
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.subnets.cuts import Cut, make_resampler
 from tailor_ir.subnets.static_operators import convert_static
@@ -170,6 +171,8 @@ class Lowering:
             module = convert_static(node, self.graph, self.constants).module
         else:
             module = record.lower(node, cast(NodeShapes, shapes), self.constants)
+        if isinstance(module, Expand):
+            module.batch_axis = self.graph.batch_axis(self.graph.batched_input)
         if self._target != HOME:
             device, dtype = self._target
             module = module.to(device=device, dtype=dtype)

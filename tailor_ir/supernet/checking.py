@@ -7,6 +7,7 @@ several inputs, and in batches of two sizes, since a network may be right for on
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import compress
 from operator import itemgetter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tailor_ir import storage
 from tailor_ir.errors import CheckFailed
 from tailor_ir.graph import NO_BATCH, GivenInputs, Graph, Tensors
 from tailor_ir.reading.comparison import (
+    NUDGES,
     REFUSALS,
     TOLERANCE,
     Answer,
@@ -86,6 +88,32 @@ class Reference:
         """
         network, candidates = file_network(model, batching, constants), _candidates(draw, batching.inputs, None)
         return cls(() if network is None else tuple(_known(None, network, BATCHES, candidates)))
+
+    @classmethod
+    def of_network(cls, network: Answering, draw: Draw, batching: Batching) -> "Reference":
+        """Answers of a network in torch to drawn inputs."""
+        return cls(
+            tuple(_known(network, lambda given: network(*given), BATCHES, _candidates(draw, batching.inputs, None)))
+        )
+
+    def mixed_samples(self, batching: Batching) -> str:
+        """How the answer to a sample among others differs from that to the sample alone; "" where it does not.
+
+        Outputs in which samples stand inside another axis are not looked at.
+        """
+        if [known.samples for known in self.answers] != [*BATCHES]:
+            return "no answer" if any(known.samples == 1 for known in self.answers) else ""
+        alone, among = self.answers
+        if not all(map(torch.equal, alone.given, map(_sample_between, among.given, batching.inputs))):
+            return ""
+        parted = [axis is not None for axis in batching.outputs]
+        axes = [axis for axis in batching.outputs if axis is not None]
+        one = [*compress(alone.expected, parted)]
+        other = shaped_like([*map(_sample_between, compress(among.expected, parted), axes)], one)
+        difference = difference_of_answers(one, other)
+        if difference <= max(self.tolerance, NUDGES * max(alone.uncertain, among.uncertain)):
+            return ""
+        return f"{difference:.2g} of the largest number" if difference < float("inf") else "other shapes"
 
     def difference(self, network: Answering, in_torch: Answering | None = None) -> tuple[float, int]:
         """The largest difference of a network's answers as a share of the largest output, and the batch that has it.
@@ -161,9 +189,10 @@ def _batches_of(draw: Draw, sizes: Sequence[int]) -> list[Batches]:
 def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None) -> list[list[Batches]]:
     """For each size of batches some to try in turn: drawn numbers, numbers from 0 to 1, and the example for all samples.
 
-    In the larger batch, the first sample is the example, and the last has other signs and sizes.
+    In the larger batch, the first sample is the example, and the last has other signs and sizes. The smaller batch is the
+    sample between them.
     """
-    small, large = _batches_of(draw, BATCHES)
+    (large,) = _batches_of(draw, BATCHES[1:])
     for position, (one, axis) in enumerate(zip(large, axes, strict=True)):
         if axis == NO_BATCH:
             continue
@@ -172,6 +201,7 @@ def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None)
         example = None if examples is None else examples.tensors[position].select(axis, 0).detach().cpu()
         if example is not None and example.shape == one.select(axis, 0).shape:
             one.select(axis, 0).copy_(example)
+    small = tuple(map(_sample_between, large, axes))
     found = [
         [given, tuple(one.sigmoid() if one.is_floating_point() else one for one in given)] for given in (small, large)
     ]
@@ -182,6 +212,10 @@ def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None)
     return [
         [*each, tuple(one.cpu() for one in examples.batches(size))] for each, size in zip(typed, BATCHES, strict=True)
     ]
+
+
+def _sample_between(batch: torch.Tensor, axis: int) -> torch.Tensor:
+    return batch if axis == NO_BATCH else batch.narrow(axis, 1, 1)
 
 
 def _known(

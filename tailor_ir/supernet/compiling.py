@@ -1,22 +1,21 @@
 """Networks made SuperNets, and SuperNets that were saved."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
-import torch
 from torch import nn
 
 from tailor_ir import storage
 from tailor_ir.alternatives import add_alternatives
-from tailor_ir.errors import CheckFailed, ImportFailed
+from tailor_ir.errors import CheckFailed, MixedSamples
 from tailor_ir.exits import add_exits
 from tailor_ir.graph import NO_BATCH, Graph, Tensors
-from tailor_ir.reading.comparison import compare, refuse_mixed_samples
+from tailor_ir.reading.comparison import compare
 from tailor_ir.reading.files.element_types import Float32Module
 from tailor_ir.reading.inputs import GivenExample
 from tailor_ir.rewriting.kernel_transforms import transform_kernels
@@ -24,10 +23,10 @@ from tailor_ir.spaces.proposal import only_itself, propose
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.finding import find_axes_and_regions
-from tailor_ir.supernet.checking import Reference
+from tailor_ir.supernet.checking import BATCHES, Reference
 from tailor_ir.supernet.file_networks import Batching
 from tailor_ir.supernet.network import SuperNet
-from tailor_ir.supernet.reading import PlainFile, read_network
+from tailor_ir.supernet.reading import PlainFile, ReadNetwork, read_network
 
 NOTHING_TRAINED = "the network has no weights that could be trained"
 NOT_COMPARED = "the original network does not run on drawn inputs: its answers could not be compared"
@@ -48,8 +47,29 @@ def compile(
     kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
     ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
     """
-    network = read_network(model, example_input)
+    mixed: list[MixedSamples] = []
+    for network in read_network(model, example_input):
+        try:
+            net = _compiled(network, space, kernel_transform)
+        except MixedSamples as error:
+            mixed.append(error)
+        else:
+            net.remarks += tuple(_batch_elsewhere(net.structure.graph)) if mixed else ()
+            for remark in net.remarks:
+                logging.getLogger(__name__).warning(remark)
+            return net
+    raise mixed[0]
 
+
+def _batch_elsewhere(graph: Graph) -> Iterator[str]:
+    """A line for each input whose first axis is not the batch."""
+    for name in graph.inputs:
+        if axis := graph.batch_axis(name):
+            place = "no axis" if axis == NO_BATCH else f"axis {axis}"
+            yield f"{place} of input '{name}' is the batch: along the first axis the network does not treat all alike"
+
+
+def _compiled(network: ReadNetwork, space: SpaceSpec | None, kernel_transform: bool) -> SuperNet:
     def read(graph: Graph, tensors: Tensors) -> Structure:
         with network.located():
             return propose(graph, *find_axes_and_regions(graph, tensors), space)
@@ -62,8 +82,6 @@ def compile(
     net.refused = (*refused, *no_exits)
     net.remarks = (*network.remarks, *_compared(net, network.origin))
     net.remarks += only_itself(net.structure, space) if graph.parameters else (NOTHING_TRAINED,)
-    for remark in net.remarks:
-        logging.getLogger(__name__).warning(remark)
     return net
 
 
@@ -81,8 +99,7 @@ def _compared(net: SuperNet, origin: Float32Module | PlainFile) -> tuple[str, ..
         remarks = compare(module, net.elastic, examples)
         net.original = Reference.of_module(module, examples, draw)
     _refuse_other_answers(net, where)
-    if isinstance(origin, PlainFile) and all(known.samples == 1 for known in net.original.answers):
-        _refuse_mixed_samples(net)
+    _refuse_mixed_samples(net, where)
     return remarks if net.original.answers else (*remarks, NOT_COMPARED)
 
 
@@ -90,22 +107,29 @@ def _drawn(net: SuperNet, rng: np.random.Generator, batch: int) -> Sequence[np.n
     return net.sample_inputs(net.max_config, rng, batch)
 
 
-def _refuse_mixed_samples(net: SuperNet) -> None:
-    """ImportFailed for a file of one sample that cannot have more. Samples inside of another axis are not looked at."""
-    graph, batching = net.structure.graph, Batching.of(net.structure)
-    pairs = zip(graph.outputs, batching.outputs, strict=True)
-    batched = {name: axis for name, axis in pairs if axis is not None and axis != NO_BATCH}
-    given = net.sample_inputs(net.max_config, np.random.default_rng(0), batch=2)
-    refuse_mixed_samples(graph, batched, net.elastic, tuple(map(torch.from_numpy, given)))
+def _refuse_mixed_samples(net: SuperNet, where: str) -> None:
+    """MixedSamples: the network answers otherwise to a sample in a batch than to the sample alone.
+
+    The answers are the original's; those of the SuperNet where the original takes no batch, as files of one sample.
+    """
+    batching, answers = Batching.of(net.structure), net.original
+    if {known.samples for known in answers.answers} != {*BATCHES}:
+        answers = Reference.of_network(net.elastic, partial(_drawn, net), batching)
+    if difference := answers.mixed_samples(batching):
+        raise MixedSamples(
+            f"{where}: its answer to a sample is another one beside other samples ({difference}): its first axis is not the "
+            "batch, or it mixes samples; allowed: networks that treat all samples alike; give an example of one sample, "
+            "whose axis of samples has one entry"
+        )
 
 
 def _refuse_other_answers(net: SuperNet, where: str) -> None:
-    """ImportFailed: the compiled network answers otherwise than the given one."""
+    """MixedSamples: the compiled network answers otherwise than the given one."""
     try:
         net.check_against(where=where)
     except CheckFailed as error:
         found = str(error).partition("; allowed:")[0]
-        raise ImportFailed(
+        raise MixedSamples(
             f"{found}; allowed: networks that treat all samples alike, in batches of any size; export it with an open batch, "
             "from a contiguous example"
         ) from error

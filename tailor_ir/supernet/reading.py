@@ -1,7 +1,7 @@
 """Networks as people give them, modules and ONNX files, read as graphs; and what their SuperNets are compared with."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from torch import nn
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import ImportFailed, MixedSamples
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.ops import OPERATORS
 from tailor_ir.reading.files.element_types import Float32Module, as_float32, module_in_float32, read_as_float32
@@ -19,7 +19,7 @@ from tailor_ir.reading.files.preparing import PreparedModel, prepare
 from tailor_ir.reading.folded_norms import folded_norms
 from tailor_ir.reading.forms import make_lazy_layers, plain_module
 from tailor_ir.reading.importer import import_onnx
-from tailor_ir.reading.inputs import GivenExample, examples_of_file, examples_of_module, kept_constant
+from tailor_ir.reading.inputs import ExampleInputs, GivenExample, examples_of_file, examples_of_module, kept_constant
 from tailor_ir.reading.places import located
 from tailor_ir.reading.trace import TRACE_BATCH, load_onnx, trace_module
 from tailor_ir.rewriting.passes import simplify
@@ -55,8 +55,13 @@ class ReadNetwork:
         return located(self.traced, self.modules)
 
 
-def read_network(model: nn.Module | onnx.ModelProto | str | Path, example: GivenExample | None) -> ReadNetwork:
-    """A network as a graph. example: of its inputs. ImportFailed: it cannot be read."""
+def read_network(
+    model: nn.Module | onnx.ModelProto | str | Path, example: GivenExample | None
+) -> Iterator[ReadNetwork]:
+    """A network as a graph, by each choice of the batch's axes, the likeliest first. example: of its inputs.
+
+    ImportFailed: it cannot be read by any.
+    """
     if isinstance(model, onnx.ModelProto):
         return _read_file(model, example)
     if isinstance(model, str | Path):
@@ -64,12 +69,26 @@ def read_network(model: nn.Module | onnx.ModelProto | str | Path, example: Given
     return _read_module(plain_module(model), example)
 
 
-def _read_module(model: nn.Module, example: GivenExample | None) -> ReadNetwork:
+def _read_module(model: nn.Module, example: GivenExample | None) -> Iterator[ReadNetwork]:
     given = examples_of_module(model, example)
     make_lazy_layers(model, given)
     plain = module_in_float32(model, given)
-    examples = plain.examples.with_batch_axes(plain.module, TRACE_BATCH)
+    read, failures = False, list[ImportFailed]()
+    for examples in plain.examples.layouts(plain.module, TRACE_BATCH):
+        try:
+            network = _read_traced(model, plain, examples)
+        except ImportFailed as error:
+            failures.append(error)
+            if not isinstance(error, MixedSamples):
+                break
+        else:
+            read = True
+            yield network
+    if not read:
+        raise failures[0]
 
+
+def _read_traced(model: nn.Module, plain: Float32Module, examples: ExampleInputs) -> ReadNetwork:
     def traced(samples: int) -> tuple[onnx.ModelProto, Tensors]:
         proto, state = trace_module(plain.module, examples, samples)
         if plain.remarks:
@@ -98,18 +117,23 @@ def _read_module(model: nn.Module, example: GivenExample | None) -> ReadNetwork:
     )
 
 
-def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> ReadNetwork:
-    """The network under the first layout of its inputs that can be read."""
+def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator[ReadNetwork]:
+    """The network under each layout of its inputs that can be read."""
     with located(given):
         examples, prepared = examples_of_file(given, example), prepare(given)
-        failures: list[ImportFailed] = []
+        read, failures = False, list[ImportFailed]()
         for layout in layouts_of(prepared.model, examples):
+            if not (read or layout.batch_first or any(isinstance(each, MixedSamples) for each in failures)):
+                break
             try:
                 graph, tensors = _read_layout(prepared.model, layout)
             except ImportFailed as error:
                 failures.append(error)
-                continue
-            return _read(given, prepared, layout, graph, tensors)
+            else:
+                read = True
+                yield _read(given, prepared, layout, graph, tensors)
+        if read:
+            return
         told = Counter(map(str, failures)).most_common(1)[0][0]  # what fails in most layouts, else in the likeliest
         raise next(failure for failure in failures if str(failure) == told)
 

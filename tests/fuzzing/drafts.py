@@ -17,6 +17,8 @@ WIDTHS = (8, 8, 12, 16, 16, 24, 32, 48, 10, 9, 20)
 NAMES = {number: name for name, number in TYPES.items()}
 CLEAR = 0.15
 """Probability that a weight of equal shape is used again."""
+DEFAULT = 0.05
+"""Probability that a node leaves one of its attributes out."""
 
 
 class Unfit(Exception):
@@ -108,8 +110,16 @@ class Draft:
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def add(self, op: str, inputs: str, count: int = 1, **attributes: Any) -> list[Value]:
-        """A node and its results. Unfit: ONNX's inference of shapes refuses it."""
-        step = Step(op, inputs, " ".join(self.name("v") for _ in range(count)), attributes)
+        """A node and its results; now and then an attribute keeps its default. Unfit: ONNX's inference of shapes refuses it."""
+        made = " ".join(self.name("v") for _ in range(count))
+        if attributes and self.chance(DEFAULT):
+            left_out = self.choose(list(attributes))
+            kept = {name: value for name, value in attributes.items() if name != left_out}
+            with suppress(Unfit):
+                return self._added(Step(op, inputs, made, kept))
+        return self._added(Step(op, inputs, made, attributes))
+
+    def _added(self, step: Step) -> list[Value]:
         one, other = (self._inferred(step, place) for place in (0, 1))
         self.steps.append(step)
         return [self._keep(Value(name, one[name][0], other[name][0], one[name][1])) for name in step.made]

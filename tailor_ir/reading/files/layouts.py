@@ -31,8 +31,14 @@ class InputLayout:
 
     @property
     def samples(self) -> int:
-        """The batch: the first axis of the first input whose first axis it is."""
-        return next(shape[0] for name, shape in self.shapes.items() if self.batch_axes.get(name, 0) == 0)
+        """The batch: its axis in the first input that has one."""
+        axes = ((shape, self.batch_axes.get(name, 0)) for name, shape in self.shapes.items())
+        return next(shape[axis] for shape, axis in axes if axis != NO_BATCH)
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether the first axis of some input is the batch."""
+        return any(self.batch_axes.get(name, 0) == 0 for name in self.shapes)
 
     def with_samples(self, samples: int) -> "InputLayout":
         """The same inputs with another batch."""
@@ -48,16 +54,17 @@ def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> 
     """The ways to read a file's inputs, the likeliest first.
 
     An open first axis is the batch, and so are open axes of its name in other inputs (states are (layers, batch, size)). Where
-    this cannot be read, the batch is one sample, wherever an axis of one may be it. Integers without an axis (a rate, a
+    this cannot be read, the batch is one sample, wherever an axis of one may be it: first ways in which some input has it
+    first. Integers without an axis (a rate, a
     mode) become constants, of the example's value. ImportFailed: none, or all leave sizes open.
     """
     sizes = {name: _sizes(info) for name, info in inputs_of(model).items()}
     constants = {name: _constant(name, info, examples) for name, info in inputs_of(model).items() if _is_setting(info)}
     sizes = {name: each for name, each in sizes.items() if name not in constants}
     found: dict[tuple[tuple[int, ...], int], None] = {}
-    for axes, samples in _ways(tuple(sizes.values())):
-        if 0 in axes:
-            found.setdefault((axes, samples))
+    ways = list(_ways(tuple(sizes.values())))
+    for first in (True, False):
+        found |= dict.fromkeys(way for way in ways if (0 in way[0]) == first and {*way[0]} != {NO_BATCH})
     if not found:
         told = ", ".join(f"'{name}' {each}" for name, each in sizes.items()) or "none"
         raise ImportFailed(f"network: inputs {told}; allowed: inputs whose first axis is the same batch; export it so")
@@ -117,12 +124,12 @@ def _ways(sizes: Sequence[DimensionSizes]) -> Iterator[tuple[tuple[int, ...], in
         yield (0,) * len(sizes), closed.pop() if closed else TRACE_BATCH
     if is_open:
         yield tuple(named), TRACE_BATCH
-    samples = 1 if is_open else int(first[0] or 1)
-    choices = [
-        [axis for axis, size in enumerate(each) if size == samples or (axis == 0 and not isinstance(size, int))]
-        for each in sizes
-    ]
-    yield from ((axes, samples) for axes in product(*([*each, NO_BATCH] for each in choices)))
+    for samples, opened in ((1 if is_open else int(first[0] or 1), 1), (1, 1), (TRACE_BATCH, MOST_LAYOUTS)):
+        choices = [
+            [at for at, size in enumerate(each) if size == samples or (at < opened and not isinstance(size, int))]
+            for each in sizes
+        ]
+        yield from ((axes, samples) for axes in product(*([*each, NO_BATCH] for each in choices)))
 
 
 def _same(sizes: DimensionSizes, batch: int | str | None) -> int:

@@ -1,5 +1,6 @@
 """Inputs whose batch is not their first axis (states), that have none, or are single numbers; stored initial states."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,69 @@ def test_batches_that_differ_are_refused_unless_the_network_takes_them() -> None
 
     with pytest.raises(tailor_ir.ImportFailed, match=r"tensors of 1, 2 samples; allowed: .* takes as the batch"):
         tailor_ir.compile(Sum(), (torch.randn(1, 3, 8, 8), torch.randn(2, 3, 8, 8)))
+
+
+class TimeFirst(nn.Module):
+    """A network of signals (T, N, C): the second axis is the batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.into, self.out = kind, nn.Linear(8, FEATURES), nn.Linear(HIDDEN, 3)
+        if kind == "attention":
+            self.layer, self.out = nn.TransformerEncoderLayer(FEATURES, 2, 64, 0.0), nn.Linear(FEATURES, 3)
+        else:
+            self.layer = nn.GRU(FEATURES, HIDDEN)
+
+    def forward(self, x: torch.Tensor, *state: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        h = torch.relu(self.into(x))
+        if self.kind == "attention":
+            return self.out(self.layer(h))  # type: ignore[no-any-return]
+        y, new = self.layer(h, *state)
+        last = self.out(y[-1] if self.kind == "last" else y)
+        return (last, new) if state else last
+
+
+@pytest.mark.parametrize("steps", [STEPS, 1])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        *product(["all", "last", "state"], ["module", "open file", "fixed file"]),
+        *product(["attention"], ["module", "open file"]),  # a file of one sample does not tell heads from samples
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_batch_is_the_axis_along_which_samples_are_answered_alike(
+    kind: str, steps: int, form: str, tmp_path: Path
+) -> None:
+    module = TimeFirst(kind).eval()
+
+    def drawn(samples: int) -> tuple[torch.Tensor, ...]:
+        state = (torch.randn(1, samples, HIDDEN),) if kind == "state" else ()
+        return torch.randn(steps, samples, 8), *state
+
+    network: nn.Module | Path = module
+    if form != "module":
+        network, names = tmp_path / "net.onnx", ["x", "h"][: len(drawn(1))]
+        axes = {name: {1: "n"} for name in names} if form == "open file" else None
+        torch.onnx.export(
+            module, drawn(1), network, dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes
+        )
+    net = tailor_ir.compile(network, drawn(1))
+    assert net.structure.graph.batch_axes == (1,) * len(drawn(1))
+    assert any("axis 1 of input" in remark for remark in net.remarks)
+    check_forms(net, tmp_path)
+    for batch in (1, 3):
+        given = drawn(batch)
+        with torch.no_grad():
+            found = module(*given)
+        expected = [one.numpy() for one in (found if isinstance(found, tuple) else (found,))]
+        net.elastic.activate(net.max_config)
+        assert_close(expected, answers(net.elastic, [one.numpy() for one in given]))
+        assert_close(expected, answers(net.build(net.max_config), [one.numpy() for one in given]))
+
+
+@pytest.mark.parametrize("example", [(STEPS, 2, 8), (STEPS, 8)])
+def test_a_network_that_mixes_all_that_may_be_samples_is_refused_in_one_line(example: tuple[int, ...]) -> None:
+    with pytest.raises(tailor_ir.ImportFailed, match=r"another one beside other samples.*allowed: .*one entry$"):
+        tailor_ir.compile(TimeFirst("all").eval(), torch.randn(example))
