@@ -5,13 +5,16 @@ WrittenPlaces that are constant become slices, concatenations and look-ups, whos
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 WrittenPlaces = tuple[np.ndarray, ...]
 """WrittenPlaces along each axis; what is written are all combinations of them."""
-SAMPLES = 0  # the axis of samples, of which there may be any number
+KEEPING_AXES = frozenset(
+    ("Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Pad", "ScatterElements", "ScatterND", "Slice", "Where")
+)  # results have the axes of the operand
 
 
 def write_block(graph: gs.Graph, node: gs.Node) -> bool:
@@ -23,7 +26,7 @@ def write_block(graph: gs.Graph, node: gs.Node) -> bool:
     reduction = str(node.attrs.get("reduction", "none"))
     if (
         not isinstance(positions, gs.Constant)
-        or not all(map(_is_known, (data, value)))
+        or not all(map(is_known, (data, value)))
         or reduction not in ("none", "add")
     ):
         return False
@@ -40,7 +43,7 @@ def write_block(graph: gs.Graph, node: gs.Node) -> bool:
     return True
 
 
-def _is_known(tensor: gs.Tensor) -> bool:
+def is_known(tensor: gs.Tensor) -> bool:
     return tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape)
 
 
@@ -171,19 +174,17 @@ def _write(node: gs.Node, index: np.ndarray, adds: bool) -> _Write | None:
     """What a scattering node writes; None where that is no block, differs between samples, or has a place twice."""
     data, _, value = node.inputs
     shape = tuple(data.shape)
+    samples = _samples_axis(value if isinstance(data, gs.Constant) else data) % len(shape)
     if node.op == "ScatterElements":
         places = _along_axis(index, shape, int(node.attrs.get("axis", 0)) % len(shape))
     else:
-        depth = index.shape[-1]
-        coordinates = [
-            np.where(part < 0, part + size, part) for part, size in zip(np.moveaxis(index, -1, 0), shape, strict=False)
-        ]
+        coordinates = coordinates_of(index, shape)
         places = _product(coordinates, shape)
         if places is None:
-            shape, places = _flattened(coordinates, shape, depth)
+            shape, places, samples = _flattened(coordinates, shape, samples)
     if places is None or any(len(np.unique(along)) != len(along) for along in places):
         return None
-    if not _is_all(places[SAMPLES], shape[SAMPLES]):
+    if not _is_all(places[samples], shape[samples]):
         return None
     return _Write(data, value, shape, places, adds)
 
@@ -211,18 +212,52 @@ def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> Writt
     return (*places, *map(np.arange, shape[depth:]))
 
 
+def coordinates_of(index: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Positions along each of the first axes, counted from the beginning."""
+    parts = zip(np.moveaxis(index, -1, 0), shape, strict=False)
+    return [np.where(part < 0, part + size, part) for part, size in parts]
+
+
+def _samples_axis(x: gs.Tensor) -> int:
+    """The axis of samples, of which there may be any number: the first, but where a Transpose moved it."""
+    maker = x.inputs[0] if x.inputs else None
+    source = next((i for i in maker.inputs if isinstance(i, gs.Variable)), None) if maker is not None else None
+    if source is None or not is_known(source) or not is_known(x):
+        return 0
+    if maker.op == "Transpose":
+        order = maker.attrs.get("perm", range(len(x.shape))[::-1])
+        return list(order).index(_samples_axis(source))
+    if maker.op == "Reshape":
+        place = _samples_axis(source)
+        size, before = source.shape[place], prod(source.shape[:place])
+        return next((i for i, n in enumerate(x.shape) if n == size and prod(x.shape[:i]) == before), 0)
+    return _samples_axis(source) if maker.op in KEEPING_AXES and len(source.shape) == len(x.shape) else 0
+
+
 def _flattened(
-    coordinates: Sequence[np.ndarray], shape: tuple[int, ...], depth: int
-) -> tuple[tuple[int, ...], WrittenPlaces | None]:
-    """The tensor with the axes that positions are of flattened into one but for the samples', and places along it."""
-    samples, inner = shape[SAMPLES], int(np.prod(shape[1:depth]))
-    flat = (samples, inner, *shape[depth:])
-    if depth < 2 or coordinates[0].size % samples:
-        return flat, None
-    rows = [part.reshape(samples, -1) for part in coordinates]
-    if not (rows[SAMPLES] == np.arange(samples)[:, None]).all():
-        return flat, None
-    linear = np.ravel_multi_index(tuple(rows[1:]), shape[1:depth])
-    if not (linear == linear[0]).all():
-        return flat, None
-    return flat, (np.arange(samples), linear[0], *map(np.arange, shape[depth:]))
+    coordinates: Sequence[np.ndarray], shape: tuple[int, ...], samples: int
+) -> tuple[tuple[int, ...], WrittenPlaces | None, int]:
+    """The shape with the axes that positions are of as one, but for the samples'; places in it; the samples' axis."""
+    depth = len(coordinates)
+    if samples >= depth:  # positions do not tell samples apart
+        flat = (prod(shape[:depth]), *shape[depth:])
+        linear = np.ravel_multi_index(tuple(coordinates), shape[:depth]).reshape(-1)
+        return flat, (linear, *map(np.arange, shape[depth:])), samples - depth + 1
+    count, inner = shape[0], prod(shape[1:depth])
+    flat = (count, inner, *shape[depth:])
+    if samples or depth < 2:
+        return flat, None, samples
+    linear = linear_within_samples(coordinates, shape)
+    return flat, None if linear is None else (np.arange(count), linear, *map(np.arange, shape[depth:])), samples
+
+
+def linear_within_samples(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
+    """Positions in the flattened part of one sample; None where samples have others, or the first does not count samples."""
+    samples = shape[0]
+    if coordinates[0].size % samples:
+        return None
+    first, *others = [part.reshape(samples, -1) for part in coordinates]
+    if not (first == np.arange(samples)[:, None]).all():
+        return None
+    linear = np.ravel_multi_index(tuple(others), shape[1 : len(coordinates)])
+    return linear[0] if (linear == linear[0]).all() else None

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from tailor_ir.reading.scatter import write_block
-from tests.unit.ir.around import WIDTH, check, is_elastic, network
+from tests.unit.ir.around import SIDE, WIDTH, array, check, check_file, file_around, is_elastic, network
 
 Write = Callable[[torch.Tensor], torch.Tensor]
 
@@ -157,6 +158,30 @@ def test_positions_that_differ_between_samples_stay() -> None:
     index = np.asarray([[[0, 1]], [[1, 2]]])  # one channel of each sample, not the same
     graph = scattering((2, 4, 3), index, (2, 1, 3), "none")
     assert not write_block(graph, graph.nodes[0])
+
+
+TURNED: dict[str, tuple[list[int], list[object], tuple[int, ...]]] = {
+    "rows": ([2, 0, 1, 3], [[0], [3], [-7]], (3, 1, WIDTH, SIDE)),
+    "columns": ([3, 0, 1, 2], [[5], [2]], (2, 1, WIDTH, SIDE)),
+    "pixels": ([2, 3, 0, 1], [[0, 1], [3, 3], [7, -1]], (3, 1, WIDTH)),
+}
+"""Order of the axes before a write, positions, and the shape of what is written there."""
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_file_that_turns_its_axes_around_a_write_compiles(name: str, tmp_path: Path) -> None:
+    """torch's default exporter puts the written axes first."""
+    order, positions, shape = TURNED[name]
+    nodes = [
+        helper.make_node("Transpose", ["a"], ["turned"], perm=order),
+        helper.make_node("Shape", ["a"], ["batch"], start=0, end=1),
+        helper.make_node("Concat", ["before", "batch", "after"], ["whole"], axis=0),
+        helper.make_node("Expand", ["value", "whole"], ["values"]),
+        helper.make_node("ScatterND", ["turned", "positions", "values"], ["written"]),
+        helper.make_node("Transpose", ["written"], ["b"], perm=np.argsort(order).tolist()),
+    ]
+    tensors = {"positions": np.asarray(positions), "before": np.asarray(shape[:1]), "after": np.asarray(shape[2:])}
+    check_file(file_around(nodes, {**tensors, "value": array(*shape)}), tmp_path)
 
 
 def scattering(shape: tuple[int, ...], index: np.ndarray, value: tuple[int, ...], reduction: str) -> gs.Graph:
