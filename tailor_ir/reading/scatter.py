@@ -12,6 +12,11 @@ import onnx_graphsurgeon as gs
 
 WrittenPlaces = tuple[np.ndarray, ...]
 """WrittenPlaces along each axis; what is written are all combinations of them."""
+JOINS = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
+"""The operator that joins what is written with what is there, by the name of the reduction."""
+REDUCTIONS = {"Add": "ReduceSum", "Mul": "ReduceProd", "Max": "ReduceMax", "Min": "ReduceMin"}
+NEUTRAL = {"Add": 0, "Mul": 1}
+FIRST_OPEN_AXES = 18  # opset from which on all reductions take their axes as an operand
 KEEPING_AXES = frozenset(
     ("Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Pad", "ScatterElements", "ScatterND", "Slice", "Where")
 )  # results have the axes of the operand
@@ -20,17 +25,13 @@ KEEPING_AXES = frozenset(
 def write_block(graph: gs.Graph, node: gs.Node) -> bool:
     """A write at constant positions as operators without positions for single elements; a write of everything is its value.
 
-    False where the positions are not the same for all samples, add up at one place, or nothing is known of them.
+    False where the positions are not the same for all samples, replace one place twice, or nothing is known of them.
     """
     data, positions, value = node.inputs
     reduction = str(node.attrs.get("reduction", "none"))
-    if (
-        not isinstance(positions, gs.Constant)
-        or not all(map(is_known, (data, value)))
-        or reduction not in ("none", "add")
-    ):
+    if not isinstance(positions, gs.Constant) or not all(map(is_known, (data, value))) or reduction not in JOINS:
         return False
-    found = _write(node, positions.values, reduction == "add")
+    found = _write(node, positions.values, JOINS[reduction])
     if found is None:
         return False
     result = node.outputs[0]
@@ -82,6 +83,12 @@ class _Builder:
         operands = [self.numbers([number]) for number in (start, stop, axis, *((step,) if step > 1 else ()))]
         return self.add("Slice", [x, *operands], shape)
 
+    def reduce(self, op: str, x: gs.Tensor, axis: int) -> gs.Tensor:
+        shape = [*x.shape[:axis], *x.shape[axis + 1 :]]
+        if op == "ReduceSum" or self.graph.opset >= FIRST_OPEN_AXES:
+            return self.add(op, [x, self.numbers([axis])], shape, keepdims=0)
+        return self.add(op, [x], shape, axes=[axis], keepdims=0)
+
     def take(self, x: gs.Tensor, places: WrittenPlaces) -> gs.Tensor:
         """The part of x at the places."""
         for axis, places_along in enumerate(places):
@@ -96,26 +103,49 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """`value` (of the shape that `places` have) goes into `data`, seen as a tensor of `shape`. adds: to what is there."""
+    """`value` (of the shape that `places` have) goes into `data`, seen as a tensor of `shape`.
+
+    join: the operator that joins it with what is there; "" replaces that.
+    """
 
     data: gs.Tensor
     value: gs.Tensor
     shape: tuple[int, ...]
     places: WrittenPlaces
-    adds: bool
+    join: str
 
     def build(self, builder: _Builder) -> gs.Tensor:
         whole = tuple(self.data.shape)
         data = builder.reshape(self.data, self.shape)
         value = builder.reshape(self.value, [len(along) for along in self.places])
-        if self.adds:
-            value = builder.add("Add", [builder.take(data, self.places), value], value.shape)
         places = list(self.places)
+        for axis, along in enumerate(places):
+            if _repeats(along):
+                value, places[axis] = _joined(builder, value, axis, along, self.join)
+        if self.join:
+            value = builder.add(self.join, [builder.take(data, tuple(places)), value], value.shape)
         for axis, size in enumerate(self.shape):  # grow the block to the whole tensor, one axis after the other
             if not _is_all(places[axis], size):
                 along, places[axis] = places[axis], np.arange(size)
                 value = _grown(builder, builder.take(data, tuple(places)), value, axis, along)
         return builder.reshape(value, whole)
+
+
+def _joined(
+    builder: _Builder, value: gs.Tensor, axis: int, along: np.ndarray, join: str
+) -> tuple[gs.Tensor, np.ndarray]:
+    """What is written at one place several times as one value; each place once."""
+    places, owner = np.unique(along, return_inverse=True)
+    groups = [np.flatnonzero(owner == place) for place in range(len(places))]
+    most = max(map(len, groups))
+    is_filled = join in NEUTRAL and any(len(group) < most for group in groups)
+    if is_filled:
+        value = _padded(builder, value, axis, 1, NEUTRAL[join])
+    filler = len(along) if is_filled else None  # the largest of two equal numbers is the same number
+    rows = [[*group, *[group[0] if filler is None else filler] * (most - len(group))] for group in groups]
+    shape = [*value.shape[:axis], len(places), most, *value.shape[axis + 1 :]]
+    together = builder.add("Gather", [value, builder.numbers(np.asarray(rows))], shape, axis=axis)
+    return builder.reduce(REDUCTIONS[join], together, axis + 1), places
 
 
 def _grown(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, places: np.ndarray) -> gs.Tensor:
@@ -150,12 +180,14 @@ def _every(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, of
     return builder.reshape(builder.join([sides[0], own, sides[1]], axis + 1), around.shape)
 
 
-def _padded(builder: _Builder, x: gs.Tensor, axis: int, count: int) -> gs.Tensor:
+def _padded(builder: _Builder, x: gs.Tensor, axis: int, count: int, fill: int = 0) -> gs.Tensor:
+    """x with `count` more entries at the end of an axis."""
     rank = len(x.shape)
     pads = [0] * 2 * rank
     pads[rank + axis] = count
     shape = [size + (count if i == axis else 0) for i, size in enumerate(x.shape)]
-    return builder.add("Pad", [x, builder.numbers(pads)], shape)
+    filler = [gs.Constant(f"{x.name}/fill", np.asarray(fill, builder.dtype))] if fill else []
+    return builder.add("Pad", [x, builder.numbers(pads), *filler], shape)
 
 
 def _step(places: np.ndarray) -> int:
@@ -166,27 +198,36 @@ def _step(places: np.ndarray) -> int:
     return step if step > 0 and bool((np.diff(places) == step).all()) else 0
 
 
+def _repeats(along: np.ndarray) -> bool:
+    return len(np.unique(along)) != len(along)
+
+
 def _is_all(places: np.ndarray, size: int) -> bool:
     return np.array_equal(places, np.arange(size))
 
 
-def _write(node: gs.Node, index: np.ndarray, adds: bool) -> _Write | None:
-    """What a scattering node writes; None where that is no block, differs between samples, or has a place twice."""
+def _write(node: gs.Node, index: np.ndarray, join: str) -> _Write | None:
+    """What a scattering node writes; None where that is no block, differs between samples, or replaces a place twice."""
     data, _, value = node.inputs
     shape = tuple(data.shape)
     samples = _samples_axis(value if isinstance(data, gs.Constant) else data) % len(shape)
     if node.op == "ScatterElements":
-        places = _along_axis(index, shape, int(node.attrs.get("axis", 0)) % len(shape))
+        axis = int(node.attrs.get("axis", 0)) % len(shape)
+        places = _along_axis(index, shape, axis)
+        if places is None and join in ("Max", "Min", "Mul"):  # SubNets have no such write at positions of their own
+            entries = np.indices(index.shape)
+            entries[axis] = np.where(index < 0, index + shape[axis], index)
+            shape, places, samples = _flattened(list(entries), shape, samples)
     else:
         coordinates = coordinates_of(index, shape)
         places = _product(coordinates, shape)
         if places is None:
             shape, places, samples = _flattened(coordinates, shape, samples)
-    if places is None or any(len(np.unique(along)) != len(along) for along in places):
+    if places is None or (not join and any(map(_repeats, places))):
         return None
     if not _is_all(places[samples], shape[samples]):
         return None
-    return _Write(data, value, shape, places, adds)
+    return _Write(data, value, shape, places, join)
 
 
 def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> WrittenPlaces | None:

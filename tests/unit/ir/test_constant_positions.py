@@ -85,3 +85,16 @@ def test_places_are_read_in_each_sample() -> None:
         Step("GatherND", "u positions", "y", {"batch_dims": 1}),
     )
     holds(steps, {"three": [3], "two": [2], "places": [[7, 0], [0, 5], [2, -1]]})
+
+
+@pytest.mark.parametrize(("reduction", "opset"), [("add", 17), ("mul", 17), ("mul", 18), ("max", 18), ("min", 18)])
+def test_values_are_joined_at_places_that_repeat(reduction: str, opset: int) -> None:
+    turn = {"perm": [2, 0, 1, 3]}
+    steps = (
+        Step("Transpose", "u", "turned", turn),
+        Step("Gather", "turned source", "values"),
+        Step("ScatterND", "turned places values", "written", {"reduction": reduction}),
+        Step("Transpose", "written", "y", {"perm": [1, 2, 0, 3]}),
+    )
+    constants = {"source": [5, 1, 2, 4], "places": [[3], [0], [-3], [3]]}
+    holds(steps, constants, opset)
