@@ -1,4 +1,4 @@
-"""Reading and writing at positions that are constant, or that count samples, in files."""
+"""Reading and writing of files at positions that are constant, or beside numbers that count samples."""
 
 import pytest
 
@@ -85,6 +85,24 @@ def test_places_are_read_in_each_sample() -> None:
         Step("GatherND", "u positions", "y", {"batch_dims": 1}),
     )
     holds(steps, {"three": [3], "two": [2], "places": [[7, 0], [0, 5], [2, -1]]})
+
+
+@pytest.mark.parametrize("back", [0, 5], ids=["from the beginning", "from the end"])
+def test_computed_places_are_read_in_each_sample(back: int) -> None:
+    """Source: the last token of each text, as torch's default exporter writes it."""
+    steps = (
+        Step("ReduceMean", "u", "means", {"axes": [1, 3], "keepdims": 0}),
+        Step("ArgMax", "means", "largest", {"axis": 1}),
+        Step("Sub", "largest back", "places"),
+        Step("Shape", "x", "count", {"start": 0, "end": 1}),
+        Step("Squeeze", "count", "number"),
+        Step("Range", "zero number one", "samples"),
+        Step("Unsqueeze", "samples last", "column"),
+        Step("Concat", "column places", "positions", {"axis": 1}),
+        Step("Transpose", "u", "rows", {"perm": [0, 2, 1, 3]}),
+        Step("GatherND", "rows positions", "y"),
+    )
+    holds(steps, {**COUNTS, "back": back}, opset=17)
 
 
 @pytest.mark.parametrize(("reduction", "opset"), [("add", 17), ("mul", 17), ("mul", 18), ("max", 18), ("min", 18)])
