@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from numpy.typing import DTypeLike
 
 WrittenPlaces = tuple[np.ndarray, ...]
 """WrittenPlaces along each axis; what is written are all combinations of them."""
@@ -61,9 +62,9 @@ class _Builder:
         self.graph.nodes.append(gs.Node(op, name, attributes, list(inputs), [output]))
         return output
 
-    def numbers(self, values: Sequence[int] | np.ndarray) -> gs.Constant:
+    def numbers(self, values: int | Sequence[int] | np.ndarray, dtype: DTypeLike = np.int64) -> gs.Constant:
         self.count += 1
-        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, np.int64))
+        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, dtype))
 
     def reshape(self, x: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
         return x if tuple(x.shape) == tuple(shape) else self.add("Reshape", [x, self.numbers(shape)], shape)
@@ -135,16 +136,16 @@ def _joined(
     builder: _Builder, value: gs.Tensor, axis: int, along: np.ndarray, join: str
 ) -> tuple[gs.Tensor, np.ndarray]:
     """What is written at one place several times as one value; each place once."""
-    places, owner = np.unique(along, return_inverse=True)
-    groups = [np.flatnonzero(owner == place) for place in range(len(places))]
-    most = max(map(len, groups))
-    is_filled = join in NEUTRAL and any(len(group) < most for group in groups)
-    if is_filled:
+    places, owner, counts = np.unique(along, return_inverse=True, return_counts=True)
+    most, starts = int(counts.max()), np.cumsum(counts) - counts
+    order = np.argsort(owner, kind="stable")
+    rows = np.repeat(order[starts][:, None], most, axis=1)  # the largest of two equal numbers is the same number
+    if join in NEUTRAL and counts.min() < most:
         value = _padded(builder, value, axis, 1, NEUTRAL[join])
-    filler = len(along) if is_filled else None  # the largest of two equal numbers is the same number
-    rows = [[*group, *[group[0] if filler is None else filler] * (most - len(group))] for group in groups]
+        rows[:] = len(along)
+    rows[owner[order], np.arange(len(order)) - np.repeat(starts, counts)] = order
     shape = [*value.shape[:axis], len(places), most, *value.shape[axis + 1 :]]
-    together = builder.add("Gather", [value, builder.numbers(np.asarray(rows))], shape, axis=axis)
+    together = builder.add("Gather", [value, builder.numbers(rows)], shape, axis=axis)
     return builder.reduce(REDUCTIONS[join], together, axis + 1), places
 
 
@@ -186,7 +187,7 @@ def _padded(builder: _Builder, x: gs.Tensor, axis: int, count: int, fill: int = 
     pads = [0] * 2 * rank
     pads[rank + axis] = count
     shape = [size + (count if i == axis else 0) for i, size in enumerate(x.shape)]
-    filler = [gs.Constant(f"{x.name}/fill", np.asarray(fill, builder.dtype))] if fill else []
+    filler = [builder.numbers(fill, x.dtype)] if fill else []
     return builder.add("Pad", [x, builder.numbers(pads), *filler], shape)
 
 
@@ -261,8 +262,10 @@ def coordinates_of(index: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray
 
 def _samples_axis(x: gs.Tensor) -> int:
     """The axis of samples, of which there may be any number: the first, but where a Transpose moved it."""
-    maker = x.inputs[0] if x.inputs else None
-    source = next((i for i in maker.inputs if isinstance(i, gs.Variable)), None) if maker is not None else None
+    if not x.inputs:
+        return 0
+    maker = x.inputs[0]
+    source = next((i for i in maker.inputs if isinstance(i, gs.Variable)), None)
     if source is None or not is_known(source) or not is_known(x):
         return 0
     if maker.op == "Transpose":
@@ -282,8 +285,8 @@ def _flattened(
     depth = len(coordinates)
     if samples >= depth:  # positions do not tell samples apart
         flat = (prod(shape[:depth]), *shape[depth:])
-        linear = np.ravel_multi_index(tuple(coordinates), shape[:depth]).reshape(-1)
-        return flat, (linear, *map(np.arange, shape[depth:])), samples - depth + 1
+        everywhere = np.ravel_multi_index(tuple(coordinates), shape[:depth]).reshape(-1)
+        return flat, (everywhere, *map(np.arange, shape[depth:])), samples - depth + 1
     count, inner = shape[0], prod(shape[1:depth])
     flat = (count, inner, *shape[depth:])
     if samples or depth < 2:

@@ -176,7 +176,7 @@ def test_a_deformable_convolution_of_a_file(tmp_path: Path) -> None:
 
 # -- sums of blocks of files -----------------------------------------------------------------------------------------
 
-BLOCKS: dict[str, tuple[list[int], list[int], dict[str, object]]] = {
+BLOCKS: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "overlapping": ([9, 9], [2, 2], {}),
     "apart, with a rest": ([17, 16], [2, 2], {"strides": [2, 2]}),
     "padded unevenly": ([8, 7], [2, 2], {"pads": [1, 2, 0, 1], "dilations": [1, 2]}),
