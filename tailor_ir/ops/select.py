@@ -96,7 +96,8 @@ def _scatter_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     if node.attribute("reduction", "none") not in REDUCTIONS:
         raise ImportFailed(
             f"operator '{node.op}' at '{node.name}': reduction '{node.attribute('reduction')}'; "
-            f"allowed: {', '.join(REDUCTIONS)}"
+            f"allowed: {', '.join(REDUCTIONS)}, or all at constant positions; compare the positions with a range, and reduce "
+            "over torch.where"
         )
     _beside(node, p, _axis(node, len(x), 0), x, positions)
     for own, other in zip(positions, values, strict=True):

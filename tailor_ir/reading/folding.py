@@ -9,6 +9,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from tailor_ir.errors import ImportFailed
+from tailor_ir.reading.look_ups import read_block
 from tailor_ir.reading.scatter import write_block
 
 EVALUATED_AT = {
@@ -16,6 +17,8 @@ EVALUATED_AT = {
     "QuantizeLinear": 21,
 }  # the evaluator lacks their earlier versions, which mean the same
 MAX_FOLD_ROUNDS = 40  # branches inside of branches take two each
+AT_POSITIONS = {"GatherND": read_block, "ScatterElements": write_block, "ScatterND": write_block}
+"""Operators that become others where their positions are constant."""
 SHAPE_KEEPING = frozenset(
     ("GroupNormalization", "RMSNormalization", "Swish")
 )  # functions that inference does not enter
@@ -147,7 +150,7 @@ def _fold_once(graph: gs.Graph, samples: int) -> bool:
             node.inputs = list(node.inputs[:1])
         elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
             _become_constant(node, _evaluate(node, graph.opset))
-        elif node.op not in ("ScatterElements", "ScatterND") or not write_block(graph, node):
+        elif node.op not in AT_POSITIONS or not AT_POSITIONS[node.op](graph, node):
             continue
         folded = True
     return folded

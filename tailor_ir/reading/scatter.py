@@ -5,29 +5,34 @@ WrittenPlaces that are constant become slices, concatenations and look-ups, whos
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from numpy.typing import DTypeLike
 
 WrittenPlaces = tuple[np.ndarray, ...]
 """WrittenPlaces along each axis; what is written are all combinations of them."""
-SAMPLES = 0  # the axis of samples, of which there may be any number
+JOINS = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
+"""The operator that joins what is written with what is there, by the name of the reduction."""
+REDUCTIONS = {"Add": "ReduceSum", "Mul": "ReduceProd", "Max": "ReduceMax", "Min": "ReduceMin"}
+NEUTRAL = {"Add": 0, "Mul": 1}
+FIRST_OPEN_AXES = 18  # opset from which on all reductions take their axes as an operand
+KEEPING_AXES = frozenset(
+    ("Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Pad", "ScatterElements", "ScatterND", "Slice", "Where")
+)  # results have the axes of the operand
 
 
 def write_block(graph: gs.Graph, node: gs.Node) -> bool:
     """A write at constant positions as operators without positions for single elements; a write of everything is its value.
 
-    False where the positions are not the same for all samples, add up at one place, or nothing is known of them.
+    False where the positions are not the same for all samples, replace one place twice, or nothing is known of them.
     """
     data, positions, value = node.inputs
     reduction = str(node.attrs.get("reduction", "none"))
-    if (
-        not isinstance(positions, gs.Constant)
-        or not all(map(_is_known, (data, value)))
-        or reduction not in ("none", "add")
-    ):
+    if not isinstance(positions, gs.Constant) or not all(map(is_known, (data, value))) or reduction not in JOINS:
         return False
-    found = _write(node, positions.values, reduction == "add")
+    found = _write(node, positions.values, JOINS[reduction])
     if found is None:
         return False
     result = node.outputs[0]
@@ -40,7 +45,7 @@ def write_block(graph: gs.Graph, node: gs.Node) -> bool:
     return True
 
 
-def _is_known(tensor: gs.Tensor) -> bool:
+def is_known(tensor: gs.Tensor) -> bool:
     return tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape)
 
 
@@ -57,9 +62,9 @@ class _Builder:
         self.graph.nodes.append(gs.Node(op, name, attributes, list(inputs), [output]))
         return output
 
-    def numbers(self, values: Sequence[int] | np.ndarray) -> gs.Constant:
+    def numbers(self, values: int | Sequence[int] | np.ndarray, dtype: DTypeLike = np.int64) -> gs.Constant:
         self.count += 1
-        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, np.int64))
+        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, dtype))
 
     def reshape(self, x: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
         return x if tuple(x.shape) == tuple(shape) else self.add("Reshape", [x, self.numbers(shape)], shape)
@@ -79,6 +84,12 @@ class _Builder:
         operands = [self.numbers([number]) for number in (start, stop, axis, *((step,) if step > 1 else ()))]
         return self.add("Slice", [x, *operands], shape)
 
+    def reduce(self, op: str, x: gs.Tensor, axis: int) -> gs.Tensor:
+        shape = [*x.shape[:axis], *x.shape[axis + 1 :]]
+        if op == "ReduceSum" or self.graph.opset >= FIRST_OPEN_AXES:
+            return self.add(op, [x, self.numbers([axis])], shape, keepdims=0)
+        return self.add(op, [x], shape, axes=[axis], keepdims=0)
+
     def take(self, x: gs.Tensor, places: WrittenPlaces) -> gs.Tensor:
         """The part of x at the places."""
         for axis, places_along in enumerate(places):
@@ -93,26 +104,49 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """`value` (of the shape that `places` have) goes into `data`, seen as a tensor of `shape`. adds: to what is there."""
+    """`value` (of the shape that `places` have) goes into `data`, seen as a tensor of `shape`.
+
+    join: the operator that joins it with what is there; "" replaces that.
+    """
 
     data: gs.Tensor
     value: gs.Tensor
     shape: tuple[int, ...]
     places: WrittenPlaces
-    adds: bool
+    join: str
 
     def build(self, builder: _Builder) -> gs.Tensor:
         whole = tuple(self.data.shape)
         data = builder.reshape(self.data, self.shape)
         value = builder.reshape(self.value, [len(along) for along in self.places])
-        if self.adds:
-            value = builder.add("Add", [builder.take(data, self.places), value], value.shape)
         places = list(self.places)
+        for axis, along in enumerate(places):
+            if _repeats(along):
+                value, places[axis] = _joined(builder, value, axis, along, self.join)
+        if self.join:
+            value = builder.add(self.join, [builder.take(data, tuple(places)), value], value.shape)
         for axis, size in enumerate(self.shape):  # grow the block to the whole tensor, one axis after the other
             if not _is_all(places[axis], size):
                 along, places[axis] = places[axis], np.arange(size)
                 value = _grown(builder, builder.take(data, tuple(places)), value, axis, along)
         return builder.reshape(value, whole)
+
+
+def _joined(
+    builder: _Builder, value: gs.Tensor, axis: int, along: np.ndarray, join: str
+) -> tuple[gs.Tensor, np.ndarray]:
+    """What is written at one place several times as one value; each place once."""
+    places, owner, counts = np.unique(along, return_inverse=True, return_counts=True)
+    most, starts = int(counts.max()), np.cumsum(counts) - counts
+    order = np.argsort(owner, kind="stable")
+    rows = np.repeat(order[starts][:, None], most, axis=1)  # the largest of two equal numbers is the same number
+    if join in NEUTRAL and counts.min() < most:
+        value = _padded(builder, value, axis, 1, NEUTRAL[join])
+        rows[:] = len(along)
+    rows[owner[order], np.arange(len(order)) - np.repeat(starts, counts)] = order
+    shape = [*value.shape[:axis], len(places), most, *value.shape[axis + 1 :]]
+    together = builder.add("Gather", [value, builder.numbers(rows)], shape, axis=axis)
+    return builder.reduce(REDUCTIONS[join], together, axis + 1), places
 
 
 def _grown(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, places: np.ndarray) -> gs.Tensor:
@@ -147,12 +181,14 @@ def _every(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, of
     return builder.reshape(builder.join([sides[0], own, sides[1]], axis + 1), around.shape)
 
 
-def _padded(builder: _Builder, x: gs.Tensor, axis: int, count: int) -> gs.Tensor:
+def _padded(builder: _Builder, x: gs.Tensor, axis: int, count: int, fill: int = 0) -> gs.Tensor:
+    """x with `count` more entries at the end of an axis."""
     rank = len(x.shape)
     pads = [0] * 2 * rank
     pads[rank + axis] = count
     shape = [size + (count if i == axis else 0) for i, size in enumerate(x.shape)]
-    return builder.add("Pad", [x, builder.numbers(pads)], shape)
+    filler = [builder.numbers(fill, x.dtype)] if fill else []
+    return builder.add("Pad", [x, builder.numbers(pads), *filler], shape)
 
 
 def _step(places: np.ndarray) -> int:
@@ -163,29 +199,36 @@ def _step(places: np.ndarray) -> int:
     return step if step > 0 and bool((np.diff(places) == step).all()) else 0
 
 
+def _repeats(along: np.ndarray) -> bool:
+    return len(np.unique(along)) != len(along)
+
+
 def _is_all(places: np.ndarray, size: int) -> bool:
     return np.array_equal(places, np.arange(size))
 
 
-def _write(node: gs.Node, index: np.ndarray, adds: bool) -> _Write | None:
-    """What a scattering node writes; None where that is no block, differs between samples, or has a place twice."""
+def _write(node: gs.Node, index: np.ndarray, join: str) -> _Write | None:
+    """What a scattering node writes; None where that is no block, differs between samples, or replaces a place twice."""
     data, _, value = node.inputs
     shape = tuple(data.shape)
+    samples = _samples_axis(value if isinstance(data, gs.Constant) else data) % len(shape)
     if node.op == "ScatterElements":
-        places = _along_axis(index, shape, int(node.attrs.get("axis", 0)) % len(shape))
+        axis = int(node.attrs.get("axis", 0)) % len(shape)
+        places = _along_axis(index, shape, axis)
+        if places is None and join in ("Max", "Min", "Mul"):  # SubNets have no such write at positions of their own
+            entries = np.indices(index.shape)
+            entries[axis] = np.where(index < 0, index + shape[axis], index)
+            shape, places, samples = _flattened(list(entries), shape, samples)
     else:
-        depth = index.shape[-1]
-        coordinates = [
-            np.where(part < 0, part + size, part) for part, size in zip(np.moveaxis(index, -1, 0), shape, strict=False)
-        ]
+        coordinates = coordinates_of(index, shape)
         places = _product(coordinates, shape)
         if places is None:
-            shape, places = _flattened(coordinates, shape, depth)
-    if places is None or any(len(np.unique(along)) != len(along) for along in places):
+            shape, places, samples = _flattened(coordinates, shape, samples)
+    if places is None or (not join and any(map(_repeats, places))):
         return None
-    if not _is_all(places[SAMPLES], shape[SAMPLES]):
+    if not _is_all(places[samples], shape[samples]):
         return None
-    return _Write(data, value, shape, places, adds)
+    return _Write(data, value, shape, places, join)
 
 
 def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> WrittenPlaces | None:
@@ -211,18 +254,54 @@ def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> Writt
     return (*places, *map(np.arange, shape[depth:]))
 
 
+def coordinates_of(index: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Positions along each of the first axes, counted from the beginning."""
+    parts = zip(np.moveaxis(index, -1, 0), shape, strict=False)
+    return [np.where(part < 0, part + size, part) for part, size in parts]
+
+
+def _samples_axis(x: gs.Tensor) -> int:
+    """The axis of samples, of which there may be any number: the first, but where a Transpose moved it."""
+    if not x.inputs:
+        return 0
+    maker = x.inputs[0]
+    source = next((i for i in maker.inputs if isinstance(i, gs.Variable)), None)
+    if source is None or not is_known(source) or not is_known(x):
+        return 0
+    if maker.op == "Transpose":
+        order = maker.attrs.get("perm", range(len(x.shape))[::-1])
+        return list(order).index(_samples_axis(source))
+    if maker.op == "Reshape":
+        place = _samples_axis(source)
+        size, before = source.shape[place], prod(source.shape[:place])
+        return next((i for i, n in enumerate(x.shape) if n == size and prod(x.shape[:i]) == before), 0)
+    return _samples_axis(source) if maker.op in KEEPING_AXES and len(source.shape) == len(x.shape) else 0
+
+
 def _flattened(
-    coordinates: Sequence[np.ndarray], shape: tuple[int, ...], depth: int
-) -> tuple[tuple[int, ...], WrittenPlaces | None]:
-    """The tensor with the axes that positions are of flattened into one but for the samples', and places along it."""
-    samples, inner = shape[SAMPLES], int(np.prod(shape[1:depth]))
-    flat = (samples, inner, *shape[depth:])
-    if depth < 2 or coordinates[0].size % samples:
-        return flat, None
-    rows = [part.reshape(samples, -1) for part in coordinates]
-    if not (rows[SAMPLES] == np.arange(samples)[:, None]).all():
-        return flat, None
-    linear = np.ravel_multi_index(tuple(rows[1:]), shape[1:depth])
-    if not (linear == linear[0]).all():
-        return flat, None
-    return flat, (np.arange(samples), linear[0], *map(np.arange, shape[depth:]))
+    coordinates: Sequence[np.ndarray], shape: tuple[int, ...], samples: int
+) -> tuple[tuple[int, ...], WrittenPlaces | None, int]:
+    """The shape with the axes that positions are of as one, but for the samples'; places in it; the samples' axis."""
+    depth = len(coordinates)
+    if samples >= depth:  # positions do not tell samples apart
+        flat = (prod(shape[:depth]), *shape[depth:])
+        everywhere = np.ravel_multi_index(tuple(coordinates), shape[:depth]).reshape(-1)
+        return flat, (everywhere, *map(np.arange, shape[depth:])), samples - depth + 1
+    count, inner = shape[0], prod(shape[1:depth])
+    flat = (count, inner, *shape[depth:])
+    if samples or depth < 2:
+        return flat, None, samples
+    linear = linear_within_samples(coordinates, shape)
+    return flat, None if linear is None else (np.arange(count), linear, *map(np.arange, shape[depth:])), samples
+
+
+def linear_within_samples(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
+    """Positions in the flattened part of one sample; None where samples have others, or the first does not count samples."""
+    samples = shape[0]
+    if coordinates[0].size % samples:
+        return None
+    first, *others = [part.reshape(samples, -1) for part in coordinates]
+    if not (first == np.arange(samples)[:, None]).all():
+        return None
+    linear = np.ravel_multi_index(tuple(others), shape[1 : len(coordinates)])
+    return linear[0] if (linear == linear[0]).all() else None

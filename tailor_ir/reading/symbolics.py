@@ -344,6 +344,54 @@ def _written(g: Any, x: Any, values: Any, axis: int, places: range, shape: list[
     return result
 
 
+def _index_add(g: Any, x: Any, dim: Any, index: Any, values: Any, factor: Any) -> Any:
+    """Parts of an axis added to others, at positions that may repeat. Source: torch.Tensor.index_add."""
+    if symbolic_helper._get_const(factor, "f", "alpha") != 1:
+        factor = symbolic_helper._if_scalar_type_as(symbolic_helper._maybe_get_scalar(factor), x)
+        values = g.op("Mul", values, factor)
+    axis, places = _places_of_parts(g, dim, index)
+    return _scattered(g, x, axis, places, values, "add")
+
+
+def _index_reduce(g: Any, x: Any, dim: Any, index: Any, values: Any, how: Any, include: Any) -> Any:
+    """Source: torch.Tensor.index_reduce."""
+    return _scatter_reduce(g, x, dim, _places_of_parts(g, dim, index)[1], values, how, include)
+
+
+def _places_of_parts(g: Any, dim: Any, index: Any) -> tuple[int, Any]:
+    """The axis, and the position of each element of the values along it."""
+    shape = g.original_node.inputsAt(3).type().sizes()
+    axis = symbolic_helper._get_const(dim, "i", "dim") % len(shape)
+    apart = torch.tensor([-1 if i == axis else 1 for i in range(len(shape))])
+    column = g.op("Reshape", index, g.op("Constant", value_t=apart))
+    return axis, g.op("Expand", column, g.op("Constant", value_t=torch.tensor(shape)))
+
+
+def _index_put(g: Any, x: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
+    """torch's own symbolic writes what accumulates into zeros, and loses all but one value for each place."""
+    result = symbolic_opset11.index_put(g, x, indices, values, accumulate)
+    if symbolic_helper._parse_arg(accumulate, "b"):
+        for written in result.node().inputs():
+            if written.node().kind() == "onnx::ScatterND":
+                written.node().s_("reduction", "add")
+    return result
+
+
+def _scatter_reduce(g: Any, x: Any, dim: Any, index: Any, values: Any, how: Any, include: Any) -> Any:
+    """Source: torch.scatter_reduce."""
+    reduction = symbolic_helper._get_const(how, "s", "reduce")
+    axis = symbolic_helper._get_const(dim, "i", "dim")
+    if reduction == "mean" or not symbolic_helper._get_const(include, "b", "include_self"):
+        return symbolic_helper._unimplemented("scatter_reduce", "means, or without what is there before", x)
+    return _scattered(g, x, axis, index, values, SCATTERED[reduction])
+
+
+def _scattered(g: Any, x: Any, axis: int, index: Any, values: Any, reduction: str) -> Any:
+    result = g.op("ScatterElements", x, index, values, axis_i=axis, reduction_s=reduction)
+    result.setType(x.type())
+    return result
+
+
 def _pool_with_positions(
     g: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: Any = None
 ) -> tuple[Any, Any]:
@@ -386,6 +434,8 @@ def _deformable(g: Any, x: Any, weight: Any, offset: Any, mask: Any, bias: Any, 
     return result
 
 
+SCATTERED = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+"""Names of torch's reductions in ONNX."""
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
     **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},
@@ -398,10 +448,14 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     "aten::col2im": _fold,
     "aten::diff": _diff,
     "aten::dot": _inner_product,
+    "aten::index_add": _index_add,
+    "aten::index_put": _index_put,
+    "aten::index_reduce": _index_reduce,
     "aten::instance_norm": _instance_norm,
     "aten::mv": _inner_product,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::scaled_dot_product_attention": _attention,
+    "aten::scatter_reduce": _scatter_reduce,
     "aten::select_scatter": _select_scatter,
     "aten::sinc": _sinc,
     "aten::slice_scatter": _slice_scatter,

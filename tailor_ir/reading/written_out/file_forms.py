@@ -1,4 +1,4 @@
-"""Operators of ONNX files in terms of others: attention, spectra, and functions that ONNX itself defines by others."""
+"""Operators of files in terms of others: attention, sums of blocks, spectra, functions that ONNX itself defines by others."""
 
 from collections.abc import Sequence
 from math import prod
@@ -88,7 +88,7 @@ class Builder:
 
 
 def write_out(graph: gs.Graph) -> None:
-    """Attention, and spectra of signals, as other operators."""
+    """Attention, sums of blocks, and spectra of signals, as other operators."""
     for node in list(graph.nodes):
         if node.op in WRITERS:
             WRITERS[node.op](graph, node)
@@ -221,4 +221,37 @@ def _stft(graph: gs.Graph, node: gs.Node) -> None:
     b.finish(node, b.add("DFT", [column], (samples, count, size, 2), axis=2, inverse=0, onesided=onesided))
 
 
-WRITERS = {"Attention": _attention, "DFT": _dft, "STFT": _stft}
+def _col2im(graph: gs.Graph, node: gs.Node) -> None:
+    """Sums of overlapping blocks, as a transposed convolution in which each entry of a block has a kernel of its own.
+
+    x is (B, C · entries of a block, blocks). Source: ONNX, Col2Im-18.
+    """
+    x, *settings = node.inputs
+    b = Builder(graph, node)
+    if any(not isinstance(given, gs.Constant) for given in settings):
+        raise ImportFailed(f"operator 'Col2Im' at '{b.name}': computed sizes; allowed: stored sizes")
+    sizes, kernel = ([int(size) for size in given.values] for given in settings)
+    rank = len(sizes)
+    strides, dilations = (list(node.attrs.get(name, [1] * rank)) for name in ("strides", "dilations"))
+    pads = list(node.attrs.get("pads", [0] * 2 * rank))
+    ends = zip(sizes, pads, pads[rank:], dilations, kernel, strict=False)
+    spans = [size + begin + end - step * (k - 1) - 1 for size, begin, end, step, k in ends]
+    places = [span // stride + 1 for span, stride in zip(spans, strides, strict=True)]
+    batch, width, entries = x.shape[0], x.shape[1], prod(kernel)
+    groups = width // entries
+    weight = np.tile(np.eye(entries).reshape(entries, 1, *kernel), (groups, *(1,) * (rank + 1)))
+    added = b.add(
+        "ConvTranspose",
+        [b.reshape(x, (batch, width, *places)), b.constant(weight)],
+        (batch, groups, *sizes),
+        group=groups,
+        kernel_shape=kernel,
+        dilations=dilations,
+        strides=strides,
+        pads=pads,
+        output_padding=[span % stride for span, stride in zip(spans, strides, strict=True)],
+    )
+    b.finish(node, added)
+
+
+WRITERS = {"Attention": _attention, "Col2Im": _col2im, "DFT": _dft, "STFT": _stft}

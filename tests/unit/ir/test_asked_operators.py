@@ -4,14 +4,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import helper
 from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
-from tests.unit.ir.around import WIDTH, array, check, check_file, file_around, is_elastic, network, node, operators_of
+from tests.unit.ir.around import (
+    SIDE,
+    WIDTH,
+    array,
+    check,
+    check_file,
+    file_around,
+    is_elastic,
+    network,
+    node,
+    operators_of,
+)
 
 Body = Callable[[torch.Tensor], torch.Tensor]
 
@@ -159,3 +172,29 @@ def test_a_deformable_convolution_of_a_file(tmp_path: Path) -> None:
     deform = node("DeformConv", "w", "o", "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     offsets = onnx.helper.make_node("Conv", ["a", "wo"], ["o"], "offsets", pads=[1, 1, 1, 1])
     check_file(file_around([offsets, deform], {**WEIGHTS, "wo": array(18, WIDTH, 3, 3)}, opset=19), tmp_path)
+
+
+# -- sums of blocks of files -----------------------------------------------------------------------------------------
+
+BLOCKS: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
+    "overlapping": ([9, 9], [2, 2], {}),
+    "apart, with a rest": ([17, 16], [2, 2], {"strides": [2, 2]}),
+    "padded unevenly": ([8, 7], [2, 2], {"pads": [1, 2, 0, 1], "dilations": [1, 2]}),
+    "along one axis": ([66], [4], {"pads": [0, 1]}),
+    "of volumes": ([5, 5, 4], [2, 2, 1], {}),
+}
+"""The image's size, the block's, and the rest; there are as many blocks as pixels."""
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_sums_of_blocks_of_files(name: str, tmp_path: Path) -> None:
+    size, block, settings = BLOCKS[name]
+    nodes = [
+        helper.make_node("Reshape", ["a", "rows"], ["blocks"]),
+        helper.make_node("Col2Im", ["blocks", "size", "block"], ["image"], "sum", **settings),
+        helper.make_node("Reshape", ["image", "flat"], ["b"]),
+    ]
+    numbers = {"size": size, "block": block, "rows": [0, WIDTH, SIDE * SIDE], "flat": [0, WIDTH // 4, -1, 1]}
+    tensors = {key: np.asarray(value) for key, value in numbers.items()}
+    net = check_file(file_around(nodes, tensors, opset=18, channels=WIDTH // 4), tmp_path)
+    assert "ConvTranspose" in operators_of(net)
