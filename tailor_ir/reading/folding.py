@@ -49,6 +49,7 @@ def fold(graph: gs.Graph, samples: int) -> gs.Graph:
     """Replace everything that depends on shapes and plain constants alone by its value. samples: the traced batch."""
     for _ in range(MAX_FOLD_ROUNDS):
         constants_to_tensors(graph)
+        _list_axes(graph)
         graph = gs.import_onnx(_infer_shapes(graph))
         known = _copy_shapes(graph)
         if not _fold_once(graph, samples) and not known:
@@ -66,6 +67,14 @@ def constants_to_tensors(graph: gs.Graph) -> None:
         plain = not isinstance(value, gs.Constant) and array.dtype == np.float64  # numbers of Python
         _become_constant(node, [array.astype(np.float32) if plain else array])
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+
+
+def _list_axes(graph: gs.Graph) -> None:
+    """A single axis to insert becomes a list of one axis. onnxruntime reads both."""
+    for node in graph.nodes:
+        axes = node.inputs[1] if node.op == "Unsqueeze" and len(node.inputs) > 1 else None
+        if isinstance(axes, gs.Constant) and not axes.values.ndim:
+            node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/axes", axes.values.reshape(1))
 
 
 def _infer_shapes(graph: gs.Graph) -> onnx.ModelProto:

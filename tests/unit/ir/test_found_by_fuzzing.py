@@ -264,3 +264,20 @@ def test_a_norm_in_training_form_has_a_default_epsilon() -> None:
     )
     constants = {"ones": [1.0, 1.0, 1.0], "zeros": [0.0, 0.0, 0.0]}
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
+
+
+@pytest.mark.parametrize("axis", [2, -1])
+def test_a_single_axis_that_is_no_list(axis: int) -> None:
+    """onnxruntime inserts the axis; it refuses the same for other operators than Unsqueeze."""
+    steps = (
+        CONVOLUTION,
+        Step("Unsqueeze", "u axis", "v"),
+        Step("ReduceMean", "v", "z", {"axes": [axis], "keepdims": 0}),
+        Step("Shape", "z", "sizes"),
+        Step("Gather", "sizes zero", "samples"),
+        Step("Unsqueeze", "samples zero", "first"),
+        Step("Concat", "first rest", "flat", {"axis": 0}),
+        Step("Reshape", "z flat", "y"),
+    )
+    constants = {"axis": axis, "zero": 0, "rest": [8, -1]}
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
