@@ -281,3 +281,28 @@ def test_a_single_axis_that_is_no_list(axis: int) -> None:
     )
     constants = {"axis": axis, "zero": 0, "rest": [8, -1]}
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
+
+
+SUMS = [(), (1,), (1, 1), (1, 16), (16,)]
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("shape", SUMS, ids=str)
+def test_a_gemm_adds_whatever_is_stretched_to_its_result(shape: tuple[int, ...], turned: int) -> None:
+    steps = (Step("Gemm", "x w b", "u", {"transB": turned}), Step("Relu", "u", "v"), Step("Gemm", "v wv", "y"))
+    weights = {"w": (16, 3) if turned else (3, 16), "b": shape, "wv": (16, 5)}
+    rows = {"x": ("float32", ("N", 3))}
+    assert holds(Network(inputs=rows, steps=steps, outputs=("y",), weights=weights)).subnets > 1
+
+
+@pytest.mark.parametrize("added", ["m", "z"])
+def test_a_gemm_adds_a_value_that_is_computed(added: str) -> None:
+    """One number for each sample, or for each of its entries."""
+    steps = (
+        Step("ReduceMean", "x", "m", {"axes": [1]}),
+        Step("Gemm", "x wz", "z", {"transB": 1}),
+        Step("Gemm", f"x w {added}", "u", {"transB": 1}),
+        Step("Gemm", "u wv", "y", {"transB": 1}),
+    )
+    weights = {"w": (16, 3), "wz": (16, 3), "wv": (5, 16)}
+    holds(Network(inputs={"x": ("float32", ("N", 3))}, steps=steps, outputs=("y",), weights=weights).needed())
