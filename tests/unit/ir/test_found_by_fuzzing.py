@@ -306,3 +306,9 @@ def test_a_gemm_adds_a_value_that_is_computed(added: str) -> None:
     )
     weights = {"w": (16, 3), "wz": (16, 3), "wv": (5, 16)}
     holds(Network(inputs={"x": ("float32", ("N", 3))}, steps=steps, outputs=("y",), weights=weights).needed())
+
+
+@pytest.mark.parametrize("axis", [3, [3]], ids=str)
+def test_running_sums_along_an_axis_that_is_a_number_or_a_list_of_one(axis: int | list[int]) -> None:
+    steps = (CONVOLUTION, Step("CumSum", "u axis", "y"))
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants={"axis": axis}))
