@@ -51,6 +51,7 @@ def fold(graph: gs.Graph, samples: int) -> gs.Graph:
     for _ in range(MAX_FOLD_ROUNDS):
         constants_to_tensors(graph)
         _list_axes(graph)
+        _name_absent_outputs(graph)
         graph = gs.import_onnx(_infer_shapes(graph))
         if _settle_resizes(graph):
             continue
@@ -78,6 +79,16 @@ def _list_axes(graph: gs.Graph) -> None:
         axes = node.inputs[1] if node.op == "Unsqueeze" and len(node.inputs) > 1 else None
         if isinstance(axes, gs.Constant) and not axes.values.ndim:
             node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/axes", axes.values.reshape(1))
+
+
+def _name_absent_outputs(graph: gs.Graph) -> None:
+    """An absent output before others gets a name; further ones are left out."""
+    for node in graph.nodes:
+        while node.outputs and node.outputs[-1].is_empty():
+            node.outputs.pop()
+        for position, output in enumerate(node.outputs):
+            if output.is_empty():
+                node.outputs[position] = gs.Variable(f"{node.outputs[-1].name}/unread{position}")
 
 
 def _settle_resizes(graph: gs.Graph) -> bool:

@@ -312,3 +312,12 @@ def test_a_gemm_adds_a_value_that_is_computed(added: str) -> None:
 def test_running_sums_along_an_axis_that_is_a_number_or_a_list_of_one(axis: int | list[int]) -> None:
     steps = (CONVOLUTION, Step("CumSum", "u axis", "y"))
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants={"axis": axis}))
+
+
+@pytest.mark.parametrize("results", ["_ y", "_ _ y", "y _ _", "y _ c"])
+def test_results_of_a_recurrent_layer_that_are_left_out(results: str) -> None:
+    turned = Step("Transpose", "x", "s", {"perm": [1, 0, 2]})
+    steps = (turned, Step("LSTM", "s w wr", results, {"hidden_size": 6}))
+    weights = {"w": (1, 24, 3), "wr": (1, 24, 6)}
+    outputs = tuple(name for name in results.split() if name != "_")
+    holds(Network(inputs={"x": ("float32", ("N", 4, 3))}, steps=steps, outputs=outputs, weights=weights))
