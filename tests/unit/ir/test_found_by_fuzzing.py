@@ -321,3 +321,25 @@ def test_results_of_a_recurrent_layer_that_are_left_out(results: str) -> None:
     weights = {"w": (1, 24, 3), "wr": (1, 24, 6)}
     outputs = tuple(name for name in results.split() if name != "_")
     holds(Network(inputs={"x": ("float32", ("N", 4, 3))}, steps=steps, outputs=outputs, weights=weights))
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("operands", ["s w wr", "s w wr b _ h"])
+def test_a_gru_that_resets_its_state_before_the_product(operands: str, direction: str) -> None:
+    """This form is ONNX's default. torch has the other one."""
+    sides = 2 if direction == "bidirectional" else 1
+    steps = (
+        Step("Transpose", "x", "s", {"perm": [1, 0, 2]}),
+        Step("MatMul", "x wh", "m"),
+        Step("ReduceMax", "m", "t", {"axes": [1], "keepdims": 0}),
+        Step("Reshape", "t apart", "r"),
+        Step("Transpose", "r", "h", {"perm": [1, 0, 2]}),
+        Step("GRU", operands, "_ last", {"hidden_size": 16, "direction": direction}),
+        Step("ReduceMean", "last", "v", {"axes": [0], "keepdims": 0}),
+        Step("MatMul", "v wv", "y"),
+    )
+    weights = {"w": (sides, 48, 3), "wr": (sides, 48, 16), "b": (sides, 96), "wh": (3, 16 * sides), "wv": (16, 5)}
+    rows = {"x": ("float32", ("N", 4, 3))}
+    constants = {"apart": [-1, sides, 16]}
+    network = Network(inputs=rows, steps=steps, outputs=("y",), weights=weights, constants=constants)
+    assert holds(network.needed()).subnets > 1
