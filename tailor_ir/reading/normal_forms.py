@@ -213,6 +213,8 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.inputs = list(node.inputs[:3])
         node.outputs = list(node.outputs[:1])
         node.attrs = {"epsilon": node.attrs.get("epsilon", 1e-5)}
+    if node.op == "GroupNormalization":
+        _scale_channels(node)
     if node.op == "GroupNormalization" and node.inputs[1].shape[0] == node.inputs[0].shape[1]:
         node.op = "GroupNorm"
         node.attrs = {"num_groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
@@ -239,6 +241,16 @@ def _normalise(node: gs.Node, samples: int) -> None:
         _write_pads_for_shape(node)
     if str(node.attrs.get("auto_pad", "NOTSET")) in ("SAME_UPPER", "SAME_LOWER"):
         _write_pads(node)
+
+
+def _scale_channels(node: gs.Node) -> None:
+    """Scales and shifts of whole groups (up to opset 20) as those of their channels."""
+    groups, channels = node.attrs["num_groups"], node.inputs[0].shape[1]
+    for position in (1, 2):
+        given = node.inputs[position]
+        if isinstance(given, gs.Constant) and given.values.shape == (groups,) != (channels,):
+            name = given.name if len(given.outputs) == 1 else f"{node.outputs[0].name}/{position}"
+            node.inputs[position] = gs.Constant(name, given.values.repeat(channels // groups))
 
 
 def _normalise_resize(node: gs.Node) -> None:
