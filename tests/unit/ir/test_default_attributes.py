@@ -63,6 +63,26 @@ def sampled(opset: int) -> Network:
     return of_image(*grid, Step("GridSample", "u t", "y"), opset=opset, weights={"wg": (2, 3, 3, 3)})
 
 
+def moved(opset: int) -> Network:
+    """An image at the positions of an affine map (N, 2, 3) that follows from it."""
+    steps = (
+        Step("ReduceMean", "x sides", "m", {"keepdims": 0}),
+        Step("MatMul", "m w", "v"),
+        Step("Reshape", "v matrix", "t"),
+        Step("Shape", "x", "sizes"),
+        Step("AffineGrid", "t sizes", "g"),
+        Step("GridSample", "x g", "y"),
+    )
+    constants = {"sides": [2, 3], "matrix": [-1, 2, 3]}
+    return Network(inputs=IMAGE, steps=steps, outputs=("y",), weights={"w": (3, 6)}, constants=constants, opset=opset)
+
+
+def turned(opset: int) -> Network:
+    inputs = {"x": ("float32", ("N", 2, 4, 6)), "p": ("int64", ("N", 4))}
+    step, weights = Step("RotaryEmbedding", "x bc bs p", "y"), {"bc": (16, 3), "bs": (16, 3)}
+    return Network(inputs=inputs, steps=(step,), outputs=("y",), weights=weights, opset=opset)
+
+
 def spectrum(opset: int) -> Network:
     signal = {"x": ("float32", ("N", 4, 6, 1))}
     return Network(inputs=signal, steps=(Step("DFT", "x", "f"), Step("Tanh", "f", "y")), outputs=("y",), opset=opset)
@@ -91,6 +111,7 @@ CASES: dict[str, Network] = {
     **{f"Split-{opset}": halves(opset) for opset in (11, 17, 18)},
     **{f"GridSample-{opset}": sampled(opset) for opset in (16, 20)},
     **{f"DFT-{opset}": spectrum(opset) for opset in (17, 20)},
+    "AffineGrid": moved(opset=20),
     "ArgMax": of_weight("ArgMax"),
     "ArgMin": of_weight("ArgMin"),
     "Attention": of_rows(
@@ -134,6 +155,8 @@ CASES: dict[str, Network] = {
         Step("MaxPool", "u", "p places", {"kernel_shape": [2, 2]}),
         Step("MaxUnpool", "p places", "y", {"kernel_shape": [2, 2]}),
     ),
+    "MeanVarianceNormalization": of_map("MeanVarianceNormalization"),
+    "MeanVarianceNormalization-9": of_map("MeanVarianceNormalization", opset=9),
     "Mod": of_weight("Mod", "whole two", whole=[-5, 5, 3, -1, 0], two=[3]),
     "Mod of computed numbers": of_image(
         Step("ArgMax", "u", "i", {"axis": 1}), Step("Sub", "i four", "d"), Step("Mod", "d three", "y"), four=4, three=3
@@ -147,6 +170,7 @@ CASES: dict[str, Network] = {
     "Resize": of_map("Resize", "u _ scales", scales=SCALES),
     "Resize to a size": of_map("Resize", "u _ _ sizes", opset=18, sizes=[8, 9], attributes={"axes": [2, 3]}),
     "Resize-10": of_map("Resize", "u scales", opset=10, scales=SCALES),
+    "RotaryEmbedding": turned(opset=23),
     "ScatterElements": of_image(
         Step("ScatterElements", "b places new", "r"),
         Step("Add", "u r", "y"),
