@@ -74,12 +74,24 @@ def separate_outputs(graph: gs.Graph) -> None:
 
 
 def drop_idle(graph: gs.Graph) -> None:
-    """Remove nodes without effect: padding by nothing, full ranges, reshaping to the same shape, casts to the same type."""
+    """Remove nodes without effect: padding by nothing, full ranges, reshaping to the same shape, casts to the same type.
+
+    Joined parts without elements are removed, too.
+    """
     for node in list(graph.nodes):
+        if node.op == "Concat":
+            node.inputs = [part for part in node.inputs if not _has_no_elements(part)] or node.inputs[:1]
+        if node.op == "Split" and len(whole := [part for part in node.outputs if not _has_no_elements(part)]) == 1:
+            readers = (reader for part in node.outputs if _has_no_elements(part) for reader in part.outputs)
+            node.outputs = whole if all(reader.op == "Concat" for reader in readers) else node.outputs
         if _is_idle(node) and not gives_output_alone(graph, node):
             bypass(graph, node)
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
+
+
+def _has_no_elements(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and 0 in tensor.shape
 
 
 def share_rows(graph: gs.Graph, samples: int) -> None:
