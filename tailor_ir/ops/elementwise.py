@@ -221,7 +221,7 @@ def _cumulative_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _accumulated(node: Node, p: Propagation) -> Dims:
     """The axis of a running sum."""
-    return (p.of(node.inputs[0])[int(p.constant(node, 1))],)
+    return (p.of(node.inputs[0])[p.constant(node, 1).item()],)
 
 
 def _rows_and_columns(node: Node, p: Propagation) -> Dims:

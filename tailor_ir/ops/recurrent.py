@@ -1,9 +1,10 @@
 """Recurrent layers. Hidden features are cut alike in all gates and directions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
@@ -12,7 +13,9 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 FIRST_STATE = 5  # position of the first initial state among the operands
-PLAIN: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
+Run = Callable[..., tuple[torch.Tensor, ...]]
+"""Of x, states, weights and torch's settings: results (T, B, D·H), then the final states (D, B, H)."""
+PLAIN: dict[str, Run] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
 
 
 def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
@@ -21,17 +24,36 @@ def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     return torch.cat([pieces[i] for i in order], 0)
 
 
+def _gru_of_reset_states(
+    x: torch.Tensor, states: torch.Tensor, weights: Sequence[torch.Tensor], has_biases: bool, *settings: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A GRU that multiplies the state by its reset gate before the weight, as ONNX's default; torch does it behind."""
+    sequences, final = [], []
+    for direction, h in enumerate(states):
+        size = len(weights) // len(states)
+        w, r, *biases = weights[direction * size : (direction + 1) * size]
+        whole = F.linear(x, w, sum(biases) if has_biases else None)
+        rows: list[torch.Tensor] = [x] * len(x)
+        for step in range(len(x))[:: -1 if direction else 1]:
+            of_gates, of_new = whole[step].split((2 * h.shape[-1], h.shape[-1]), -1)
+            gates, new = r.split((2 * h.shape[-1], h.shape[-1]))
+            reset, kept = torch.sigmoid(of_gates + F.linear(h, gates)).chunk(2, -1)
+            candidate = torch.tanh(of_new + F.linear(reset * h, new))
+            rows[step] = h = torch.lerp(candidate, h, kept)
+        sequences.append(torch.stack(rows))
+        final.append(h)
+    return torch.cat(sequences, -1), torch.stack(final)
+
+
 class Recurrent(nn.Module):
     """An LSTM, GRU or RNN over x (T, B, I); weights (D, G·H, I), (D, G·H, H), biases (D, 2·G·H) given with each call.
 
     D directions, G gates in ONNX's order, H hidden features. Gives (T, D, B, H), then the final states (D, B, H).
     """
 
-    def __init__(
-        self, op: str, hidden: int, directions: int, names: tuple[str, ...], results: int, activation: str
-    ) -> None:
+    def __init__(self, op: str, hidden: int, directions: int, names: tuple[str, ...], results: int, run: Run) -> None:
         super().__init__()
-        self.activation = activation
+        self.run = run
         self.op, self.hidden, self.directions, self.names, self.results = op, hidden, directions, names, results
 
     def forward(self, *operands: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -46,12 +68,7 @@ class Recurrent(nn.Module):
         zeros = x.new_zeros(shape)
         states = tuple(given.get(name, zeros).expand(shape) for name in ("h", "c")[: STATES[self.op]])
         settings = ("b" in given, 1, 0.0, False, self.directions == 2, False)
-        if self.op == "LSTM":
-            y, *final = torch.lstm(x, states, weights, *settings)
-        elif self.op == "GRU":
-            y, *final = torch.gru(x, states[0], weights, *settings)
-        else:
-            y, *final = PLAIN[self.activation](x, states[0], weights, *settings)
+        y, *final = self.run(x, states if self.op == "LSTM" else states[0], weights, *settings)
         sequence = y.unflatten(-1, (self.directions, self.hidden)).transpose(1, 2)
         return sequence if self.results == 1 else (sequence, *final)[: self.results]
 
@@ -81,7 +98,6 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         and not _activations(node)
         and not node.int("input_forget", 0)
         and not node.int("layout", 0)
-        and (node.op != "GRU" or node.int("linear_before_reset", 0) == 1)
     )
     if not plain:
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': not in the form of torch.nn; allowed: that form")
@@ -106,10 +122,18 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (x[0], *state), state, state
 
 
+def _run(node: Node) -> Run:
+    match node.op:
+        case "LSTM":
+            return torch.lstm
+        case "GRU":
+            return torch.gru if node.int("linear_before_reset", 0) else _gru_of_reset_states
+    return PLAIN[str((node.attribute("activations") or ("Tanh",))[0])]  # type: ignore[index]
+
+
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     directions, _, hidden = shapes.inputs[2]
-    activation = str((node.attribute("activations") or ("Tanh",))[0])  # type: ignore[index]
-    return Recurrent(node.op, hidden, directions, tuple(_named_inputs(node)), len(node.outputs), activation)
+    return Recurrent(node.op, hidden, directions, tuple(_named_inputs(node)), len(node.outputs), _run(node))
 
 
 def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:

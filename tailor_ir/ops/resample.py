@@ -1,6 +1,7 @@
 """Operators that change spatial sizes without weights: padding, resizing, and moving channels into space and back."""
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -10,12 +11,20 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.interpolation import FACTORS, FILTERED, ResizeByMatrices, coordinates, resizing_matrices
+from tailor_ir.ops.interpolation import (
+    FACTORS,
+    FILTERED,
+    ResizeByMatrices,
+    coordinates,
+    resizing_matrices,
+    size_by_factor,
+)
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_of_positions
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 LEFT_OVER = {"reflect": 0, "wrap": 1}
 """By how many entries less than the padding is wide, and one, an axis may have."""
+LARGEST_DENOMINATOR = 1000
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -169,12 +178,24 @@ def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> t
 
 
 def _factors(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> tuple[float, ...] | None:
-    """The network's own factors of all axes, where the coordinates depend on them; None where the sizes say it all."""
+    """The network's own factors of all axes, where the coordinates depend on them; None where the sizes say it all.
+
+    The factors have to give the sizes in torch, which multiplies in float64, and in onnxruntime.
+    """
     if len(node.inputs) < 3 or not node.inputs[2] or not tensors[node.inputs[2]].numel():
         return None
-    factors = tuple(float(f) for f in tensors[node.inputs[2]].reshape(-1).tolist())
+    factors = tuple(map(_before_rounding, tensors[node.inputs[2]].reshape(-1).tolist()))
     sizes = zip(factors, shapes.inputs[0], shapes.outputs[0], strict=True)
-    return factors if all(int(f * a) == b for f, a, b in sizes) else None
+    return factors if all(int(f * a) == size_by_factor(a, f) == b for f, a, b in sizes) else None
+
+
+def _before_rounding(factor: float) -> float:
+    """The simple fraction that a float32 stands for, if there is one: 1.7, and neither 1.69999 nor 1.70000005.
+
+    torch's nearest neighbours of positions that fall on one exactly depend on it.
+    """
+    simple = float(Fraction(factor).limit_denominator(LARGEST_DENOMINATOR))
+    return simple if np.float32(simple) == np.float32(factor) else factor
 
 
 def _lower_resize(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -194,7 +215,7 @@ def _filtered_attributes(node: Node, shapes: NodeShapes) -> dict[str, tuple[floa
     """The network's own factors, where they give the sizes."""
     factors = tuple(float(f) for f in node.attribute(FACTORS, ()))  # type: ignore[union-attr]
     sizes = zip(factors, shapes.inputs[0], shapes.outputs[0], strict=False)
-    return {FACTORS: factors if all(int(f * a) == b for f, a, b in sizes) else ()}
+    return {FACTORS: factors if all(size_by_factor(a, f) == b for f, a, b in sizes) else ()}
 
 
 def _resize_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:

@@ -9,6 +9,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from tailor_ir.errors import ImportFailed
+from tailor_ir.ops.interpolation import FACTORS, FILTERED, size_by_factor
 from tailor_ir.reading.look_ups import read_block
 from tailor_ir.reading.scatter import write_block
 
@@ -52,7 +53,11 @@ def fold(graph: gs.Graph, samples: int) -> gs.Graph:
     """Replace everything that depends on shapes and plain constants alone by its value. samples: the traced batch."""
     for _ in range(MAX_FOLD_ROUNDS):
         constants_to_tensors(graph)
+        _list_axes(graph)
+        _name_absent_outputs(graph)
         graph = gs.import_onnx(_infer_shapes(graph))
+        if _settle_resizes(graph):
+            continue
         known = _copy_shapes(graph)
         if not _fold_once(graph, samples) and not known:
             return graph
@@ -69,6 +74,59 @@ def constants_to_tensors(graph: gs.Graph) -> None:
         plain = not isinstance(value, gs.Constant) and array.dtype == np.float64  # numbers of Python
         _become_constant(node, [array.astype(np.float32) if plain else array])
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+
+
+def _list_axes(graph: gs.Graph) -> None:
+    """A single axis to insert becomes a list of one axis. onnxruntime reads both."""
+    for node in graph.nodes:
+        axes = node.inputs[1] if node.op == "Unsqueeze" and len(node.inputs) > 1 else None
+        if isinstance(axes, gs.Constant) and not axes.values.ndim:
+            node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/axes", axes.values.reshape(1))
+
+
+def _name_absent_outputs(graph: gs.Graph) -> None:
+    """An absent output before others gets a name; further ones are left out."""
+    for node in graph.nodes:
+        while node.outputs and node.outputs[-1].is_empty():
+            node.outputs.pop()
+        for position, output in enumerate(node.outputs):
+            if output.is_empty():
+                node.outputs[position] = gs.Variable(f"{node.outputs[-1].name}/unread{position}")
+
+
+def _settle_resizes(graph: gs.Graph) -> bool:
+    """Write other forms of factors whose product with a size falls short in float64 alone; shape inference takes that one.
+
+    Sizes say the same where all of them are products without rounding down. Shapes behind are inferred again.
+    """
+    renewed: set[int] = set()
+    for node in graph.nodes:
+        behind = any(id(operand) in renewed for operand in node.inputs)
+        if behind or (node.op == "Resize" and _settle_resize(node)):
+            renewed |= {id(output) for output in node.outputs}
+            for output in node.outputs:
+                output.shape = None
+    return bool(renewed)
+
+
+def _settle_resize(node: gs.Node) -> bool:
+    x, given = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else gs.Variable.empty()
+    if not isinstance(given, gs.Constant) or not given.values.size or not has_fixed_shape(x):
+        return False
+    factors = np.ones(len(x.shape), np.float32)
+    factors[node.attrs.get("axes", slice(None))] = given.values
+    sizes = [size_by_factor(*each) for each in zip(x.shape, factors, strict=True)]
+    if sizes == [int(size * float(factor)) for size, factor in zip(x.shape, factors, strict=True)]:
+        return False
+    for name in ("axes", "keep_aspect_ratio_policy"):
+        node.attrs.pop(name, None)
+    if np.allclose(np.divide(sizes, x.shape), factors, rtol=1e-6, atol=0):
+        target = gs.Constant(f"{node.outputs[0].name}/sizes", np.asarray(sizes, np.int64))
+        node.inputs = [x, gs.Variable.empty(), gs.Variable.empty(), target]
+    else:
+        node.op, node.inputs = FILTERED, [x]
+        node.attrs[FACTORS] = factors.tolist()
+    return True
 
 
 def _infer_shapes(graph: gs.Graph) -> onnx.ModelProto:
@@ -97,6 +155,8 @@ def _shape_of_result(node: gs.Node) -> list[int] | None:
     if node.op == "DeformConv" and all(map(has_fixed_shape, node.inputs[:3])):
         x, weight, offset = node.inputs[:3]
         return [x.shape[0], weight.shape[0], *offset.shape[2:]]
+    if node.op == FILTERED and has_fixed_shape(node.inputs[0]):
+        return [size_by_factor(*each) for each in zip(node.inputs[0].shape, node.attrs[FACTORS], strict=True)]
     if node.op == "MaxUnpool" and len(node.inputs) > 2 and isinstance(node.inputs[2], gs.Constant):
         return [int(size) for size in node.inputs[2].values]
     return None

@@ -74,12 +74,24 @@ def separate_outputs(graph: gs.Graph) -> None:
 
 
 def drop_idle(graph: gs.Graph) -> None:
-    """Remove nodes without effect: padding by nothing, full ranges, reshaping to the same shape, casts to the same type."""
+    """Remove nodes without effect: padding by nothing, full ranges, reshaping to the same shape, casts to the same type.
+
+    Joined parts without elements are removed, too.
+    """
     for node in list(graph.nodes):
+        if node.op == "Concat":
+            node.inputs = [part for part in node.inputs if not _has_no_elements(part)] or node.inputs[:1]
+        if node.op == "Split" and len(whole := [part for part in node.outputs if not _has_no_elements(part)]) == 1:
+            readers = (reader for part in node.outputs if _has_no_elements(part) for reader in part.outputs)
+            node.outputs = whole if all(reader.op == "Concat" for reader in readers) else node.outputs
         if _is_idle(node) and not gives_output_alone(graph, node):
             bypass(graph, node)
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
+
+
+def _has_no_elements(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and 0 in tensor.shape
 
 
 def share_rows(graph: gs.Graph, samples: int) -> None:
@@ -213,6 +225,8 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.inputs = list(node.inputs[:3])
         node.outputs = list(node.outputs[:1])
         node.attrs = {"epsilon": node.attrs.get("epsilon", 1e-5)}
+    if node.op == "GroupNormalization":
+        _scale_channels(node)
     if node.op == "GroupNormalization" and node.inputs[1].shape[0] == node.inputs[0].shape[1]:
         node.op = "GroupNorm"
         node.attrs = {"num_groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
@@ -239,6 +253,16 @@ def _normalise(node: gs.Node, samples: int) -> None:
         _write_pads_for_shape(node)
     if str(node.attrs.get("auto_pad", "NOTSET")) in ("SAME_UPPER", "SAME_LOWER"):
         _write_pads(node)
+
+
+def _scale_channels(node: gs.Node) -> None:
+    """Scales and shifts of whole groups (up to opset 20) as those of their channels."""
+    groups, channels = node.attrs["num_groups"], node.inputs[0].shape[1]
+    for position in (1, 2):
+        given = node.inputs[position]
+        if isinstance(given, gs.Constant) and given.values.shape == (groups,) != (channels,):
+            name = given.name if len(given.outputs) == 1 else f"{node.outputs[0].name}/{position}"
+            node.inputs[position] = gs.Constant(name, given.values.repeat(channels // groups))
 
 
 def _normalise_resize(node: gs.Node) -> None:

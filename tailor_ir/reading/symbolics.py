@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import interpolate
 from torch.onnx import (
@@ -17,6 +18,8 @@ from torch.onnx import (
     symbolic_opset14,
     unregister_custom_op_symbolic,
 )
+
+from tailor_ir.ops.interpolation import size_by_factor
 
 # graphs and values of torch's TorchScript exporter, which has no public types for them: Any
 
@@ -33,6 +36,31 @@ def _rms_norm(g: Any, x: Any, shape: Any, weight: Any, epsilon: Any) -> Any:
     mean = g.op("ReduceMean", g.op("Pow", x, _number(g, 2.0)), axes_i=list(range(-rank, 0)), keepdims_i=1)
     normalised = g.op("Div", x, g.op("Sqrt", g.op("Add", mean, _number(g, smallest))))
     return normalised if symbolic_helper._is_none(weight) else g.op("Mul", normalised, weight)
+
+
+def _by_written_factors(resize: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own symbolic of a resize, with factors that give the traced sizes in float32.
+
+    torch multiplies in float64, and takes 0.29 · 100 to be below 29.
+    """
+
+    def symbolic(g: Any, x: Any, size: Any, *settings: Any) -> Any:
+        factors = symbolic_helper._maybe_get_const(settings[-1], "fs")
+        before, after = _traced_sizes(g)
+        if isinstance(factors, list) and before and after:
+            each = zip(factors, before[2:], after[2:], strict=True)
+            settings = (*settings[:-1], _number(g, [_written_factor(*one) for one in each]))
+        return resize(g, x, size, *settings)
+
+    return symbolic
+
+
+def _written_factor(factor: float, before: int, after: int) -> float:
+    """The float32 next to a factor that makes one size of another."""
+    written = np.float32(factor)
+    while (found := size_by_factor(before, written)) != after:
+        written = np.nextafter(written, np.float32(0.0 if found > after else np.inf))
+    return float(written)
 
 
 def _nearest_exact(g: Any, x: Any, size: Any, *scales: Any) -> Any:
@@ -436,6 +464,11 @@ def _deformable(g: Any, x: Any, weight: Any, offset: Any, mask: Any, bias: Any, 
 
 SCATTERED = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 """Names of torch's reductions in ONNX."""
+INTERPOLATIONS = (
+    *(("nearest", rank, "nearest") for rank in (1, 2, 3)), ("linear", 1, "linear"), ("bilinear", 2, "linear"),
+    ("trilinear", 3, "linear"), ("bicubic", 2, "cubic"),
+)  # fmt: skip
+"""torch's names of interpolations, their numbers of axes, and ONNX's names of them."""
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
     **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},
@@ -465,8 +498,13 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     "aten::pad": _pad,
     "aten::rms_norm": _rms_norm,
     "aten::unfold": _unfold,
-    "aten::_upsample_nearest_exact1d": _nearest_exact,
-    "aten::_upsample_nearest_exact2d": _nearest_exact,
+    **{
+        f"aten::upsample_{name}{rank}d": _by_written_factors(
+            symbolic_helper._interpolate_helper(f"upsample_{name}{rank}d", rank + 2, mode)
+        )
+        for name, rank, mode in INTERPOLATIONS
+    },
+    **{f"aten::_upsample_nearest_exact{rank}d": _by_written_factors(_nearest_exact) for rank in (1, 2, 3)},
 }
 
 

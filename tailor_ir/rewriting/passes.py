@@ -49,12 +49,13 @@ class _Rewriter:
 
 def fuse_linear(graph: Graph, tensors: Tensors) -> Graph:
     """Gemm, or MatMul by a (transposed) weight with or without bias, become `Linear(x, weight (out, in)[, bias])`."""
-    graph = _turn_weights(graph, tensors)
+    graph = _flatten_biases(_turn_weights(graph, tensors), tensors)
     rewriter = _Rewriter(graph)
     parameters = set(graph.parameters)
     for node in graph.nodes:
         if node.op == "Gemm" and node.int("transB", 0) == 1 and node.int("transA", 0) == 0:
-            if node.inputs[1] in parameters and node.float("alpha", 1.0) == 1.0 and node.float("beta", 1.0) == 1.0:
+            plain = node.float("alpha", 1.0) == 1.0 and node.float("beta", 1.0) == 1.0
+            if node.inputs[1] in parameters and plain and _has_bias_of_layer(node, graph):
                 rewriter.replace(node, [], replace(node, op="Linear", attributes=()))
         elif node.op == "MatMul":
             _fuse_matmul(rewriter, node, parameters)
@@ -89,6 +90,23 @@ def _turn_weights(graph: Graph, tensors: Tensors) -> Graph:
                 node = replace(node, inputs=(node.inputs[0], turned))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), shapes=shapes)
+
+
+def _flatten_biases(graph: Graph, tensors: Tensors) -> Graph:
+    """Biases (1, O) of Gemms become (O), as modules have them."""
+    parameters, readers = set(graph.parameters), graph.consumers()
+    shapes = dict(graph.shapes)
+    for node in graph.nodes:
+        bias = node.inputs[2] if node.op == "Gemm" and len(node.inputs) > 2 else ""
+        if bias in parameters and shapes[bias] == (1, shapes[node.outputs[0]][1]) and len(readers[bias]) == 1:
+            tensors[bias] = tensors[bias].reshape(-1)
+            shapes[bias] = shapes[bias][1:]
+    return replace(graph, shapes=shapes)
+
+
+def _has_bias_of_layer(node: Node, graph: Graph) -> bool:
+    """Whether a Gemm adds nothing, or one number for each of its outputs; other sums stay in it, as one number for all."""
+    return len(node.inputs) < 3 or graph.shapes[node.inputs[2]] == graph.shapes[node.outputs[0]][1:]
 
 
 def _fuse_matmul(rewriter: _Rewriter, node: Node, parameters: set[str]) -> None:

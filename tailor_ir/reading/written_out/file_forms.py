@@ -1,6 +1,6 @@
 """Operators of files in terms of others: attention, sums of blocks, spectra, functions that ONNX itself defines by others."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 
 import numpy as np
@@ -20,16 +20,14 @@ DEFAULT_DOMAIN = ("", "ai.onnx")
 def inline_defined(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with operators that ONNX defines by others as those others."""
     found = {node.op_type for node in model.graph.node if node.domain in DEFAULT_DOMAIN and _is_defined_by_others(node)}
-    open_sides = [i for i, node in enumerate(model.graph.node) if node.op_type == "STFT" and not _has(node, "onesided")]
-    if not found and not open_sides:
+    if not found and all(node.op_type != "STFT" for node in model.graph.node):
         return model
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
-    for index in open_sides:  # shape inference takes another default than ONNX
-        typed.graph.node[index].attribute.append(onnx.helper.make_attribute("onesided", 1))
+    _write_defaults(typed, found | {"STFT"})
     if not found:
         return typed
-    names = [("", name) for name in sorted(found | {"CastLike"})]
+    names = [("", name) for name in sorted(found)]
     typed.graph.value_info.extend(  # definitions follow from types of operands, and the inliner does not look at these
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in model.graph.initializer
@@ -43,14 +41,22 @@ def inline_defined(model: onnx.ModelProto) -> onnx.ModelProto:
         ) from error
 
 
+def _write_defaults(model: onnx.ModelProto, operators: Collection[str]) -> None:
+    """Write out attributes that nodes of some operators leave out, in place.
+
+    The inliner loses their defaults, and shape inference takes another one for the sides of an STFT.
+    """
+    opset = next(each.version for each in model.opset_import if each.domain in DEFAULT_DOMAIN)
+    for node in (node for node in model.graph.node if node.op_type in operators):
+        for name, attribute in onnx.defs.get_schema(node.op_type, opset).attributes.items():
+            if attribute.default_value.type and all(given.name != name for given in node.attribute):
+                node.attribute.append(attribute.default_value)
+
+
 def _is_defined_by_others(node: onnx.NodeProto) -> bool:
     if node.op_type == "RMSNormalization":  # along the last axis it has a record
         return next((a.i for a in node.attribute if a.name == "axis"), -1) != -1
     return node.op_type in DEFINED_BY_OTHERS
-
-
-def _has(node: onnx.NodeProto, attribute: str) -> bool:
-    return any(found.name == attribute for found in node.attribute)
 
 
 class Builder:

@@ -264,3 +264,82 @@ def test_a_norm_in_training_form_has_a_default_epsilon() -> None:
     )
     constants = {"ones": [1.0, 1.0, 1.0], "zeros": [0.0, 0.0, 0.0]}
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
+
+
+@pytest.mark.parametrize("axis", [2, -1])
+def test_a_single_axis_that_is_no_list(axis: int) -> None:
+    """onnxruntime inserts the axis; it refuses the same for other operators than Unsqueeze."""
+    steps = (
+        CONVOLUTION,
+        Step("Unsqueeze", "u axis", "v"),
+        Step("ReduceMean", "v", "z", {"axes": [axis], "keepdims": 0}),
+        Step("Shape", "z", "sizes"),
+        Step("Gather", "sizes zero", "samples"),
+        Step("Unsqueeze", "samples zero", "first"),
+        Step("Concat", "first rest", "flat", {"axis": 0}),
+        Step("Reshape", "z flat", "y"),
+    )
+    constants = {"axis": axis, "zero": 0, "rest": [8, -1]}
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
+
+
+SUMS = [(), (1,), (1, 1), (1, 16), (16,)]
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("shape", SUMS, ids=str)
+def test_a_gemm_adds_whatever_is_stretched_to_its_result(shape: tuple[int, ...], turned: int) -> None:
+    steps = (Step("Gemm", "x w b", "u", {"transB": turned}), Step("Relu", "u", "v"), Step("Gemm", "v wv", "y"))
+    weights = {"w": (16, 3) if turned else (3, 16), "b": shape, "wv": (16, 5)}
+    rows = {"x": ("float32", ("N", 3))}
+    assert holds(Network(inputs=rows, steps=steps, outputs=("y",), weights=weights)).subnets > 1
+
+
+@pytest.mark.parametrize("added", ["m", "z"])
+def test_a_gemm_adds_a_value_that_is_computed(added: str) -> None:
+    """One number for each sample, or for each of its entries."""
+    steps = (
+        Step("ReduceMean", "x", "m", {"axes": [1]}),
+        Step("Gemm", "x wz", "z", {"transB": 1}),
+        Step("Gemm", f"x w {added}", "u", {"transB": 1}),
+        Step("Gemm", "u wv", "y", {"transB": 1}),
+    )
+    weights = {"w": (16, 3), "wz": (16, 3), "wv": (5, 16)}
+    holds(Network(inputs={"x": ("float32", ("N", 3))}, steps=steps, outputs=("y",), weights=weights).needed())
+
+
+@pytest.mark.parametrize("axis", [3, [3]], ids=str)
+def test_running_sums_along_an_axis_that_is_a_number_or_a_list_of_one(axis: int | list[int]) -> None:
+    steps = (CONVOLUTION, Step("CumSum", "u axis", "y"))
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants={"axis": axis}))
+
+
+@pytest.mark.parametrize("results", ["_ y", "_ _ y", "y _ _", "y _ c"])
+def test_results_of_a_recurrent_layer_that_are_left_out(results: str) -> None:
+    turned = Step("Transpose", "x", "s", {"perm": [1, 0, 2]})
+    steps = (turned, Step("LSTM", "s w wr", results, {"hidden_size": 6}))
+    weights = {"w": (1, 24, 3), "wr": (1, 24, 6)}
+    outputs = tuple(name for name in results.split() if name != "_")
+    holds(Network(inputs={"x": ("float32", ("N", 4, 3))}, steps=steps, outputs=outputs, weights=weights))
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("operands", ["s w wr", "s w wr b _ h"])
+def test_a_gru_that_resets_its_state_before_the_product(operands: str, direction: str) -> None:
+    """This form is ONNX's default. torch has the other one."""
+    sides = 2 if direction == "bidirectional" else 1
+    steps = (
+        Step("Transpose", "x", "s", {"perm": [1, 0, 2]}),
+        Step("MatMul", "x wh", "m"),
+        Step("ReduceMax", "m", "t", {"axes": [1], "keepdims": 0}),
+        Step("Reshape", "t apart", "r"),
+        Step("Transpose", "r", "h", {"perm": [1, 0, 2]}),
+        Step("GRU", operands, "_ last", {"hidden_size": 16, "direction": direction}),
+        Step("ReduceMean", "last", "v", {"axes": [0], "keepdims": 0}),
+        Step("MatMul", "v wv", "y"),
+    )
+    weights = {"w": (sides, 48, 3), "wr": (sides, 48, 16), "b": (sides, 96), "wh": (3, 16 * sides), "wv": (16, 5)}
+    rows = {"x": ("float32", ("N", 4, 3))}
+    constants = {"apart": [-1, sides, 16]}
+    network = Network(inputs=rows, steps=steps, outputs=("y",), weights=weights, constants=constants)
+    assert holds(network.needed()).subnets > 1

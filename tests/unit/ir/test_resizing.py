@@ -9,11 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
+from torch.nn import functional as F
 
 import tailor_ir
 from tailor_ir.graph import Node
 from tailor_ir.ops.interpolation import resizing_matrices
-from tests.unit.ir.around import check_file, file_around, is_elastic, node
+from tests.unit.ir.around import check, check_file, file_around, is_elastic, network, node
 
 MODES: dict[str, dict[str, Any]] = {
     "linear, from the corner": {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
@@ -71,3 +72,43 @@ def test_a_region_of_interest_is_refused_for_its_reason() -> None:
     tensors = {"roi": np.asarray([0, 0, 0, 0, 1, 1, 1, 1], np.float32), "sizes": np.asarray([1, 32, 4, 4])}
     with pytest.raises(tailor_ir.ImportFailed, match="reads a region of interest"):
         tailor_ir.compile(file_around([resize], tensors))
+
+
+# -- factors whose products are rounded ------------------------------------------------------------------------------
+
+FACTORS = {
+    "up to a whole number in float32": (10, (1.3, 0.7)),
+    "up along one axis, and down along the other": (10, (1.3, 1.25)),
+    "down in float64, and up in float32": (100, (0.29, 0.57)),
+    "up, beside an axis as it is": (10, (2.3, 1.0)),
+    "at positions that fall on neighbours": (11, (1.7, 0.6)),
+}
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
+
+
+@pytest.mark.parametrize("mode", INTERPOLATIONS)
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_of_modules_are_those_of_torch(name: str, mode: str, tmp_path: Path) -> None:
+    side, factors = FACTORS[name]
+    check(network(lambda x: F.interpolate(x, scale_factor=factors, mode=mode)), tmp_path, side)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_of_files_are_those_of_onnxruntime(name: str, mode: str, recorded: bool, tmp_path: Path) -> None:
+    """recorded: the file says the sizes, as torch.export does."""
+    side, factors = FACTORS[name]
+    settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if mode == "nearest" else {}
+    resize = node("Resize", "", "scales", mode=mode, axes=[-2, 3], **settings)
+    file = file_around([resize], {"scales": np.asarray(factors, np.float32)}, opset=18, side=side)
+    if recorded:
+        sizes = [int(np.float32(side) * np.float32(factor)) for factor in factors]
+        shape = ["batch", 32, *sizes]
+        file.graph.value_info.append(helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, shape))
+    check_file(file, tmp_path)
+
+
+def test_products_behind_products(tmp_path: Path) -> None:
+    first, second = (helper.make_node("Resize", [x, "", "scales"], [y], y) for x, y in (("a", "c"), ("c", "b")))
+    check_file(file_around([first, second], {"scales": np.asarray([1, 1, 1.3, 1.1], np.float32)}, side=10), tmp_path)
