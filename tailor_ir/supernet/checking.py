@@ -96,15 +96,18 @@ class Reference:
         found = [(_excess(known, network, in_torch or network), known.samples) for known in self.answers]
         return max(found, default=(0.0, 0))
 
-    def check(self, network: Answering, where: str, other: str) -> None:
-        """CheckFailed: a network's answers are others than those of `other`. where: the step that has been done."""
+    def check(self, network: Answering, where: str, other: str, subject: str = "the largest SubNet") -> None:
+        """CheckFailed: a network's answers are others than those of `other`. where: the step that has been done.
+
+        subject: what the message calls the network.
+        """
         difference, batch = self.difference(network)
         if difference > self.tolerance:
             size = (
                 f"{difference:.2g} of the largest output" if difference < float("inf") else "other shapes, or no answer"
             )
             raise CheckFailed(
-                f"{where}: the largest SubNet answers otherwise than {other} ({size}, batch {batch}); allowed: "
+                f"{where}: {subject} answers otherwise than {other} ({size}, batch {batch}); allowed: "
                 f"{self.tolerance:g}; nothing of this step was kept; report it with the network"
             )
 
