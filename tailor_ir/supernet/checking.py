@@ -119,8 +119,12 @@ def check_forms(
     draw: Draw,
     batching: Batching,
     where: str,
+    other: str = "the elastic one",
 ) -> None:
-    """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one."""
+    """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one.
+
+    other: what the message calls the elastic one.
+    """
     for batch, model in exported.items():
         (given,) = _batches_of(draw, (batch,))
         reference = Reference(tuple(_known(None, elastic, [batch], [[given]])))
@@ -131,7 +135,7 @@ def check_forms(
             difference, _ = reference.difference(network, elastic)
             if difference > TOLERANCE or not reference.answers:
                 raise CheckFailed(
-                    f"{where}: {form} answers otherwise than the elastic one ({difference:.2g} of the largest output, batch "
+                    f"{where}: {form} answers otherwise than {other} ({difference:.2g} of the largest output, batch "
                     f"{batch}); allowed: {TOLERANCE:g}; nothing of this step was kept; report it with the network"
                 )
 
