@@ -1,4 +1,4 @@
-"""Operators of ONNX files in terms of others: attention, spectra, and functions that ONNX itself defines by others."""
+"""Operators of ONNX files in terms of others: attention, spectra, layers that go backwards, and what ONNX defines by others."""
 
 from collections.abc import Sequence
 from math import prod
@@ -57,7 +57,7 @@ class Builder:
     """Adds nodes of one operator, with results of known shapes."""
 
     def __init__(self, graph: gs.Graph, node: gs.Node) -> None:
-        self.graph, self.name = graph, node.name or node.outputs[0].name
+        self.graph, self.name = graph, node.name or next(one.name for one in node.outputs if one.name)
         self.dtype, self.count = node.inputs[0].dtype, 0
 
     def add(self, op: str, inputs: Sequence[gs.Tensor], shape: Sequence[int], **attributes: object) -> gs.Variable:
@@ -88,7 +88,7 @@ class Builder:
 
 
 def write_out(graph: gs.Graph) -> None:
-    """Attention, and spectra of signals, as other operators."""
+    """Attention, spectra of signals, and recurrent layers that go backwards, as other operators."""
     for node in list(graph.nodes):
         if node.op in WRITERS:
             WRITERS[node.op](graph, node)
@@ -221,4 +221,30 @@ def _stft(graph: gs.Graph, node: gs.Node) -> None:
     b.finish(node, b.add("DFT", [column], (samples, count, size, 2), axis=2, inverse=0, onesided=onesided))
 
 
-WRITERS = {"Attention": _attention, "DFT": _dft, "STFT": _stft}
+def _recurrent(graph: gs.Graph, node: gs.Node) -> None:
+    """A recurrent layer whose results all have names; one that goes backwards reads the steps reversed, and gives them so.
+
+    Source: ONNX, LSTM-14.
+    """
+    b, directions = Builder(graph, node), 2 if node.attrs.get("direction") == "bidirectional" else 1
+    steps, batch, _ = node.inputs[0].shape
+    shape = (steps, directions, batch, node.attrs["hidden_size"])
+    for position, result in enumerate(node.outputs):
+        if result.is_empty():
+            node.outputs[position] = gs.Variable(f"{b.name}/result{position}", b.dtype, shape[min(position, 1) :])
+    lengths = node.inputs[4] if len(node.inputs) > 4 else gs.Variable.empty()
+    if node.attrs.get("direction") == "reverse" and lengths.is_empty() and not node.attrs.get("layout", 0):
+        node.attrs["direction"] = "forward"
+        given = node.outputs[0]
+        node.inputs[0] = _reversed(b, node.inputs[0], node.inputs[0].shape)
+        node.outputs[0] = gs.Variable(f"{b.name}/backwards", b.dtype, given.shape)
+        _reversed(b, node.outputs[0], given.shape).inputs[0].outputs[0] = given
+
+
+def _reversed(b: Builder, x: gs.Tensor, shape: Sequence[int]) -> gs.Variable:
+    """The first axis from its end to its begin."""
+    ranges = (b.constant([bound], np.int64) for bound in (-1, np.iinfo(np.int64).min, 0, -1))
+    return b.add("Slice", [x, *ranges], shape)
+
+
+WRITERS = {"Attention": _attention, "DFT": _dft, "STFT": _stft, **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent)}
