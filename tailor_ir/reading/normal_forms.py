@@ -2,6 +2,7 @@
 
 from functools import cache
 from itertools import count
+from math import prod
 
 import numpy as np
 import onnx
@@ -208,6 +209,8 @@ def _normalise(node: gs.Node, samples: int) -> None:
         _write_all_sizes(node)
     if node.op == "Gelu" and node.attrs.get("approximate") == "none":
         del node.attrs["approximate"]
+    if node.op == "AveragePool":
+        _refuse_dilations(node)
     if node.op == "BatchNormalization" and node.attrs.pop("training_mode", 0):
         node.op = "BatchStandardization"
         node.inputs = list(node.inputs[:3])
@@ -239,6 +242,15 @@ def _normalise(node: gs.Node, samples: int) -> None:
         _write_pads_for_shape(node)
     if str(node.attrs.get("auto_pad", "NOTSET")) in ("SAME_UPPER", "SAME_LOWER"):
         _write_pads(node)
+
+
+def _refuse_dilations(node: gs.Node) -> None:
+    dilations, where = node.attrs.get("dilations", []), f"at '{node.name or node.outputs[0].name}'"
+    if set(dilations) - {1}:
+        raise ImportFailed(
+            f"operator 'AveragePool' {where}: dilations {dilations}; allowed: 1; write it as a Conv with these dilations, one "
+            f"group for each channel, and weights of 1/{prod(node.attrs['kernel_shape'])}"
+        )
 
 
 def _normalise_resize(node: gs.Node) -> None:
