@@ -6,7 +6,10 @@ from typing import NamedTuple
 from safetensors.torch import save_model
 from torch import nn
 
+from tailor_ir import Reference
 from tasks.data import Dataset, DataSettings, load_splits
+from tasks.data.batches import rows, tensors
+from tasks.data.samples import Size
 from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
 from tasks.evaluation.subnets import EvaluationData, recalibrate_module, tallied
 from tasks.finetune import checkpoint
@@ -15,10 +18,13 @@ from tasks.finetune.job import Job
 from tasks.finetune.launcher import launch
 from tasks.finetune.settings import BaseSettings as Settings
 from tasks.finetune.settings import TrainSettings
-from tasks.models import ModelSettings, create, load_part, needs_training
+from tasks.models import ModelSettings, create, load_part, load_weights, needs_training
 from tasks.progress import Progress
 from tasks.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.schemas.stored import StageResult
+
+BATCHES = (1, 3)
+"""Sizes of the batches by which the weights that are written are compared."""
 
 
 class Pretrained(NamedTuple):
@@ -42,7 +48,8 @@ def run(
     Returns validation and test accuracy. For networks made in Python (timm, callable); an .onnx file carries
     its weights and needs no base stage.
     pretrained: what a network that is trained here begins with; all else is random.
-    A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
+    A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies, and TailorError
+    where the network answers otherwise with the weights that were written.
     """
     splits = load_splits(data)
     train = splits["train"]
@@ -63,7 +70,7 @@ def run(
         recalibrate_module(module, images["test"].calibration(size))
     found = {split: tallied(module, one.batches(size), one.problem) for split, one in images.items()}
     append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
-    save_model(module.to("cpu"), str(folder / WEIGHTS_FILE))
+    _save(module.to("cpu"), images["validation"], size, folder / WEIGHTS_FILE)
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
     return BaseResult(
         trained=trained,
@@ -72,6 +79,16 @@ def run(
         test_accuracy=found["test"].score,
         **{f"{split}_samples": len(one.each_N) for split, one in found.items()},
     ).to_json()
+
+
+def _save(module: nn.Module, images: EvaluationData, size: Size, path: Path) -> None:
+    """Write the weights, and compare the network before and after it reads them: one image, and three in a batch."""
+    x, _ = next(iter(images.batches(size)))
+    reference = Reference.of(module, [tensors(rows(x, 0, count)) for count in BATCHES])
+    save_model(module, str(path))
+    load_weights(module, path)
+    subject = "the network with the weights that were written"
+    reference.check(lambda given: module(*given), "stage base", "before", subject)
 
 
 def _train(

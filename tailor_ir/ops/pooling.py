@@ -147,8 +147,6 @@ def _lower_pool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
             )
         pool = MAX_POOLS[rank](kernel, strides, pads[:rank] if plain else 0, dilations, positions, ceil)
         return pool if plain else PaddedMaxPool(outer, pool)
-    if any(d != 1 for d in dilations):
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': dilations {dilations}; allowed: 1")
     count_padding = bool(node.int("count_include_pad", 0))
     if plain:
         return AVERAGE_POOLS[rank](kernel, strides, pads[:rank], ceil, count_padding)

@@ -17,6 +17,9 @@ Run = Callable[..., tuple[torch.Tensor, ...]]
 """Of x, states, weights and torch's settings: results (T, B, D·H), then the final states (D, B, H)."""
 PLAIN: dict[str, Run] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
 
+ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh")}
+"""Those of one direction, where an operator has several."""
+
 
 def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """Rows of the gates in another order."""
@@ -79,28 +82,37 @@ def _named_inputs(node: Node) -> dict[str, str]:
     return {letter: name for letter, name in zip(letters, node.inputs, strict=False) if name}
 
 
-def _activations(node: Node) -> set[str]:
-    """Names of the activations that are not the operator's own."""
+def _activations(node: Node) -> tuple[str, ...]:
+    """The activations, where they are others than torch's."""
     given = node.attribute("activations", ())
     if not isinstance(given, tuple):
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': activations {given!r}; allowed: a list of names")
-    return {str(name) for name in given} - (set(PLAIN) if node.op == "RNN" and len(set(given)) == 1 else set())
+    names, own = tuple(map(str, given)), ACTIVATIONS.get(node.op)
+    is_known = names in ((), own, (own or ()) * 2) if own else len(set(names)) <= 1 and set(names) <= set(PLAIN)
+    return () if is_known else names
 
 
 def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     given = _named_inputs(node)
     for unsupported in ("lengths", "peepholes"):
         if unsupported in given:
-            raise ImportFailed(f"operator '{node.op}' at '{node.name}': {unsupported} are given; allowed: none")
-    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
-    plain = (
-        node.attribute("direction", "forward") in ("forward", "bidirectional")
-        and not _activations(node)
-        and not node.int("input_forget", 0)
-        and not node.int("layout", 0)
-    )
-    if not plain:
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': not in the form of torch.nn; allowed: that form")
+            raise ImportFailed(
+                f"operator '{node.op}' at '{node.name}': {unsupported} are given; allowed: none; export it without them, for "
+                "sequences of one length"
+            )
+    direction, activations = str(node.attribute("direction", "forward")), ", ".join(_activations(node))
+    directions = 2 if direction == "bidirectional" else 1
+    others = {
+        f"direction {direction}": direction not in ("forward", "bidirectional"),
+        f"activations {activations}": bool(activations),
+        "input_forget=1": bool(node.int("input_forget", 0)),
+        "layout=1": bool(node.int("layout", 0)),
+    }
+    if found := next((name for name, is_there in others.items() if is_there), None):
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': {found}; allowed: the form of torch.nn.{node.op}; write it in this form, "
+            "or its steps in other operators"
+        )
     x, weight, recurrent = p.of(given["x"]), p.of(given["w"]), p.of(given["r"])
     p.unify(x[2], weight[2], node)
     p.pool.freeze_positions(x[2], f"operator '{node.op}' at '{node.name}': a weight has one entry for each position")

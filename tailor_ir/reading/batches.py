@@ -231,8 +231,8 @@ class _Writer:
                         shape = (*value.shape[:axis], 1, *value.shape[axis + 1 :])
                         return (row.reshape(shape), axis) if count == 1 else (row, axis + inner)
         raise MixedSamples(
-            f"{pair.where}: reads numbers that differ from sample to sample, or with their number "
-            f"({_told(value)} for a batch of {self.samples}, {_told(other)} for {self.others}); {ALLOWED}"
+            f"{pair.where}: its numbers follow the batch ({_told(value)} for {self.samples} samples, {_told(other)} for "
+            f"{self.others}); allowed: the same for each sample; write it for batches of any size"
         )
 
     def _stretches(self, pair: _Pair, position: int, axis: int) -> bool:
@@ -360,4 +360,4 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _told(value: np.ndarray) -> str:
-    return str(value.tolist()) if value.size <= 6 else f"shape {value.shape}"
+    return str(value.tolist()) if value.size <= 6 else "×".join(map(str, value.shape))

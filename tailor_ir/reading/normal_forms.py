@@ -2,6 +2,7 @@
 
 from functools import cache
 from itertools import count
+from math import prod
 
 import numpy as np
 import onnx
@@ -220,6 +221,8 @@ def _normalise(node: gs.Node, samples: int) -> None:
         _write_all_sizes(node)
     if node.op == "Gelu" and node.attrs.get("approximate") == "none":
         del node.attrs["approximate"]
+    if node.op == "AveragePool":
+        _refuse_dilations(node)
     if node.op == "BatchNormalization" and node.attrs.pop("training_mode", 0):
         node.op = "BatchStandardization"
         node.inputs = list(node.inputs[:3])
@@ -263,6 +266,15 @@ def _scale_channels(node: gs.Node) -> None:
         if isinstance(given, gs.Constant) and given.values.shape == (groups,) != (channels,):
             name = given.name if len(given.outputs) == 1 else f"{node.outputs[0].name}/{position}"
             node.inputs[position] = gs.Constant(name, given.values.repeat(channels // groups))
+
+
+def _refuse_dilations(node: gs.Node) -> None:
+    dilations, where = node.attrs.get("dilations", []), f"at '{node.name or node.outputs[0].name}'"
+    if set(dilations) - {1}:
+        raise ImportFailed(
+            f"operator 'AveragePool' {where}: dilations {dilations}; allowed: 1; write it as a Conv with these dilations, one "
+            f"group for each channel, and weights of 1/{prod(node.attrs['kernel_shape'])}"
+        )
 
 
 def _normalise_resize(node: gs.Node) -> None:

@@ -121,6 +121,9 @@ def export_refusal(model: nn.Module, error: Exception, opset: int) -> str:
         line = _own_line(
             (frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)[::-1]
         )
+        if isinstance(error, ImportFailed):  # says itself what is allowed
+            fault, stop, rest = reason.partition(";")
+            return f"network '{network}': {fault}{f' at {line}' if line else ''}{stop}{rest}"
         return (
             f"network '{network}': cannot be exported to ONNX ({_short(reason)}){f' at {line}' if line else ''}; "
             "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,7 @@ from tailor_ir.graph import Tensors
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.places import export_refusal
 from tailor_ir.reading.symbolics import more_operators
-from tailor_ir.reading.value_reads import ValueReads, names_in, tensors_in
+from tailor_ir.reading.value_reads import ValueReads, has_names, names_in, tensors_in
 from tailor_ir.reading.written_out.functions import WrittenOut, complex_as_pairs
 
 OPSET = 17  # the newest that onnx2torch's converters cover
@@ -182,7 +182,7 @@ def _take_tensors(
             found = tuple(tensors_in(answer))
         if not found:
             raise ImportFailed("it gives no real tensors; allowed: real numbers (torch.view_as_real of complex ones)")
-        output_names[:] = names_in(answer) if isinstance(answer, Mapping) else []
+        output_names[:] = names_in(answer) if has_names(answer) else []
         return found[0] if len(found) == 1 else found
 
     module.forward = of_tensors

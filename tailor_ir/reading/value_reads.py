@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,26 +72,37 @@ def _writes_in_place(func: Any) -> bool:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of a value, in order: itself, or those of a dictionary, tuple or list."""
+    """The tensors of a value, in order: itself, or those of a dictionary, tuple, list or dataclass."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif type(value) in PLAIN:
-        return
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for part in value:
+    else:
+        for _, part in _parts(value):
             yield from tensors_in(part)
 
 
 def names_in(value: object, name: str = "") -> Iterator[str]:
-    """Names of the tensors of a value, in the order of `tensors_in`: keys and numbers, joined by dots."""
+    """Names of the tensors of a value, in the order of `tensors_in`: keys, fields and numbers, joined by dots."""
     if isinstance(value, torch.Tensor):
         yield name
-    elif isinstance(value, Mapping | Sequence) and not isinstance(value, str) and type(value) not in PLAIN:
-        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+    else:
+        for key, part in _parts(value):
             yield from names_in(part, f"{name}.{key}" if name else str(key))
+
+
+def has_names(value: object) -> bool:
+    """Whether a value calls its parts by names: a dictionary or a dataclass."""
+    return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _parts(value: object) -> Iterable[tuple[object, object]]:
+    """What a value holds, by key, field or number; a dictionary that is a dataclass, too, as those of transformers, by key."""
+    if type(value) in PLAIN:
+        return ()
+    if isinstance(value, Mapping):
+        return value.items()
+    if is_dataclass(value) and not isinstance(value, type):
+        return ((field.name, getattr(value, field.name, None)) for field in fields(value))
+    return enumerate(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def _calling_line() -> str:

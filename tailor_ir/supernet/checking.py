@@ -124,15 +124,18 @@ class Reference:
         found = [(_excess(known, network, in_torch or network), known.samples) for known in self.answers]
         return max(found, default=(0.0, 0))
 
-    def check(self, network: Answering, where: str, other: str) -> None:
-        """CheckFailed: a network's answers are others than those of `other`. where: the step that has been done."""
+    def check(self, network: Answering, where: str, other: str, subject: str = "the largest SubNet") -> None:
+        """CheckFailed: a network's answers are others than those of `other`. where: the step that has been done.
+
+        subject: what the message calls the network.
+        """
         difference, batch = self.difference(network)
         if difference > self.tolerance:
             size = (
                 f"{difference:.2g} of the largest output" if difference < float("inf") else "other shapes, or no answer"
             )
             raise CheckFailed(
-                f"{where}: the largest SubNet answers otherwise than {other} ({size}, batch {batch}); allowed: "
+                f"{where}: {subject} answers otherwise than {other} ({size}, batch {batch}); allowed: "
                 f"{self.tolerance:g}; nothing of this step was kept; report it with the network"
             )
 
@@ -144,8 +147,12 @@ def check_forms(
     draw: Draw,
     batching: Batching,
     where: str,
+    other: str = "the elastic one",
 ) -> None:
-    """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one."""
+    """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one.
+
+    other: what the message calls the elastic one.
+    """
     for batch, model in exported.items():
         (given,) = _batches_of(draw, (batch,))
         reference = Reference(tuple(_known(None, elastic, [batch], [[given]])))
@@ -156,7 +163,7 @@ def check_forms(
             difference, _ = reference.difference(network, elastic)
             if difference > TOLERANCE or not reference.answers:
                 raise CheckFailed(
-                    f"{where}: {form} answers otherwise than the elastic one ({difference:.2g} of the largest output, batch "
+                    f"{where}: {form} answers otherwise than {other} ({difference:.2g} of the largest output, batch "
                     f"{batch}); allowed: {TOLERANCE:g}; nothing of this step was kept; report it with the network"
                 )
 

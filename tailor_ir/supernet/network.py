@@ -175,15 +175,19 @@ class SuperNet:
         config: Mapping[str, Choice] | None = None,
         statistics: Statistics | None = None,
         where: str = "network",
+        adapted: Callable[..., object] | None = None,
     ) -> None:
         """Compare a SubNet elastic, built and exported, in batches of two sizes, BatchNorm folded in one of them.
 
-        config: None: the largest. CheckFailed: one of them answers otherwise.
+        config: None: the largest. adapted: the SubNet as it has adapted, in the place of the elastic one, which has not.
+        CheckFailed: one of them answers otherwise.
         """
         codes = self.space.row(self.max_config if config is None else config)
         chosen = self.space.decode(codes)
 
         def elastic(given: Sequence[torch.Tensor]) -> object:
+            if adapted is not None:
+                return adapted(*given)
             self.elastic.activate(chosen, statistics)
             with self.elastic.evaluated():
                 return self.elastic(*given)
@@ -201,6 +205,7 @@ class SuperNet:
             lambda rng, batch: self.sample_inputs(chosen, rng, batch),
             Batching.of(self.structure),
             where,
+            "the elastic one" if adapted is None else "the one that has adapted",
         )
 
     def _largest(self, *given: torch.Tensor) -> object:

@@ -344,10 +344,10 @@ class Exporter:
         """
         images, config = next(iter(self.data.values())), winner.config
         statistics, adapted = self.maker.tensors(config), self.maker.adapted.get(winner.digest)
-        if adapted is None:  # the shared weights do not know what a SubNet has adapted to
-            self.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}")
+        as_adapted = None if adapted is None else adapted.subnet
+        self.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}", as_adapted)
         module = self.net.build(config, statistics).eval()
-        reference = module if adapted is None else adapted.subnet
+        reference = module if as_adapted is None else as_adapted
         inputs, expected = references(self.net, reference, config, images, self.settings.check_images)
         card = self._card(winner, timed[0], images, expected)
         files: dict[str, ExportedFile] = {}

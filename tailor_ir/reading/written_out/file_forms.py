@@ -1,4 +1,4 @@
-"""Operators of files in terms of others: attention, sums of blocks, spectra, functions that ONNX itself defines by others."""
+"""Operators of files in terms of others: attention, sums of blocks, spectra, layers that go backwards, ONNX's own functions."""
 
 from collections.abc import Collection, Sequence
 from math import prod
@@ -63,7 +63,7 @@ class Builder:
     """Adds nodes of one operator, with results of known shapes."""
 
     def __init__(self, graph: gs.Graph, node: gs.Node) -> None:
-        self.graph, self.name = graph, node.name or node.outputs[0].name
+        self.graph, self.name = graph, node.name or next(one.name for one in node.outputs if one.name)
         self.dtype, self.count = node.inputs[0].dtype, 0
 
     def add(self, op: str, inputs: Sequence[gs.Tensor], shape: Sequence[int], **attributes: object) -> gs.Variable:
@@ -94,7 +94,7 @@ class Builder:
 
 
 def write_out(graph: gs.Graph) -> None:
-    """Attention, sums of blocks, and spectra of signals, as other operators."""
+    """Attention, sums of blocks, spectra of signals, and recurrent layers that go backwards, as other operators."""
     for node in list(graph.nodes):
         if node.op in WRITERS:
             WRITERS[node.op](graph, node)
@@ -260,4 +260,28 @@ def _col2im(graph: gs.Graph, node: gs.Node) -> None:
     b.finish(node, added)
 
 
-WRITERS = {"Attention": _attention, "Col2Im": _col2im, "DFT": _dft, "STFT": _stft}
+def _recurrent(graph: gs.Graph, node: gs.Node) -> None:
+    """A recurrent layer that goes backwards reads the steps reversed, and gives them so. Source: ONNX, LSTM-14."""
+    lengths = node.inputs[4] if len(node.inputs) > 4 else gs.Variable.empty()
+    if node.attrs.get("direction") != "reverse" or not lengths.is_empty() or node.attrs.get("layout", 0):
+        return
+    b, given = Builder(graph, node), node.outputs[0]
+    node.attrs["direction"] = "forward"
+    node.inputs[0] = _reversed(b, node.inputs[0], node.inputs[0].shape)
+    node.outputs[0] = gs.Variable(f"{b.name}/backwards", b.dtype, given.shape)
+    _reversed(b, node.outputs[0], given.shape).inputs[0].outputs[0] = given
+
+
+def _reversed(b: Builder, x: gs.Tensor, shape: Sequence[int]) -> gs.Variable:
+    """The first axis from its end to its begin."""
+    ranges = (b.constant([bound], np.int64) for bound in (-1, np.iinfo(np.int64).min, 0, -1))
+    return b.add("Slice", [x, *ranges], shape)
+
+
+WRITERS = {
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    "Attention": _attention,
+    "Col2Im": _col2im,
+    "DFT": _dft,
+    "STFT": _stft,
+}

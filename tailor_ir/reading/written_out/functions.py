@@ -273,6 +273,37 @@ def _max_unpool(rank: int) -> Callable[..., torch.Tensor]:
     return unpool
 
 
+def _embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """Bags (B, T) of tokens -> the sum, mean or maximum (B, F) of their rows. Source: torch.nn.functional.embedding_bag."""
+    if input.dim() != 2 or max_norm is not None or (mode == "max" and padding_idx is not None):
+        raise ImportFailed(
+            "EmbeddingBag with offsets, max_norm, or padding in mode max is not supported; allowed: bags (B, T) of one "
+            "length; pad them and use nn.Embedding"
+        )
+    rows_BTF = F.embedding(input, weight)
+    if mode == "max":
+        return rows_BTF.amax(1)
+    if per_sample_weights is not None:
+        rows_BTF = rows_BTF * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        return rows_BTF.sum(1) if mode == "sum" else rows_BTF.mean(1)
+    counted_BT1 = (input != padding_idx % weight.shape[0]).to(rows_BTF.dtype).unsqueeze(-1)
+    summed_BF = (rows_BTF * counted_BT1).sum(1)
+    return summed_BF if mode == "sum" else summed_BF / counted_BT1.sum(1).clamp_min(1.0)
+
+
 def _as_complex(x: torch.Tensor) -> ComplexPair:
     return ComplexPair(x[..., 0], x[..., 1])
 
@@ -316,6 +347,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.complex: ComplexPair,
     torch.polar: lambda size, angle: ComplexPair(size * torch.cos(angle), size * torch.sin(angle)),
     torch.view_as_complex: _as_complex,
+    F.embedding_bag: _embedding_bag,
     F.max_unpool1d: _max_unpool(1),
     F.max_unpool2d: _max_unpool(2),
     F.max_unpool3d: _max_unpool(3),

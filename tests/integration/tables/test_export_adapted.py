@@ -22,8 +22,9 @@ from adaptive_runtime.adapting_weights import AdaptedSubnet, WeightMethod, Weigh
 from adaptive_runtime.bundles import OpenBundle
 from flows.pages.facts import exported as page_facts
 from profiling_agents.client import MeasureSettings, local_agent
-from tailor_ir import Config, SuperNet
+from tailor_ir import CheckFailed, Config, SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
+from tailor_ir.supernet import network as supernets
 from tasks import export
 from tasks.adaptation import (
     AdaptiveSubnet,
@@ -164,6 +165,30 @@ def exported(request: pytest.FixtureRequest, made: Made) -> ExportedAdapted:
     settings = {"formats": FORMATS, "bundle": True, "adaptable": True, "adapted": (file,)}
     out, result = made.run(request.param, **settings)
     return ExportedAdapted(out, result, file, made.adapted(config, file), before)
+
+
+@pytest.mark.parametrize("adapts", [False, True])
+def test_a_file_with_other_weights_ends_the_export_in_one_line(
+    made: Made, adapts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = supernets.subnet_onnx
+
+    def wrong(*operands: Any, **named: Any) -> onnx.ModelProto:
+        model = write(*operands, **named)
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT:
+                weights = onnx.numpy_helper.to_array(tensor) * np.float32(1.5)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
+        return model
+
+    files = (made.side_file(made.net.max_config, "batchnorm"),) if adapts else ()
+    monkeypatch.setattr(supernets, "subnet_onnx", wrong)
+    other = "the one that has adapted" if adapts else "the elastic one"
+    with pytest.raises(
+        CheckFailed, match=rf"^stage export, SubNet \w+: the exported SubNet answers otherwise than {other}"
+    ) as failure:
+        made.run(f"wrong, {adapts}", formats=("onnx",), adapted=files)
+    assert "\n" not in str(failure.value)
 
 
 def onnx_answers(file: Path, x_NCHW: torch.Tensor) -> np.ndarray:

@@ -56,7 +56,7 @@ def test_constants_that_differ_between_samples_are_refused() -> None:
 
     with pytest.raises(
         tailor_ir.ImportFailed,
-        match=r"operator 'Add' at .* differ from sample to sample, .* for a batch of 3, .* for 5",
+        match=r"operator 'Add' at .*: its numbers follow the batch \(.* for 3 samples, .* for 5\); allowed: the same",
     ):
         tailor_ir.compile(Written(forward, answer=nn.Linear(8, 4)).eval(), torch.randn(1, 8))
 

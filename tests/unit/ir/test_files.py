@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -384,3 +385,31 @@ def test_open_sizes_that_are_written_as_minus_one(tmp_path: Path) -> None:
     assert converted.difference is not None
     assert converted.difference < 1e-5
     assert [one.type.tensor_type.shape.dim[0].dim_value for one in converted.model.graph.input] == [-1]
+
+
+OWN_ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "RNN": ["Relu"]}
+
+
+@pytest.mark.parametrize(("op", "rows"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("steps", ["y", ""])
+def test_a_recurrent_layer_from_the_last_step_to_the_first(op: str, rows: int, steps: str, tmp_path: Path) -> None:
+    shapes = {"w": (1, rows * 8, 6), "r": (1, rows * 8, 8), "b": (1, rows * 16)}
+    settings: dict[str, Any] = {"linear_before_reset": 1} if op == "GRU" else {"activations": OWN_ACTIVATIONS[op]}
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+        helper.make_node(op, ["t", "w", "r", "b"], [steps, "h"], hidden_size=8, direction="reverse", **settings),
+        helper.make_node("Squeeze", ["h", "axis0"], ["last"]),
+    ]
+    told: dict[str, Sizes] = {"last": ("batch", 8)}
+    if steps:
+        nodes += [
+            helper.make_node("Squeeze", ["y", "axis1"], ["s"]),
+            helper.make_node("Transpose", ["s"], ["all"], perm=[1, 0, 2]),
+        ]
+        told["all"] = ("batch", 5, 8)
+    axes = [constant(f"axis{axis}", [axis]) for axis in (0, 1)]
+    stored = [*(weight(name, *shape) for name, shape in shapes.items()), *axes]
+    model = model_of(nodes, stored, {"x": ("batch", 5, 6)}, told)
+    net = tailor_ir.compile(model)
+    check_largest(net, model)
+    check_forms(net, tmp_path)

@@ -1,12 +1,16 @@
 """Networks that are no image classifiers: text, sound, segmentation."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import tailor_ir
+from tailor_ir.reading.value_reads import tensors_in
 from tests.support.ir.invariants import ORIGINAL_TOLERANCE, check_network, difference, operators_of, outputs_of
 from tests.support.ir.networks import perturb
 
@@ -131,6 +135,54 @@ def test_every_output_is_given(tmp_path: Path) -> None:
     kinds = {v.kind for v in net.space.variables}
     assert kinds >= {"resolution", "depth", "expand_ratio"}  # outputs keep their channels
     assert len(net.elastic(torch.randn(2, 3, 32, 32))) == len(outputs_of(model(torch.randn(2, 3, 32, 32)))) == 3
+
+
+@dataclass
+class Inner:
+    """What a network saw on the way; `steps` are no tensors."""
+
+    features: torch.Tensor
+    steps: int
+    means: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Classes, and what the network saw on the way."""
+
+    logits: torch.Tensor
+    seen: Inner
+    kept: dict[str, Inner] | None = None
+
+
+class ToldInFields(nn.Module):
+    """Answers a dataclass that has others inside, or the same in dictionaries."""
+
+    def __init__(self, make: Callable[..., Any], make_inner: Callable[..., Any]) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 5)
+        self.make, self.make_inner = make, make_inner
+
+    def forward(self, x: torch.Tensor) -> object:
+        features = self.conv(x)
+        mean = features.mean((2, 3))
+        seen = self.make_inner(features=features, steps=1, means=(mean, mean * 2))
+        last = self.make_inner(features=features.relu(), steps=2, means=())
+        return self.make(logits=self.head(mean), seen=seen, kept={"last": last})
+
+
+def test_a_dataclass_is_compiled_as_a_dictionary_of_its_fields(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    fields, keys = ToldInFields(Told, Inner), ToldInFields(dict, dict)
+    keys.load_state_dict(fields.state_dict())
+    sample = torch.randn(1, 3, 8, 8)
+    net, same = (tailor_ir.compile(model.eval(), sample) for model in (fields, keys))
+    names = ("logits", "seen.features", "seen.means.0", "seen.means.1", "kept.last.features")
+    assert net.structure.graph.outputs == same.structure.graph.outputs == names
+    x = torch.randn(2, 3, 8, 8)
+    assert all(map(torch.equal, net.elastic(x), same.elastic(x)))
+    assert difference(tuple(tensors_in(fields(x))), net.elastic(x)) <= ORIGINAL_TOLERANCE
+    net.check_forms(where="test")
 
 
 def test_sound(tmp_path: Path) -> None:

@@ -123,3 +123,26 @@ def test_lengths_are_chosen_and_refused_in_one_line() -> None:
     ):
         with pytest.raises(tailor_ir.SpaceError, match=line):
             tailor_ir.compile(model, tokens(), wish)
+
+
+class Bag(nn.Module):
+    """Tokens to classes by one row for a whole bag; token 0 is padding, where `padded`."""
+
+    def __init__(self, mode: str, padded: bool) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(TOKENS, 16, mode=mode, padding_idx=0 if padded else None)
+        self.head = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
+        return self.head(self.bag(x_BT))
+
+
+@pytest.mark.parametrize(("mode", "padded"), [("mean", False), ("mean", True), ("sum", True), ("max", False)])
+def test_bags_of_tokens_are_look_ups_and_a_reduction(mode: str, padded: bool) -> None:
+    torch.manual_seed(0)
+    model = Bag(mode, padded).eval()
+    net = tailor_ir.compile(model, torch.tensor([[0, 3, 0, 2, 1]]))
+    assert "Embedding" in {node.op for node in net.structure.graph}
+    for x_BT in (torch.tensor([[0, 0, 4, 0, 1], [2, 3, 0, 1, 0]]), torch.zeros(1, 5, dtype=torch.int64)):
+        torch.testing.assert_close(net.elastic.eval()(x_BT), model(x_BT), rtol=1e-5, atol=1e-6)
+    net.check_forms(where="test")
