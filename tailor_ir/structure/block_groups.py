@@ -33,10 +33,11 @@ def find_groups(
     element_channels = {
         group: _element_channels(group, carriers[group], axis_map) for group in own - heads - values - contracted
     }
+    placed = any(map(_has_positions, (axis_map.axes[name] for name in computed)))
     hidden = {
         group
         for group, count in element_channels.items()
-        if count and _over_positions(group, carriers[group], axis_map)
+        if count and (not placed or _over_positions(group, carriers[group], axis_map))
     }
     kernels = dict.fromkeys(
         axis.group
@@ -109,6 +110,12 @@ def _factor(axis: Axis, group: int, copies: bool = False) -> int:
         return 0
     inner = {_factor(part, group, copies) for part in axis.parts if group in part.groups}
     return inner.pop() if len(inner) == 1 else 0
+
+
+def _has_positions(axes: Sequence[Axis]) -> bool:
+    """Whether a value of samples has positions beside its channels. A single step of a sequence has none."""
+    sizes = [axis.size for axis in axes if not isinstance(axis, BatchAxis)]
+    return any(axis.batched for axis in axes) and (spatial_in(axes) or sum(size > 1 for size in sizes) > 1)
 
 
 def _over_positions(group: int, names: frozenset[str], axis_map: AxisMap) -> bool:

@@ -127,6 +127,30 @@ def test_the_state_of_one_recurrent_layer_ties_no_other(
     assert len(widths) >= layers - (given_back == "last")
 
 
+class OneStep(nn.Module):
+    """A recurrent layer that reads one step and its states, and gives both: what a stream runs again and again."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.before, self.layer, self.head = nn.Linear(12, 64), kind(64, 32, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, given = self.layer(torch.relu(self.before(x)), states if len(states) > 1 else states[0])
+        return (self.head(y), *given) if isinstance(given, tuple) else (self.head(y), given)
+
+
+@pytest.mark.parametrize(("kind", "states"), [(nn.GRU, 1), (nn.LSTM, 2)])
+def test_a_recurrent_layer_of_one_step_has_widths_before_it(kind: type[nn.LSTM] | type[nn.GRU], states: int) -> None:
+    one_step, more = (
+        tailor_ir.compile(shaken(OneStep(kind)), (torch.randn(1, steps, 12), *[torch.randn(1, 1, 32)] * states))
+        for steps in (1, 4)
+    )
+    assert one_step.space.variables == more.space.variables
+    assert [variable.kind for variable in one_step.space.variables] == ["width_mult"]
+    for config in (one_step.min_config, one_step.max_config):
+        one_step.check_forms(config, where="one step")
+
+
 # -- one sum around everything -------------------------------------------------------------------------------------------
 
 
