@@ -81,7 +81,8 @@ def _divides(draft: Draft) -> bool:
 
 
 def _combinations(draft: Draft) -> int:
-    return prod(len(variable.choices) for variable in draft.variables)
+    """Combinations of the choices that change layers: resolutions leave these as they are."""
+    return prod(len(variable.choices) for variable in draft.variables if KINDS[variable.kind].scope != "global")
 
 
 def _propose_variables(draft: Draft) -> None:
