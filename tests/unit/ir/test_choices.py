@@ -80,6 +80,27 @@ def test_a_space_of_one_subnet_says_why() -> None:
     assert "network output" in remark
 
 
+FEW_WITH_REASONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "layers of one width": (lambda: Row("rows", [64, 64, 64], 5), (12,), "can be left out have one width"),
+    "groups from the input on": (
+        lambda: nn.Sequential(nn.Conv1d(16, 16, 1, groups=4), nn.ReLU(), nn.Conv1d(16, 32, 1, groups=4)),
+        (16, 8),
+        "its 4 groups stay whole",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_WITH_REASONS)
+def test_a_space_of_few_subnets_says_why(name: str) -> None:
+    make, shape, reason = FEW_WITH_REASONS[name]
+    net = tailor_ir.compile(shaken(make()), torch.randn(1, *shape))
+    assert net.space.distinct <= 16
+    (remark,) = net.remarks
+    assert reason in remark
+    asked = tailor_ir.compile(shaken(make()), torch.randn(1, *shape), {"*": "auto"})
+    assert not asked.remarks, "few that were asked for"
+
+
 def test_choices_are_the_same_whoever_asks_for_them() -> None:
     model = shaken(Row("signals", [16, 16], 5))
     own = tailor_ir.compile(model, torch.randn(1, 3, 64)).space.variables
