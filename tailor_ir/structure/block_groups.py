@@ -67,12 +67,19 @@ def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple
         if node.op != "MatMul" or not computed.issuperset(node.inputs):
             continue
         a, b = (axis_map.axes[name] for name in node.inputs)
+        if _is_weight(a) or _is_weight(b):
+            continue
         for axis in (*a[:-2], *b[:-2]):
             heads |= {factor.group for factor in _first_factor(axis)}
         contracted |= a[-1].groups | b[-2].groups
         last |= b[-1].groups | a[-2].groups
         key_size = key_size or a[-1].size
     return heads & own, contracted & own, last & own, key_size or 1
+
+
+def _is_weight(axes: Sequence[Axis]) -> bool:
+    """Whether a computed value is the matrix of a linear layer, as where weights are scaled before they are used."""
+    return len(axes) == 2 and not any(axis.batched for axis in axes)
 
 
 def _first_factor(axis: Axis) -> tuple[Channels, ...]:

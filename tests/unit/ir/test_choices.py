@@ -156,6 +156,24 @@ def test_the_state_of_one_recurrent_layer_ties_no_other(
     assert len(widths) >= layers - (given_back == "last")
 
 
+class ScaledWeights(nn.Module):
+    """Two linear layers at each step of a signal, whose weights are scaled before they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 64), nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(x @ (self.first.weight.T / self.first.weight.std()))
+        return hidden @ (self.second.weight.T / self.second.weight.std())
+
+
+def test_layers_whose_weights_are_scaled_have_widths() -> None:
+    net = check_forms(ScaledWeights(), torch.randn(1, 6, 12))
+    assert net is not None
+    assert [variable.kind for variable in net.space.variables] == ["width_mult"]
+
+
 class OneStep(nn.Module):
     """A recurrent layer that reads one step and its states, and gives both: what a stream runs again and again."""
 
