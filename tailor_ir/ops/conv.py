@@ -48,9 +48,9 @@ def _rank(node: Node, dims: Dims) -> int:
 
 def _split_by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
     """Split channels into groups that come and go together, each with its own fixed number of channels."""
-    count = p.pool.free(groups)
+    count, reason = p.pool.free(groups), f"operator '{node.op}' at '{node.name}': its {groups} groups stay whole"
     for dim in dims:
-        p.unify(dim, p.pool.product((count, p.pool.fixed(dim.size // groups))), node)
+        p.pool.unify(dim, p.pool.product((count, p.pool.fixed(dim.size // groups))), reason)
 
 
 def join_channels(node: Node, p: Propagation, groups: int, x: Dims, weight: Dims) -> None:

@@ -15,7 +15,7 @@ from tailor_ir.errors import ImportFailed, MixedSamples
 from tailor_ir.graph import NO_BATCH
 from tailor_ir.reading.files.element_types import LOW, other_types
 from tailor_ir.reading.inputs import ExampleInputs
-from tailor_ir.reading.trace import plain_attention, plain_transformers, uncompiled
+from tailor_ir.reading.trace import gives_caches, plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
 BATCH = 4  # more samples than the trace has
@@ -27,6 +27,10 @@ NUDGE = 1e-6  # of an input, or of a value in between, to see how much an ill-co
 NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
 ROUNDED_RUNS = 3
 MOST_LINES = 3
+STATES_LEFT_OUT = (
+    "{} tensors that the network gives for its next call are no outputs of the compiled network; "
+    "a module around it gives them where it calls it with use_cache=True"
+)
 
 REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
 """Errors of networks for inputs that they do not take."""
@@ -72,11 +76,24 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
             difference = _excess(module, compiled, examples, batches, expected, found)
             if difference > tolerance:
                 raise ImportFailed(_refusal(module, difference, places))
-    return tuple(
+    decided = (
         f"values of the input decide at {place}: the compiled network keeps what was decided for the example input"
         for place, values in places.items()
         if values != {True, False}
     )
+    return (*decided, *_states_left_out(module, examples))
+
+
+def _states_left_out(module: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
+    """A line where a network gives tensors for its next call, which the compiled network does not give."""
+    if not gives_caches(module):
+        return ()
+    with evaluated(module), torch.no_grad(), plain_attention(), uncompiled():
+        own = _answer(module, examples, examples.batches(1), {})
+        with plain_transformers(module):
+            plain = _answer(module, examples, examples.batches(1), {})
+    left = len(own or ()) - len(plain or ())
+    return (STATES_LEFT_OUT.format(left),) if left > 0 else ()
 
 
 def tolerance_of(module: nn.Module, examples: ExampleInputs) -> float:

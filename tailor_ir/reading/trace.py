@@ -189,16 +189,25 @@ def _take_tensors(
     return output_names
 
 
-@contextmanager
-def plain_transformers(model: nn.Module) -> Iterator[None]:
-    """While inside, networks of Hugging Face's transformers compute attention by ordinary operators, and give no caches."""
+def _configurations(model: nn.Module) -> list[object]:
+    """Those of Hugging Face's transformers that a network holds."""
     library = sys.modules.get("transformers.configuration_utils")  # not there: nobody can have made such a network
     held = [vars(part).get("config") for part in model.modules()] if library is not None else []
     kind = library.PreTrainedConfig if library is not None else ()
-    configs = {id(config): config for config in held if isinstance(config, kind)}
+    return list({id(config): config for config in held if isinstance(config, kind)}.values())
+
+
+def gives_caches(model: nn.Module) -> bool:
+    """Whether a network of Hugging Face's transformers gives what its next call reads, unless it is told not to."""
+    return any(vars(config).get("use_cache") for config in _configurations(model))
+
+
+@contextmanager
+def plain_transformers(model: nn.Module) -> Iterator[None]:
+    """While inside, networks of Hugging Face's transformers compute attention by ordinary operators, and give no caches."""
     before = [
         (config, name, vars(config)[name])
-        for config in configs.values()
+        for config in _configurations(model)
         for name in PLAIN_SETTINGS.keys() & vars(config).keys()
     ]
     try:

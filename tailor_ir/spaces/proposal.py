@@ -20,7 +20,9 @@ from tailor_ir.structure.regions import Regions
 
 SMALLER_MULTIPLES = tuple(HARDWARE_MULTIPLE >> halvings for halvings in (1, 2, 3))
 HARDLY_ANY = 6  # combinations of choices
+FEW_SUBNETS = 16  # hardly more than a run's ten budgets
 MOST_REASONS = 3
+SHARED_WIDTH = "layers that can be left out have one width with those beside them"
 UNSAID = ("", "constant", "network input")  # reasons that tell nobody why a network has no choices
 
 
@@ -81,7 +83,8 @@ def _divides(draft: Draft) -> bool:
 
 
 def _combinations(draft: Draft) -> int:
-    return prod(len(variable.choices) for variable in draft.variables)
+    """Combinations of the choices that change layers: resolutions leave these as they are."""
+    return prod(len(variable.choices) for variable in draft.variables if KINDS[variable.kind].scope != "global")
 
 
 def _propose_variables(draft: Draft) -> None:
@@ -130,15 +133,19 @@ def _placed(
     return tuple(replace(sizing, presence=columns.any_of(found[sizing.group])) for sizing in sizings)
 
 
-def only_itself(structure: Structure, spec: SpaceSpec | None) -> tuple[str, ...]:
-    """A line for a network whose proposed space has one SubNet, with what keeps its axes; none for others."""
-    if spec is not None or structure.space.variables:
+def few_subnets(structure: Structure, spec: SpaceSpec | None) -> tuple[str, ...]:
+    """A line for a network whose proposed space has few SubNets, with what keeps its axes; none for others."""
+    if spec is not None or structure.space.distinct > FEW_SUBNETS:
         return ()
     axis_map = structure.axis_map
     values = structure.graph.data_values() & axis_map.frozen.keys()
     kept = Counter(reason for name in values for reason in axis_map.frozen[name] if reason not in UNSAID)
-    told = [axis_map.resolution_frozen, *(reason for reason, _ in kept.most_common(MOST_REASONS))]
+    shared = any(block.kind == "Layer" for stage in structure.regions.stages for block in stage.blocks)
+    told = [
+        axis_map.resolution_frozen,
+        SHARED_WIDTH if shared else "",
+        *(reason for reason, _ in kept.most_common(MOST_REASONS)),
+    ]
     why = "; ".join(dict.fromkeys(filter(None, told))) or "no axis is free"
-    return (
-        f"the space has one SubNet, the network itself ({why}); net.space.dropped says which choices came to nothing",
-    )
+    count = f"{structure.space.distinct} SubNets" if structure.space.variables else "one SubNet, the network itself"
+    return (f"the space has {count} ({why}); net.space.dropped says which choices came to nothing",)

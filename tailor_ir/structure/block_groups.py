@@ -33,10 +33,11 @@ def find_groups(
     element_channels = {
         group: _element_channels(group, carriers[group], axis_map) for group in own - heads - values - contracted
     }
+    placed = any(map(_has_positions, (axis_map.axes[name] for name in computed)))
     hidden = {
         group
         for group, count in element_channels.items()
-        if count and _over_positions(group, carriers[group], axis_map)
+        if count and (not placed or _over_positions(group, carriers[group], axis_map))
     }
     kernels = dict.fromkeys(
         axis.group
@@ -66,12 +67,19 @@ def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple
         if node.op != "MatMul" or not computed.issuperset(node.inputs):
             continue
         a, b = (axis_map.axes[name] for name in node.inputs)
+        if _is_weight(a) or _is_weight(b):
+            continue
         for axis in (*a[:-2], *b[:-2]):
             heads |= {factor.group for factor in _first_factor(axis)}
         contracted |= a[-1].groups | b[-2].groups
         last |= b[-1].groups | a[-2].groups
         key_size = key_size or a[-1].size
     return heads & own, contracted & own, last & own, key_size or 1
+
+
+def _is_weight(axes: Sequence[Axis]) -> bool:
+    """Whether a computed value is the matrix of a linear layer, as where weights are scaled before they are used."""
+    return len(axes) == 2 and not any(axis.batched for axis in axes)
 
 
 def _first_factor(axis: Axis) -> tuple[Channels, ...]:
@@ -109,6 +117,12 @@ def _factor(axis: Axis, group: int, copies: bool = False) -> int:
         return 0
     inner = {_factor(part, group, copies) for part in axis.parts if group in part.groups}
     return inner.pop() if len(inner) == 1 else 0
+
+
+def _has_positions(axes: Sequence[Axis]) -> bool:
+    """Whether a value of samples has positions beside its channels. A single step of a sequence has none."""
+    sizes = [axis.size for axis in axes if not isinstance(axis, BatchAxis)]
+    return any(axis.batched for axis in axes) and (spatial_in(axes) or sum(size > 1 for size in sizes) > 1)
 
 
 def _over_positions(group: int, names: frozenset[str], axis_map: AxisMap) -> bool:

@@ -19,7 +19,7 @@ from tailor_ir.reading.comparison import compare
 from tailor_ir.reading.files.element_types import Float32Module
 from tailor_ir.reading.inputs import GivenExample
 from tailor_ir.rewriting.kernel_transforms import transform_kernels
-from tailor_ir.spaces.proposal import only_itself, propose
+from tailor_ir.spaces.proposal import few_subnets, propose
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.finding import find_axes_and_regions
@@ -81,7 +81,7 @@ def _compiled(network: ReadNetwork, space: SpaceSpec | None, kernel_transform: b
     net = SuperNet(graph, tensors, space)
     net.refused = (*refused, *no_exits)
     net.remarks = (*network.remarks, *_compared(net, network.origin))
-    net.remarks += only_itself(net.structure, space) if graph.parameters else (NOTHING_TRAINED,)
+    net.remarks += few_subnets(net.structure, space) if graph.parameters else (NOTHING_TRAINED,)
     return net
 
 

@@ -37,3 +37,16 @@ def test_tied_embeddings_stay_tied() -> None:
     tied = [name for name in net.structure.graph.parameters if net.structure.graph.shapes[name] == (100, 48)]
     assert len(tied) == 1
     assert torch.equal(net.elastic.tensor(tied[0]), model.get_input_embeddings().weight)  # type: ignore[operator]
+
+
+@pytest.mark.long
+def test_states_for_the_next_call_are_left_out_with_a_word() -> None:
+    sizes = {"hidden_size": 16, "attention_hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    network = transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=50, context_length=8, **sizes)).eval()
+    tokens = torch.randint(0, 50, (1, 4))
+    net = tailor_ir.compile(network, tokens)
+    assert net.structure.graph.outputs == ("logits",)
+    (remark,) = (line for line in net.remarks if "use_cache" in line)
+    assert remark.startswith("5 tensors that the network gives for its next call")
+    network.config.use_cache = False
+    assert not any("use_cache" in line for line in tailor_ir.compile(network, tokens).remarks)

@@ -60,6 +60,14 @@ def test_few_channels_have_two_sizes_at_least(size: int) -> None:
             assert len(sizes) == 2, layer
 
 
+def test_sixteen_channels_beside_wider_ones_have_two_sizes_where_else_only_images_have_choices() -> None:
+    net = check_forms(Row("images", [16, 64], 5), torch.randn(1, 3, 32, 32))
+    assert net is not None
+    widths = {variable.name: variable.choices for variable in net.space.variables if variable.kind == "width_mult"}
+    assert widths["stage.1.width_mult"] == (0.5, 1)
+    assert len(widths["stage.2.width_mult"]) > 3
+
+
 def test_every_linear_layer_of_a_perceptron_has_a_width_of_its_own() -> None:
     net = tailor_ir.compile(shaken(Row("rows", [128, 96, 64], 5)), torch.randn(1, 12))
     assert [variable.name for variable in net.space.variables] == [f"stage.{i}.width_mult" for i in (1, 2, 3)]
@@ -70,6 +78,27 @@ def test_a_space_of_one_subnet_says_why() -> None:
     assert net.space.distinct == 1
     (remark,) = [line for line in net.remarks if "one SubNet" in line]
     assert "network output" in remark
+
+
+FEW_WITH_REASONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "layers of one width": (lambda: Row("rows", [64, 64, 64], 5), (12,), "can be left out have one width"),
+    "groups from the input on": (
+        lambda: nn.Sequential(nn.Conv1d(16, 16, 1, groups=4), nn.ReLU(), nn.Conv1d(16, 32, 1, groups=4)),
+        (16, 8),
+        "its 4 groups stay whole",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_WITH_REASONS)
+def test_a_space_of_few_subnets_says_why(name: str) -> None:
+    make, shape, reason = FEW_WITH_REASONS[name]
+    net = tailor_ir.compile(shaken(make()), torch.randn(1, *shape))
+    assert net.space.distinct <= 16
+    (remark,) = net.remarks
+    assert reason in remark
+    asked = tailor_ir.compile(shaken(make()), torch.randn(1, *shape), {"*": "auto"})
+    assert not asked.remarks, "few that were asked for"
 
 
 def test_choices_are_the_same_whoever_asks_for_them() -> None:
@@ -125,6 +154,48 @@ def test_the_state_of_one_recurrent_layer_ties_no_other(
     assert net is not None
     widths = [variable for variable in net.space.variables if variable.kind == "width_mult"]
     assert len(widths) >= layers - (given_back == "last")
+
+
+class ScaledWeights(nn.Module):
+    """Two linear layers at each step of a signal, whose weights are scaled before they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 64), nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(x @ (self.first.weight.T / self.first.weight.std()))
+        return hidden @ (self.second.weight.T / self.second.weight.std())
+
+
+def test_layers_whose_weights_are_scaled_have_widths() -> None:
+    net = check_forms(ScaledWeights(), torch.randn(1, 6, 12))
+    assert net is not None
+    assert [variable.kind for variable in net.space.variables] == ["width_mult"]
+
+
+class OneStep(nn.Module):
+    """A recurrent layer that reads one step and its states, and gives both: what a stream runs again and again."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.before, self.layer, self.head = nn.Linear(12, 64), kind(64, 32, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, given = self.layer(torch.relu(self.before(x)), states if len(states) > 1 else states[0])
+        return (self.head(y), *given) if isinstance(given, tuple) else (self.head(y), given)
+
+
+@pytest.mark.parametrize(("kind", "states"), [(nn.GRU, 1), (nn.LSTM, 2)])
+def test_a_recurrent_layer_of_one_step_has_widths_before_it(kind: type[nn.LSTM] | type[nn.GRU], states: int) -> None:
+    one_step, more = (
+        tailor_ir.compile(shaken(OneStep(kind)), (torch.randn(1, steps, 12), *[torch.randn(1, 1, 32)] * states))
+        for steps in (1, 4)
+    )
+    assert one_step.space.variables == more.space.variables
+    assert [variable.kind for variable in one_step.space.variables] == ["width_mult"]
+    for config in (one_step.min_config, one_step.max_config):
+        one_step.check_forms(config, where="one step")
 
 
 # -- one sum around everything -------------------------------------------------------------------------------------------

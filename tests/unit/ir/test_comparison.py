@@ -22,6 +22,11 @@ class Deciding(nn.Module):
         return self.decide(self.conv(x)).mean((2, 3))
 
 
+def remarks(net: tailor_ir.SuperNet) -> list[str]:
+    """Those of how the network was read: spaces of such networks are small, and that is said, too."""
+    return [line for line in net.remarks if not line.startswith("the space has")]
+
+
 def by_sum(x: torch.Tensor) -> torch.Tensor:
     if x.sum() > 0:
         return x * 2
@@ -75,7 +80,7 @@ def test_a_decision_that_no_input_changed_is_remarked() -> None:
         return x
 
     net = tailor_ir.compile(Deciding(rarely).eval(), torch.zeros(1, 3, 8, 8))
-    (remark,) = net.remarks
+    (remark,) = remarks(net)
     line = rarely.__code__.co_firstlineno + 1
     assert remark.startswith(
         f"values of the input decide at tests/unit/ir/test_comparison.py:{line}: the compiled network"
@@ -95,7 +100,7 @@ def test_decisions_by_shapes_and_stored_values_are_none() -> None:
                 x = x * self.get_buffer("scale").item()
             return self.conv(x).mean((2, 3))
 
-    assert tailor_ir.compile(Plain().eval(), torch.zeros(1, 3, 8, 8)).remarks == ()
+    assert remarks(tailor_ir.compile(Plain().eval(), torch.zeros(1, 3, 8, 8))) == []
 
 
 def test_inputs_that_the_module_refuses_are_left_out() -> None:
@@ -105,7 +110,7 @@ def test_inputs_that_the_module_refuses_are_left_out() -> None:
         return x
 
     net = tailor_ir.compile(Deciding(positive).eval(), torch.zeros(1, 3, 8, 8))
-    assert len(net.remarks) == 1
+    assert len(remarks(net)) == 1
 
 
 def test_rounding_that_a_network_makes_large_is_no_difference() -> None:
@@ -124,7 +129,7 @@ def test_rounding_that_a_network_makes_large_is_no_difference() -> None:
             return self.layers(x)
 
     net = tailor_ir.compile(Read().eval(), torch.ones(1, 3, 8, 8))
-    assert len(net.remarks) == 1
+    assert len(remarks(net)) == 1
 
 
 def test_reads_are_noted_by_dependence_not_by_use() -> None:
@@ -153,7 +158,7 @@ def test_stored_values_that_python_reads_are_the_network_s_own() -> None:
     torch.manual_seed(0)
     model = Scaled().eval()
     net = tailor_ir.compile(model, torch.zeros(1, 3, 8, 8))
-    assert net.remarks == ()
+    assert remarks(net) == []
     assert {"conv.weight", "twin.weight"} <= set(net.structure.graph.parameters)
     x = torch.randn(2, 3, 8, 8)
     assert torch.allclose(net.elastic.eval()(x), model(x), atol=1e-5)

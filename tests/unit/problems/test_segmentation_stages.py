@@ -33,7 +33,7 @@ from tasks.progress import Silent
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, Sensitivities
 from tests.support import SUPPORT
 from tests.support.finetune.one_rank import train_here
-from tests.support.problems.stages import COMMON, SmallRun, trained
+from tests.support.problems.stages import COMMON, PREDICT, SmallRun, trained
 
 pytestmark = pytest.mark.long
 
@@ -75,7 +75,7 @@ def sources(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> report.
     return run.sources(supernet, tmp_path_factory.mktemp("stages"))
 
 
-def test_sensitivities_are_points_of_mean_iou_and_answers_are_drawn(sources: report.Sources) -> None:
+def test_sensitivities_are_points_of_mean_iou_and_answers_are_drawn(supernet: Path, sources: report.Sources) -> None:
     folder = sources.sensitivities
     assert 0 <= read_json(folder / RESULT_FILE)["mean_error_points"] < 30
     with Image.open(folder / ANSWERS_FILE) as shown:
@@ -84,7 +84,12 @@ def test_sensitivities_are_points_of_mean_iou_and_answers_are_drawn(sources: rep
     table = Sensitivities.read(folder / SENSITIVITIES_FILE)
     assert table.largest.accuracy > 1.2 * BACKGROUND_ALONE
     (resolution,) = (row for row in table.variables if row.variable == "resolution")
-    assert resolution.measured[0].accuracy != resolution.measured[-1].accuracy
+    net, images = tailor_ir.load(supernet), sensitivity.images_of(PREDICT, DATA)
+    for choice, measured in zip((24, 32), resolution.measured, strict=True):
+        found = accuracy(net, net.space.canonical(net.max_config | {"resolution": choice}), images)
+        assert measured.accuracy == pytest.approx(found.share, abs=1e-6)
+        assert measured.loss == pytest.approx(found.loss, rel=1e-5)
+    assert len({measured.accuracy for measured in resolution.measured}) == 2
     lines = read_lines(folder / sensitivity.EVALUATED_FILE)
     assert all(line["scores"] and not line["hits"] for line in lines)
     assert any(line["correct"] % 1 for line in lines)

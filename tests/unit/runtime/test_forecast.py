@@ -44,11 +44,12 @@ def errors(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.flo
     return used_H, as_now_H
 
 
-@given(seed=SEEDS, period=st.floats(8, 16))
-@settings(max_examples=examples(8), deadline=None)
-def test_on_autoregressive_signals_the_forecast_beats_as_now(seed: int, period: float) -> None:
-    used_H, as_now_H = errors(list(autoregressive(seed, 400, period)))
-    assert used_H.mean() <= 0.95 * as_now_H.mean()
+@pytest.mark.parametrize(("period", "share"), [(8, 0.6), (12, 0.7), (16, 0.8)])
+def test_on_autoregressive_signals_the_forecast_beats_as_now(period: float, share: float) -> None:
+    pairs = [errors(list(autoregressive(seed, 400, period))) for seed in range(8)]
+    shares = [used_H.mean() / as_now_H.mean() for used_H, as_now_H in pairs]
+    assert np.mean(shares) <= share
+    assert max(shares) <= 0.92
 
 
 @given(seed=SEEDS)
