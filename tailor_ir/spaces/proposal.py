@@ -83,8 +83,7 @@ def _divides(draft: Draft) -> bool:
 
 
 def _combinations(draft: Draft) -> int:
-    """Combinations of the choices that change layers: resolutions leave these as they are."""
-    return prod(len(variable.choices) for variable in draft.variables if KINDS[variable.kind].scope != "global")
+    return prod(len(variable.choices) for variable in draft.variables)
 
 
 def _propose_variables(draft: Draft) -> None:

@@ -60,14 +60,6 @@ def test_few_channels_have_two_sizes_at_least(size: int) -> None:
             assert len(sizes) == 2, layer
 
 
-def test_sixteen_channels_beside_wider_ones_have_two_sizes_where_else_only_images_have_choices() -> None:
-    net = check_forms(Row("images", [16, 64], 5), torch.randn(1, 3, 32, 32))
-    assert net is not None
-    widths = {variable.name: variable.choices for variable in net.space.variables if variable.kind == "width_mult"}
-    assert widths["stage.1.width_mult"] == (0.5, 1)
-    assert len(widths["stage.2.width_mult"]) > 3
-
-
 def test_every_linear_layer_of_a_perceptron_has_a_width_of_its_own() -> None:
     net = tailor_ir.compile(shaken(Row("rows", [128, 96, 64], 5)), torch.randn(1, 12))
     assert [variable.name for variable in net.space.variables] == [f"stage.{i}.width_mult" for i in (1, 2, 3)]
