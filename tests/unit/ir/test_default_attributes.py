@@ -31,6 +31,12 @@ def of_weight(op: str, inputs: str = "b", **more: Any) -> Network:
     return of_image(step, Step("Cast", "r", "c", {"to": FLOAT}), Step("Add", "u c", "y"), weights=weights, **more)
 
 
+def scaled_by_a_normed_map(opset: int) -> Network:
+    """A weight, since MeanVarianceNormalization without axes mixes samples."""
+    normed = Step("MeanVarianceNormalization", "b", "r")
+    return of_image(normed, Step("Mul", "u r", "y"), opset=opset, weights={"b": (1, 8, 6, 5)})
+
+
 def of_rows(*steps: Step, opset: int = 17, **weights: tuple[int, ...]) -> Network:
     """Steps from x (N, 4, 3) to y."""
     return Network(inputs=ROWS, steps=steps, outputs=("y",), weights=weights, opset=opset)
@@ -155,8 +161,8 @@ CASES: dict[str, Network] = {
         Step("MaxPool", "u", "p places", {"kernel_shape": [2, 2]}),
         Step("MaxUnpool", "p places", "y", {"kernel_shape": [2, 2]}),
     ),
-    "MeanVarianceNormalization": of_map("MeanVarianceNormalization"),
-    "MeanVarianceNormalization-9": of_map("MeanVarianceNormalization", opset=9),
+    "MeanVarianceNormalization": scaled_by_a_normed_map(17),
+    "MeanVarianceNormalization-9": scaled_by_a_normed_map(9),
     "Mod": of_weight("Mod", "whole two", whole=[-5, 5, 3, -1, 0], two=[3]),
     "Mod of computed numbers": of_image(
         Step("ArgMax", "u", "i", {"axis": 1}), Step("Sub", "i four", "d"), Step("Mod", "d three", "y"), four=4, three=3

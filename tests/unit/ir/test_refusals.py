@@ -165,7 +165,6 @@ def recurrent(op: str, rows: int, **settings: Any) -> onnx.ModelProto:
     [
         ("LSTM", 4, {"activations": ["Sigmoid", "Relu", "Tanh"]}, "activations Sigmoid, Relu, Tanh"),
         ("LSTM", 4, {"input_forget": 1}, "input_forget=1"),
-        ("GRU", 3, {}, "linear_before_reset=0"),
     ],
 )
 def test_a_recurrent_layer_that_torch_has_not_is_told_with_what_differs(
