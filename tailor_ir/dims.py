@@ -3,10 +3,22 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from tailor_ir import axes as ax
 from tailor_ir.errors import ImportFailed
+
+FILTERED = "FilteredResize"
+"""Resize in forms that opset 17 lacks: with a filter against aliasing, or coordinates around the middle of the image."""
+FACTORS = "factors"
+"""Attribute of it: the network's own factors of all axes; () for the ratios of the sizes."""
+
+
+def size_by_factor(size: int, factor: float | np.floating[Any]) -> int:
+    """The size after resizing. The product is float32, as in onnxruntime: 1.3 · 10 is 13, where a wider one is below it."""
+    return int(np.float32(size) * np.float32(factor))
 
 
 @dataclass(slots=True, eq=False)

@@ -10,16 +10,6 @@ from torch.nn import functional as F
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node
 
-FILTERED = "FilteredResize"
-"""Resize in forms that opset 17 lacks: with a filter against aliasing, or coordinates around the middle of the image."""
-FACTORS = "factors"
-"""Attribute of it: the network's own factors of all axes; () for the ratios of the sizes."""
-
-
-def size_by_factor(size: int, factor: float) -> int:
-    """The size after resizing. The product is float32, as in onnxruntime: 1.3 · 10 is 13, where a wider one is below it."""
-    return int(np.float32(size) * np.float32(factor))
-
 
 def coordinates(node: Node, before: int, after: int, factor: float) -> np.ndarray:
     """Where along an axis each position of the result is taken from. Source: ONNX, Resize-19, coordinate transformations."""

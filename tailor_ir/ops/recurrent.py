@@ -35,7 +35,7 @@ def _gru_of_reset_states(
     for direction, h in enumerate(states):
         size = len(weights) // len(states)
         w, r, *biases = weights[direction * size : (direction + 1) * size]
-        whole = F.linear(x, w, sum(biases) if has_biases else None)
+        whole = F.linear(x, w, torch.stack(biases).sum(0) if has_biases else None)
         rows: list[torch.Tensor] = [x] * len(x)
         for step in range(len(x))[:: -1 if direction else 1]:
             of_gates, of_new = whole[step].split((2 * h.shape[-1], h.shape[-1]), -1)

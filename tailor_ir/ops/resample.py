@@ -8,17 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tailor_ir.dims import Dim
+from tailor_ir.dims import FACTORS, FILTERED, Dim, size_by_factor
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.interpolation import (
-    FACTORS,
-    FILTERED,
-    ResizeByMatrices,
-    coordinates,
-    resizing_matrices,
-    size_by_factor,
-)
+from tailor_ir.ops.interpolation import ResizeByMatrices, coordinates, resizing_matrices
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_of_positions
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}

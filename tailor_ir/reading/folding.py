@@ -8,8 +8,8 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from tailor_ir.dims import FACTORS, FILTERED, size_by_factor
 from tailor_ir.errors import ImportFailed
-from tailor_ir.ops.interpolation import FACTORS, FILTERED, size_by_factor
 from tailor_ir.reading.look_ups import read_block
 from tailor_ir.reading.scatter import write_block
 

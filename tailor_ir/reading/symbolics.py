@@ -19,7 +19,7 @@ from torch.onnx import (
     unregister_custom_op_symbolic,
 )
 
-from tailor_ir.ops.interpolation import size_by_factor
+from tailor_ir.dims import size_by_factor
 
 # graphs and values of torch's TorchScript exporter, which has no public types for them: Any
 

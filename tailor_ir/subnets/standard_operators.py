@@ -7,9 +7,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from tailor_ir.dims import FACTORS, FILTERED
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.ops.deformable import places, settings
-from tailor_ir.ops.interpolation import FACTORS, FILTERED, resizing_matrices
+from tailor_ir.ops.interpolation import resizing_matrices
 from tailor_ir.ops.spectra import transform_matrix
 
 

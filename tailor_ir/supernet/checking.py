@@ -90,7 +90,7 @@ class Reference:
         return cls(() if network is None else tuple(_known(None, network, BATCHES, candidates)))
 
     @classmethod
-    def of_network(cls, network: Answering, draw: Draw, batching: Batching) -> "Reference":
+    def of_network(cls, network: nn.Module, draw: Draw, batching: Batching) -> "Reference":
         """Answers of a network in torch to drawn inputs."""
         return cls(
             tuple(_known(network, lambda given: network(*given), BATCHES, _candidates(draw, batching.inputs, None)))

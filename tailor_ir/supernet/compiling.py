@@ -99,7 +99,7 @@ def _compared(net: SuperNet, origin: Float32Module | PlainFile) -> tuple[str, ..
         remarks = compare(module, net.elastic, examples)
         net.original = Reference.of_module(module, examples, draw)
     _refuse_other_answers(net, where)
-    _refuse_mixed_samples(net, where)
+    _refuse_mixed_samples(net, net.original, where)
     return remarks if net.original.answers else (*remarks, NOT_COMPARED)
 
 
@@ -107,15 +107,15 @@ def _drawn(net: SuperNet, rng: np.random.Generator, batch: int) -> Sequence[np.n
     return net.sample_inputs(net.max_config, rng, batch)
 
 
-def _refuse_mixed_samples(net: SuperNet, where: str) -> None:
+def _refuse_mixed_samples(net: SuperNet, original: Reference, where: str) -> None:
     """MixedSamples: the network answers otherwise to a sample in a batch than to the sample alone.
 
     The answers are the original's; those of the SuperNet where the original takes no batch, as files of one sample.
     """
-    batching, answers = Batching.of(net.structure), net.original
-    if {known.samples for known in answers.answers} != {*BATCHES}:
-        answers = Reference.of_network(net.elastic, partial(_drawn, net), batching)
-    if difference := answers.mixed_samples(batching):
+    batching = Batching.of(net.structure)
+    if {known.samples for known in original.answers} != {*BATCHES}:
+        original = Reference.of_network(net.elastic, partial(_drawn, net), batching)
+    if difference := original.mixed_samples(batching):
         raise MixedSamples(
             f"{where}: its answer to a sample is another one beside other samples ({difference}): its first axis is not the "
             "batch, or it mixes samples; allowed: networks that treat all samples alike; give an example of one sample, "

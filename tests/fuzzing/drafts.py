@@ -113,15 +113,14 @@ class Draft:
         """A node and its results; now and then an attribute keeps its default. Unfit: ONNX's inference of shapes refuses it."""
         made = " ".join(self.name("v") for _ in range(count))
         step = Step(op, inputs, made, attributes)
-        places = (0, 1)
-        found = [self._inferred(step, place) for place in places]
+        one, other = found = [self._inferred(step, place) for place in (0, 1)]
         if attributes and self.chance(DEFAULT):
             left_out = self.choose(list(attributes))
-            other = Step(op, inputs, made, {name: given for name, given in attributes.items() if name != left_out})
+            plain = Step(op, inputs, made, {name: given for name, given in attributes.items() if name != left_out})
             with suppress(Unfit):
-                step = other if [self._inferred(other, place) for place in places] == found else step
+                step = plain if [self._inferred(plain, place) for place in (0, 1)] == found else step
         self.steps.append(step)
-        return [self._keep(Value(name, *(each[name][0] for each in found), found[0][name][1])) for name in step.made]
+        return [self._keep(Value(name, one[name][0], other[name][0], one[name][1])) for name in step.made]
 
     def one(self, op: str, inputs: str, **attributes: Any) -> Value:
         """A node of one result."""

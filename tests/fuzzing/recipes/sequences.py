@@ -119,9 +119,9 @@ def _recurrent(op: str) -> Make:
             weights.append(draft.weight(directions, 2 * gates, letter="b"))
         attributes: dict[str, Any] = {"hidden_size": hidden}
         if op == "GRU":
-            attributes["linear_before_reset"] = 1
-        if directions == 2:
-            attributes["direction"] = "bidirectional"
+            attributes["linear_before_reset"] = int(draft.choose((0, 1)))
+        if directions == 2 or draft.chance(0.3):
+            attributes["direction"] = "bidirectional" if directions == 2 else "reverse"
         states = 3 if op == "LSTM" else 2
         results = draft.add(op, " ".join([first.name, *weights]), int(draft.choose((1, states))), **attributes)
         if len(results) > 1 and draft.chance(0.4):

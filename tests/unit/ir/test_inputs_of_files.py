@@ -220,15 +220,15 @@ class TimeFirst(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.kind, self.into, self.out = kind, nn.Linear(8, FEATURES), nn.Linear(HIDDEN, 3)
+        self.layer: nn.Module = nn.GRU(FEATURES, HIDDEN)
         if kind == "attention":
             self.layer, self.out = nn.TransformerEncoderLayer(FEATURES, 2, 64, 0.0), nn.Linear(FEATURES, 3)
-        else:
-            self.layer = nn.GRU(FEATURES, HIDDEN)
 
     def forward(self, x: torch.Tensor, *state: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         h = torch.relu(self.into(x))
         if self.kind == "attention":
-            return self.out(self.layer(h))  # type: ignore[no-any-return]
+            found: torch.Tensor = self.out(self.layer(h))
+            return found
         y, new = self.layer(h, *state)
         last = self.out(y[-1] if self.kind == "last" else y)
         return (last, new) if state else last

@@ -104,7 +104,7 @@ def test_products_of_files_are_those_of_onnxruntime(name: str, mode: str, record
     file = file_around([resize], {"scales": np.asarray(factors, np.float32)}, opset=18, side=side)
     if recorded:
         sizes = [int(np.float32(side) * np.float32(factor)) for factor in factors]
-        shape = ["batch", 32, *sizes]
+        shape: list[str | int | None] = ["batch", 32, *sizes]
         file.graph.value_info.append(helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, shape))
     check_file(file, tmp_path)
 
