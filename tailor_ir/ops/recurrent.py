@@ -13,9 +13,9 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 FIRST_STATE = 5  # position of the first initial state among the operands
-Run = Callable[..., tuple[torch.Tensor, ...]]
+LayerRun = Callable[..., tuple[torch.Tensor, ...]]
 """Of x, states, weights and torch's settings: results (T, B, D·H), then the final states (D, B, H)."""
-PLAIN: dict[str, Run] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
+PLAIN: dict[str, LayerRun] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
 
 ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh")}
 """Those of one direction, where an operator has several."""
@@ -54,7 +54,9 @@ class Recurrent(nn.Module):
     D directions, G gates in ONNX's order, H hidden features. Gives (T, D, B, H), then the final states (D, B, H).
     """
 
-    def __init__(self, op: str, hidden: int, directions: int, names: tuple[str, ...], results: int, run: Run) -> None:
+    def __init__(
+        self, op: str, hidden: int, directions: int, names: tuple[str, ...], results: int, run: LayerRun
+    ) -> None:
         super().__init__()
         self.run = run
         self.op, self.hidden, self.directions, self.names, self.results = op, hidden, directions, names, results
@@ -134,7 +136,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (x[0], *state), state, state
 
 
-def _run(node: Node) -> Run:
+def _run(node: Node) -> LayerRun:
     match node.op:
         case "LSTM":
             return torch.lstm

@@ -217,8 +217,6 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     if node.op == "Pad" and len(node.inputs) > 3:
         _write_all_pads(node)
-    if node.op == "Resize":
-        _write_all_sizes(node)
     if node.op == "Gelu" and node.attrs.get("approximate") == "none":
         del node.attrs["approximate"]
     if node.op == "AveragePool":
@@ -229,14 +227,12 @@ def _normalise(node: gs.Node, samples: int) -> None:
         node.outputs = list(node.outputs[:1])
         node.attrs = {"epsilon": node.attrs.get("epsilon", 1e-5)}
     if node.op == "GroupNormalization":
-        _scale_channels(node)
-    if node.op == "GroupNormalization" and node.inputs[1].shape[0] == node.inputs[0].shape[1]:
-        node.op = "GroupNorm"
-        node.attrs = {"num_groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
+        _normalise_group_norm(node)
     if node.op == "RMSNormalization" and len(node.inputs[1].shape) == 1:
         node.op = "RmsNorm"
         node.attrs = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-5)}
     if node.op == "Resize":
+        _write_all_sizes(node)
         _normalise_resize(node)
     if node.op == "DFT":
         node.inputs = list(node.inputs[:1])  # the length of the result is its shape
@@ -258,7 +254,7 @@ def _normalise(node: gs.Node, samples: int) -> None:
         _write_pads(node)
 
 
-def _scale_channels(node: gs.Node) -> None:
+def _normalise_group_norm(node: gs.Node) -> None:
     """Scales and shifts of whole groups (up to opset 20) as those of their channels."""
     groups, channels = node.attrs["num_groups"], node.inputs[0].shape[1]
     for position in (1, 2):
@@ -266,6 +262,9 @@ def _scale_channels(node: gs.Node) -> None:
         if isinstance(given, gs.Constant) and given.values.shape == (groups,) != (channels,):
             name = given.name if len(given.outputs) == 1 else f"{node.outputs[0].name}/{position}"
             node.inputs[position] = gs.Constant(name, given.values.repeat(channels // groups))
+    if node.inputs[1].shape[0] == channels:
+        node.op = "GroupNorm"
+        node.attrs = {"num_groups": groups, "epsilon": node.attrs.get("epsilon", 1e-5)}
 
 
 def _refuse_dilations(node: gs.Node) -> None:

@@ -1,6 +1,6 @@
 """Writing into a part of a tensor, which exporters write as ScatterND or ScatterElements with a position for each element.
 
-WrittenPlaces that are constant become slices, concatenations and look-ups, whose axes are known.
+Constant positions become slices, concatenations and look-ups, whose axes are known.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 WrittenPlaces = tuple[np.ndarray, ...]
-"""WrittenPlaces along each axis; what is written are all combinations of them."""
+"""Positions along each axis; what is written are all combinations of them."""
 JOINS = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 """The operator that joins what is written with what is there, by the name of the reduction."""
 REDUCTIONS = {"Add": "ReduceSum", "Mul": "ReduceProd", "Max": "ReduceMax", "Min": "ReduceMin"}
