@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
 import tailor_ir
-from tests.integration.ir.small_transformers import check, made
+from tests.integration.ir.small_transformers import STEPS, TOKENS, check, made
+from tests.support.ir.onnx_files import answers, assert_close, check_forms, run
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,3 +52,23 @@ def test_states_for_the_next_call_are_left_out_with_a_word() -> None:
     assert remark.startswith("5 tensors that the network gives for its next call")
     network.config.use_cache = False
     assert not any("use_cache" in line for line in tailor_ir.compile(network, tokens).remarks)
+
+
+@pytest.mark.few("BERT")
+@pytest.mark.parametrize("name", ["BERT", "DistilBERT", "RoBERTa", "GPT-2"])
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_torchs_default_exporter_with_masks_compile(name: str, tmp_path: Path) -> None:
+    model, _ = made(transformers, name)
+    tokens, mask = torch.randint(2, TOKENS, (3, STEPS)), torch.ones(3, STEPS, dtype=torch.int64)
+    mask[1, -4:] = 0
+    model.config.use_cache = False
+    file, samples = tmp_path / "net.onnx", {0: torch.export.Dim("n")}
+    given = {"input_ids": tokens, "attention_mask": mask}
+    torch.onnx.export(model, (), file, kwargs=given, dynamic_shapes=dict.fromkeys(given, samples), verbose=False)
+    net = tailor_ir.compile(file)
+    check_forms(net, tmp_path)
+    assert net.space.distinct > 100
+    net.elastic.activate(net.max_config)
+    for batch in (1, 3):
+        arrays = [one[-batch:].numpy() for one in given.values()]
+        assert_close(run(onnx.load(file), *arrays), answers(net.elastic, arrays), 1e-4)
