@@ -79,7 +79,7 @@ def _read_module(model: nn.Module, example: GivenExample | None) -> Iterator[Rea
             network = _read_traced(model, plain, examples)
         except ImportFailed as error:
             failures.append(error)
-            if not isinstance(error, MixedSamples):
+            if len(examples.tensors) > 1 and not isinstance(error, MixedSamples):
                 break
         else:
             read = True

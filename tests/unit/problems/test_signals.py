@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
@@ -10,11 +11,14 @@ from torch import nn
 import tailor_ir
 from adaptive_runtime.chains import ImagePreparation
 from adaptive_runtime.signals import Spectrogram
+from tasks import compile as compile_stage
 from tasks.data import DataSettings, load_splits
 from tasks.data.description import DataDescription, describe
+from tasks.errors import UserError
 from tasks.evaluation.pictures import write_answers
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.card import image_preparation
+from tasks.models import ModelSettings
 
 MOTION = DataSettings(kind="motion", images=120, resolution=16, classes=3)
 IMAGES = DataSettings(kind="digits", resolution=16)
@@ -60,3 +64,26 @@ def test_a_supernet_of_one_kind_of_signals_is_refused_for_another(tmp_path: Path
     longer = described.spectrogram.model_copy(update={"samples": 300})
     assert described.differing(described.model_copy(update={"spectrogram": longer})) == ["signals"]
     assert "no signals" in described.model_copy(update={"spectrogram": None}).told()["signals"]
+
+
+class StepsFirst(nn.Module):
+    """Signals (T, N, H, W): the second axis is the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(64, 32), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.out(torch.relu(self.hidden(x[-1].mean(-1))))
+        return answer
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_network_whose_batch_is_not_its_first_axis_does_not_fit_the_data(tmp_path: Path) -> None:
+    names = {"input_names": ["x"], "dynamic_axes": {"x": {1: "batch"}}}
+    file = tmp_path / "net.onnx"
+    torch.onnx.export(StepsFirst().eval(), (torch.zeros(1, 1, 64, 64),), file, dynamo=False, opset_version=17, **names)
+    model, data = ModelSettings(kind="onnx", path=file), DataSettings(kind="sounds", images=60, classes=3)
+    line = r"model '.*': does not take the batch as the first axis of input 'x'; allowed: inputs whose first axis is the batch"
+    with pytest.raises(UserError, match=line):
+        compile_stage.supernet_of(compile_stage.Settings(), model, data, None, None)
