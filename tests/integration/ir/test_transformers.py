@@ -61,7 +61,7 @@ def test_files_of_torchs_default_exporter_with_masks_compile(name: str, tmp_path
     model, _ = made(transformers, name)
     tokens, mask = torch.randint(2, TOKENS, (3, STEPS)), torch.ones(3, STEPS, dtype=torch.int64)
     mask[1, -4:] = 0
-    model.config.use_cache = False
+    model.config.use_cache = False  # type: ignore[union-attr]
     file, samples = tmp_path / "net.onnx", {0: torch.export.Dim("n")}
     given = {"input_ids": tokens, "attention_mask": mask}
     torch.onnx.export(model, (), file, kwargs=given, dynamic_shapes=dict.fromkeys(given, samples), verbose=False)

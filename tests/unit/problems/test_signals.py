@@ -80,9 +80,10 @@ class StepsFirst(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_network_whose_batch_is_not_its_first_axis_does_not_fit_the_data(tmp_path: Path) -> None:
-    names = {"input_names": ["x"], "dynamic_axes": {"x": {1: "batch"}}}
-    file = tmp_path / "net.onnx"
-    torch.onnx.export(StepsFirst().eval(), (torch.zeros(1, 1, 64, 64),), file, dynamo=False, opset_version=17, **names)
+    network, file, open_axes = StepsFirst().eval(), tmp_path / "net.onnx", {"x": {1: "batch"}}
+    torch.onnx.export(
+        network, (torch.zeros(1, 1, 64, 64),), file, dynamo=False, input_names=["x"], dynamic_axes=open_axes
+    )
     model, data = ModelSettings(kind="onnx", path=file), DataSettings(kind="sounds", images=60, classes=3)
     line = r"model '.*': does not take the batch as the first axis of input 'x'; allowed: inputs whose first axis is the batch"
     with pytest.raises(UserError, match=line):
