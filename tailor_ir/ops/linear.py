@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, from_begin, no_order
 
 
 class LinearMap(nn.Module):
@@ -43,7 +43,14 @@ class LookUp(nn.Module):
     """Rows of a table (V, D), given with each call, at positions (*)."""
 
     def forward(self, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return F.embedding(positions, table)
+        return F.embedding(from_begin(positions, len(table)), table)
+
+
+class Table(nn.Embedding):
+    """An embedding whose positions may count from the end."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(from_begin(input, self.num_embeddings))
 
 
 class EinsteinSum(nn.Module):
@@ -132,7 +139,7 @@ def _lower_embedding(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Mod
 
 
 def _embedding_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
-    return nn.Embedding.from_pretrained(parameters[0], freeze=False)
+    return Table.from_pretrained(parameters[0], freeze=False)
 
 
 def _lower_gemm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:

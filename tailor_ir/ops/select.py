@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, order_along
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, from_begin, order_along
 
 GRID_MODES = ("bilinear", "nearest", "bicubic")
 REDUCTIONS = ("none", "add")
@@ -35,7 +35,7 @@ class GatherEntries(nn.Module):
         self.axis = axis
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return torch.gather(x, self.axis, positions)
+        return torch.gather(x, self.axis, from_begin(positions, x.shape[self.axis]))
 
 
 class ScatterEntries(nn.Module):
@@ -46,6 +46,7 @@ class ScatterEntries(nn.Module):
         self.axis, self.add = axis, add
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        positions = from_begin(positions, x.shape[self.axis])
         if self.add:
             return torch.scatter_add(x, self.axis, positions, values)
         return torch.scatter(x, self.axis, positions, values)

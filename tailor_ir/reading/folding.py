@@ -247,6 +247,8 @@ def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:
 
 
 def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
+    if node.op == "GatherElements":
+        return [_gathered(*(given.values for given in node.inputs), int(node.attrs.get("axis", 0)))]
     single = gs.Graph(
         nodes=[
             gs.Node(
@@ -267,6 +269,12 @@ def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
         raise ImportFailed(f"{where}: its constant result cannot be computed ({reason}); store the result") from error
+
+
+def _gathered(data: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    """The evaluator of onnx takes from 32 entries at most."""
+    ends = [slice(None if at == axis % data.ndim else size) for at, size in enumerate(index.shape)]
+    return np.take_along_axis(data[tuple(ends)], index.astype(np.int64), axis)
 
 
 def _values(model: onnx.ModelProto) -> list[np.ndarray]:

@@ -280,6 +280,8 @@ def _entries(draft: Draft) -> Value:
     axis = _axis(draft, value)
     count = draft.constant([min(2, value.shape[axis])])
     values, positions = draft.add("TopK", f"{value.name} {count}", 2, axis=axis)
+    if draft.chance(0.3):  # from the end
+        positions = draft.one("Sub", f"{positions.name} {draft.constant(value.shape[axis])}")
     if draft.chance(0.5):
         return draft.one("GatherElements", f"{value.name} {positions.name}", axis=axis)
     halved = draft.one("Mul", f"{values.name} {draft.constant(0.5)}")

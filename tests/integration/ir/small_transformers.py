@@ -14,7 +14,7 @@ from tests.support.ir.invariants import EXPORT_TOLERANCE, ORIGINAL_TOLERANCE, di
 
 STEPS, TOKENS = 16, 100
 SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-TEXT = {"vocab_size": TOKENS, "max_position_embeddings": 2 * STEPS}
+TEXT = {"vocab_size": TOKENS, "max_position_embeddings": 512}
 PATCHES = {"image_size": 32, "patch_size": 4}
 
 
@@ -87,7 +87,7 @@ def _dinov2(t: Any) -> nn.Module:
 
 
 def _gpt2(t: Any) -> nn.Module:
-    return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=TOKENS, n_positions=2 * STEPS, n_embd=48, n_layer=2, n_head=4))
+    return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=TOKENS, n_positions=512, n_embd=48, n_layer=2, n_head=4))
 
 
 def _t5(t: Any) -> nn.Module:
@@ -97,7 +97,7 @@ def _t5(t: Any) -> nn.Module:
 
 
 def _roberta(t: Any) -> nn.Module:
-    config = t.RobertaConfig(pad_token_id=1, vocab_size=TOKENS, max_position_embeddings=2 * STEPS + 2, **SIZES)
+    config = t.RobertaConfig(pad_token_id=1, vocab_size=TOKENS, max_position_embeddings=514, **SIZES)
     return t.RobertaForSequenceClassification(config)
 
 

@@ -1,5 +1,6 @@
 """Small networks that random ones were shrunk to: each was a fault, and holds now whatever holds for all networks."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -343,3 +344,40 @@ def test_a_gru_that_resets_its_state_before_the_product(operands: str, direction
     constants = {"apart": [-1, sides, 16]}
     network = Network(inputs=rows, steps=steps, outputs=("y",), weights=weights, constants=constants)
     assert holds(network.needed()).subnets > 1
+
+
+@pytest.mark.parametrize("entries", [16, 40, 512])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_stored_numbers_that_are_looked_up_one_by_one(entries: int, axis: int) -> None:
+    rng = np.random.default_rng(0)
+    table, places = rng.standard_normal((entries, entries)), rng.integers(-entries, entries, (8, 3))
+    steps = (CONVOLUTION, Step("GatherElements", "table places", "g", {"axis": axis}), Step("Reshape", "g shape", "r"))
+    constants = {"table": table.tolist(), "places": places.tolist(), "shape": [1, 8, 3, 1]}
+    pooled = Step("ReduceMean", "u", "m", {"axes": [2, 3]})
+    holds(
+        Network(
+            inputs=IMAGE,
+            steps=(*steps, pooled, Step("Mul", "m r", "y")),
+            outputs=("y",),
+            weights=KERNEL,
+            constants=constants,
+        )
+    )
+
+
+FROM_THE_END = {
+    "rows of a weight": (Step("Squeeze", "n axes", "s"), Step("Gather", "w s", "y")),
+    "entries of a value": (Step("GatherElements", "x n", "y", {"axis": 2}),),
+    "writes": (Step("ReduceMax", "x", "v", {"axes": [2]}), Step("ScatterElements", "x n v", "y", {"axis": 2})),
+}
+
+
+@pytest.mark.parametrize("use", FROM_THE_END)
+def test_computed_positions_may_count_from_the_end(use: str) -> None:
+    largest = Step("ArgMax", "x", "a", {"axis": 2, "keepdims": 1})
+    steps = (largest, Step("Sub", "a two", "n"), *FROM_THE_END[use])
+    weights, constants = {"w": (5, 8)}, {"two": 2, "axes": [2]}
+    network = Network(
+        inputs={"x": ("float32", ("N", 4, 3))}, steps=steps, outputs=("y",), weights=weights, constants=constants
+    )
+    holds(network.needed())
