@@ -248,7 +248,8 @@ def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:
 
 def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
     if node.op == "GatherElements":
-        return [_gathered(*(given.values for given in node.inputs), int(node.attrs.get("axis", 0)))]
+        data, positions = (given.values for given in node.inputs)
+        return [_gathered(data, positions, int(node.attrs.get("axis", 0)))]
     single = gs.Graph(
         nodes=[
             gs.Node(

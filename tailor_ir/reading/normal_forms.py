@@ -192,12 +192,12 @@ def _refuse_lost(graph: gs.Graph) -> None:
 
 
 def _write_defaults(node: gs.Node) -> None:
-    """Write out the order of a Transpose, and several positions of a Gather that count from the end."""
+    """Write out the order of a Transpose, and listed positions of a Gather that count from the end."""
     if node.op == "Transpose" and "perm" not in node.attrs and node.inputs[0].shape is not None:
         node.attrs["perm"] = list(range(len(node.inputs[0].shape)))[::-1]
     if node.op == "Gather" and isinstance(node.inputs[1], gs.Constant) and has_fixed_shape(node.inputs[0]):
         given, size = node.inputs[1].values, node.inputs[0].shape[node.attrs.get("axis", 0)]
-        if given.size > 1 and (given < 0).any():
+        if given.ndim and (given < 0).any():
             positions = np.where(given < 0, given + size, given)
             node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/positions", positions)
 

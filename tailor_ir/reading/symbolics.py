@@ -395,6 +395,17 @@ def _places_of_parts(g: Any, dim: Any, index: Any) -> tuple[int, Any]:
     return axis, g.op("Expand", column, g.op("Constant", value_t=torch.tensor(shape)))
 
 
+def _index(g: Any, x: Any, indices: Any) -> Any:
+    """torch's own symbolic makes one number of positions along several axes, also of those that count from the end."""
+    sizes, found = _traced_sizes(g)[0], []
+    for axis, given in enumerate(symbolic_helper._unpack_list(indices)):
+        places = symbolic_helper._maybe_get_const(given, "t")
+        if isinstance(places, torch.Tensor) and places.dtype == torch.int64 and bool((places < 0).any()):
+            given = g.op("Constant", value_t=torch.where(places < 0, places + sizes[axis], places))
+        found.append(given)
+    return symbolic_opset11.index(g, x, g.op("prim::ListConstruct", *found))
+
+
 def _index_put(g: Any, x: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     """torch's own symbolic writes what accumulates into zeros, and loses all but one value for each place."""
     result = symbolic_opset11.index_put(g, x, indices, values, accumulate)
@@ -481,6 +492,7 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     "aten::col2im": _fold,
     "aten::diff": _diff,
     "aten::dot": _inner_product,
+    "aten::index": _index,
     "aten::index_add": _index_add,
     "aten::index_put": _index_put,
     "aten::index_reduce": _index_reduce,

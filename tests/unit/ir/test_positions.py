@@ -26,6 +26,9 @@ def copies(x: torch.Tensor) -> torch.Tensor:
         lambda x: copies(x)[:, ORDER + WIDTH],
         lambda x: copies(x)[:, ORDER],
         lambda x: x + copies(x)[:, WIDTH + 3].unsqueeze(1),
+        lambda x: x[:, [-2]] * x,
+        lambda x: x[..., [-1], :] * x[:, :, :, [0, -3]].mean(3, keepdim=True),
+        lambda x: x * x[:, [0, 1], [2, -1]].mean((1, 2))[:, None, None, None],
         lambda x: torch.cat((x[:, :1].mean((2, 3), keepdim=True).expand_as(x[:, :1]), x), 1)[:, 1:],
     ],
     ids=[
@@ -35,6 +38,9 @@ def copies(x: torch.Tensor) -> torch.Tensor:
         "permuted from the middle",
         "permuted at the begin",
         "one",
+        "one from the end",
+        "positions from the end",
+        "pairs of positions",
         "without the first",
     ],
 )
