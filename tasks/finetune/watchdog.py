@@ -189,6 +189,8 @@ class Watchdog:
         phase = Phase(sign.phase if sign.pid == process.pid else Phase.STARTING)
         least = OUTSIDE_S if sign.pid != process.pid or phase == Phase.ENDING else 0
         environment = process.environ()
+        if "RANK" not in environment:  # a process that is ending has none left
+            raise psutil.NoSuchProcess(process.pid)
         rank = int(environment["RANK"])
         state = STATES.get(process.status())
         what = f"{f'{state}, ' if state else ''}{phase.told(sign.step)}"

@@ -373,7 +373,7 @@ def test_a_file_with_folded_batch_norm_is_remarked(
     if expected is None:
         assert net.remarks == ()
     else:
-        (remark,) = net.remarks
+        remark, *_ = net.remarks
         assert re.match(expected, remark)
 
 
