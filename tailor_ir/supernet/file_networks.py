@@ -46,7 +46,10 @@ def _batch_of(axes: Sequence[Axis]) -> int | None:
 
 
 class _File:
-    """An ONNX model in onnxruntime, as a network. One of a fixed batch runs so many samples at once, which are put together."""
+    """An ONNX model in onnxruntime, as a network. One of a fixed batch runs so many samples at once, which are put together.
+
+    A single sample runs twice where a Squeeze without axes would drop the batch with it.
+    """
 
     def __init__(self, model: onnx.ModelProto, batching: Batching, constants: Mapping[str, np.ndarray]) -> None:
         types = {name: one.type.tensor_type for name, one in inputs_of(model).items() if name not in constants}
@@ -55,11 +58,12 @@ class _File:
         dims = [kind.shape.dim for kind in types.values()]
         pairs = [(dim, axis) for dim, axis in zip(dims, batching.inputs, strict=True) if axis != NO_BATCH and dim]
         self._fixed = max((dim[axis].dim_value for dim, axis in pairs), default=0)
+        self._least = 2 if any(map(_drops_all_of_one, model.graph.node)) else 1
         self._session = session_of(model, folded=True)
 
     def __call__(self, given: Batches) -> list[torch.Tensor]:
         count = self._batching.samples(given)
-        step = self._fixed if self._fixed > 0 else count
+        step = self._fixed if self._fixed > 0 else max(count, self._least)
         if step == count:
             return list(map(torch.from_numpy, self._run(given)))
         rows = ([min(start + row, count - 1) for row in range(step)] for start in range(0, count, step))
@@ -74,6 +78,12 @@ class _File:
             return [np.asarray(answer) for answer in self._session.run(None, {**self._constants, **drawn})]
         except Exception as error:  # the runtime raises many types
             raise RuntimeError(str(error)) from error
+
+
+def _drops_all_of_one(node: onnx.NodeProto) -> bool:
+    return (
+        node.op_type == "Squeeze" and len(node.input) == 1 and not any(each.name == "axes" for each in node.attribute)
+    )
 
 
 def _taken(given: torch.Tensor, axis: int, rows: Sequence[int]) -> torch.Tensor:

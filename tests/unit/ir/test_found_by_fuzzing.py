@@ -381,3 +381,10 @@ def test_computed_positions_may_count_from_the_end(use: str) -> None:
         inputs={"x": ("float32", ("N", 4, 3))}, steps=steps, outputs=("y",), weights=weights, constants=constants
     )
     holds(network.needed())
+
+
+def test_a_squeeze_that_would_drop_a_single_sample_is_compared_with_several() -> None:
+    """The file answers one sample otherwise, since the axes behind the batch are others there."""
+    squeezed = (Step("Unsqueeze", "u axes", "s"), Step("Squeeze", "s", "t"))
+    steps = (CONVOLUTION, *squeezed, Step("ReduceMean", "t", "y", {"axes": [1], "keepdims": 0}))
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants={"axes": [1]}))
