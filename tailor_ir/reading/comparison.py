@@ -25,7 +25,7 @@ ROUNDING = 8  # times the type's precision
 ROUNDINGS = 32  # of half or bfloat16 that may add up
 NUDGE = 1e-6  # of an input, or of a value in between, to see how much an ill-conditioned network amplifies it
 NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
-ROUNDED_RUNS = 3
+ROUNDED_RUNS = 8  # a jump is passed in about half of them
 MOST_LINES = 3
 STATES_LEFT_OUT = (
     "{} tensors that the network gives for its next call are no outputs of the compiled network; "
