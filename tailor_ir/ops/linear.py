@@ -46,7 +46,7 @@ class LookUp(nn.Module):
         return F.embedding(from_begin(positions, len(table)), table)
 
 
-class Table(nn.Embedding):
+class EmbeddingTable(nn.Embedding):
     """An embedding whose positions may count from the end."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ def _lower_embedding(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Mod
 
 
 def _embedding_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
-    return Table.from_pretrained(parameters[0], freeze=False)
+    return EmbeddingTable.from_pretrained(parameters[0], freeze=False)
 
 
 def _lower_gemm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
