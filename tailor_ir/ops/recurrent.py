@@ -14,7 +14,7 @@ GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc as 
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 FIRST_STATE = 5  # position of the first initial state among the operands
 LayerRun = Callable[..., tuple[torch.Tensor, ...]]
-"""Of x, states, weights and torch's settings: results (T, B, D·H), then the final states (D, B, H)."""
+"""Takes x, states, weights and torch's settings; gives results (T, B, D·H), then the final states (D, B, H)."""
 PLAIN: dict[str, LayerRun] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
 
 ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh")}

@@ -103,7 +103,7 @@ def tolerance_of(module: nn.Module, examples: ExampleInputs) -> float:
 
 
 def answer_of(compiled: nn.Module, batches: Batches, where: str, samples: int) -> Answer:
-    """What a compiled network answers. MixedSamples: it cannot run a batch of this size."""
+    """The answer of a compiled network. MixedSamples: it cannot run a batch of this size."""
     try:
         return _tensors(compiled(*batches))
     except (IndexError, RuntimeError, ValueError) as error:

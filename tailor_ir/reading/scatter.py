@@ -135,7 +135,7 @@ class _Write:
 def _joined(
     builder: _Builder, value: gs.Tensor, axis: int, along: np.ndarray, join: str
 ) -> tuple[gs.Tensor, np.ndarray]:
-    """What is written at one place several times as one value; each place once."""
+    """Values that are written at one place become one value; each place is there once."""
     places, owner, counts = np.unique(along, return_inverse=True, return_counts=True)
     most, starts = int(counts.max()), np.cumsum(counts) - counts
     order = np.argsort(owner, kind="stable")
@@ -208,7 +208,7 @@ def _is_all(places: np.ndarray, size: int) -> bool:
 
 
 def _write(node: gs.Node, index: np.ndarray, join: str) -> _Write | None:
-    """What a scattering node writes; None where that is no block, differs between samples, or replaces a place twice."""
+    """The write of a scattering node; None where that is no block, differs between samples, or replaces a place twice."""
     data, _, value = node.inputs
     shape = tuple(data.shape)
     samples = _samples_axis(value if isinstance(data, gs.Constant) else data) % len(shape)

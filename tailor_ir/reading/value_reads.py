@@ -95,7 +95,7 @@ def has_names(value: object) -> bool:
 
 
 def _parts(value: object) -> Iterable[tuple[object, object]]:
-    """What a value holds, by key, field or number; a dictionary that is a dataclass, too, as those of transformers, by key."""
+    """Parts of a value, by key, field or number; a dictionary that is a dataclass, too, as those of transformers, by key."""
     if type(value) in PLAIN:
         return ()
     if isinstance(value, Mapping):

@@ -55,8 +55,8 @@ def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> 
 
     An open first axis is the batch, and so are open axes of its name in other inputs (states are (layers, batch, size)). Where
     this cannot be read, the batch is one sample, wherever an axis of one may be it: first ways in which some input has it
-    first. Integers without an axis (a rate, a
-    mode) become constants, of the example's value. ImportFailed: none, or all leave sizes open.
+    first. Integers without an axis (a rate, a mode) become constants, of the example's value. ImportFailed: none, or all
+    leave sizes open.
     """
     sizes = {name: _sizes(info) for name, info in inputs_of(model).items()}
     constants = {name: _constant(name, info, examples) for name, info in inputs_of(model).items() if _is_setting(info)}
@@ -124,9 +124,13 @@ def _ways(sizes: Sequence[DimensionSizes]) -> Iterator[tuple[tuple[int, ...], in
         yield (0,) * len(sizes), closed.pop() if closed else TRACE_BATCH
     if is_open:
         yield tuple(named), TRACE_BATCH
-    for samples, opened in ((1 if is_open else int(first[0] or 1), 1), (1, 1), (TRACE_BATCH, MOST_LAYOUTS)):
+    for samples, anywhere in ((1 if is_open else int(first[0] or 1), False), (1, False), (TRACE_BATCH, True)):
         choices = [
-            [at for at, size in enumerate(each) if size == samples or (at < opened and not isinstance(size, int))]
+            [
+                at
+                for at, size in enumerate(each)
+                if size == samples or (not isinstance(size, int) and (anywhere or not at))
+            ]
             for each in sizes
         ]
         yield from ((axes, samples) for axes in product(*([*each, NO_BATCH] for each in choices)))

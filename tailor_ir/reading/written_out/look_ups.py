@@ -64,7 +64,7 @@ def _read_by_sample(graph: gs.Graph, node: gs.Node) -> bool:
 
 
 def _beside_counts(positions: gs.Tensor, data: gs.Tensor) -> gs.Tensor | None:
-    """What is joined with the numbers of samples to pairs of positions (B, …, 2); None where positions are others."""
+    """Positions that are joined with the numbers of samples to pairs (B, …, 2); None where positions are others."""
     maker = positions.inputs[0] if positions.inputs else None
     if maker is None or maker.op != "Concat" or len(maker.inputs) != 2 or not all(map(is_known, (*maker.inputs, data))):
         return None
