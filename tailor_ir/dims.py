@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 
 from tailor_ir import axes as ax
 from tailor_ir.errors import ImportFailed
 
+Positions = TypeVar("Positions", np.ndarray, torch.Tensor)
 FILTERED = "FilteredResize"
 """Resize in forms that opset 17 lacks: with a filter against aliasing, or coordinates around the middle of the image."""
 FACTORS = "factors"
@@ -19,6 +21,11 @@ FACTORS = "factors"
 def size_by_factor(size: int, factor: float | np.floating[Any]) -> int:
     """The size after resizing. The product is float32, as in onnxruntime: 1.3 · 10 is 13, where a wider one is below it."""
     return int(np.float32(size) * np.float32(factor))
+
+
+def from_begin(positions: Positions, size: int) -> Positions:
+    """Positions along an axis of `size` entries, of which those below zero count from its end, as in ONNX."""
+    return positions + size * (positions < 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tailor_ir.dims import Dim
+from tailor_ir.dims import Dim, from_begin
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, from_begin, no_order
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
 
 
 class LinearMap(nn.Module):

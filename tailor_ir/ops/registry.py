@@ -88,11 +88,6 @@ class NodeShapes:
     open_outputs: tuple[tuple[int, ...], ...]
 
 
-def from_begin(positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Positions along an axis of `size` entries, of which those below zero count from its end, as in ONNX."""
-    return torch.where(positions < 0, positions + size, positions)
-
-
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """A module without parameters and the names of the values (and parameters) that it is called with."""

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tailor_ir.dims import Dim
+from tailor_ir.dims import Dim, from_begin
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, from_begin, order_along
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, order_along
 
 GRID_MODES = ("bilinear", "nearest", "bicubic")
 REDUCTIONS = ("none", "add")

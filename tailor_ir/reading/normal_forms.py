@@ -9,6 +9,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from tailor_ir.dims import from_begin
 from tailor_ir.errors import ImportFailed
 from tailor_ir.reading.folding import has_fixed_shape
 from tailor_ir.reading.trace import OPSET
@@ -198,7 +199,7 @@ def _write_defaults(node: gs.Node) -> None:
     if node.op == "Gather" and isinstance(node.inputs[1], gs.Constant) and has_fixed_shape(node.inputs[0]):
         given, size = node.inputs[1].values, node.inputs[0].shape[node.attrs.get("axis", 0)]
         if given.ndim and (given < 0).any():
-            positions = np.where(given < 0, given + size, given)
+            positions = from_begin(given, size)
             node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/positions", positions)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
+from tailor_ir.dims import from_begin
+
 WrittenPlaces = tuple[np.ndarray, ...]
 """Positions along each axis; what is written are all combinations of them."""
 JOINS = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
@@ -217,7 +219,7 @@ def _write(node: gs.Node, index: np.ndarray, join: str) -> _Write | None:
         places = _along_axis(index, shape, axis)
         if places is None and join in ("Max", "Min", "Mul"):  # SubNets have no such write at positions of their own
             entries = np.indices(index.shape)
-            entries[axis] = np.where(index < 0, index + shape[axis], index)
+            entries[axis] = from_begin(index, shape[axis])
             shape, places, samples = _flattened(list(entries), shape, samples)
     else:
         coordinates = coordinates_of(index, shape)
@@ -257,7 +259,7 @@ def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> Writt
 def coordinates_of(index: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
     """Positions along each of the first axes, counted from the beginning."""
     parts = zip(np.moveaxis(index, -1, 0), shape, strict=False)
-    return [np.where(part < 0, part + size, part) for part, size in parts]
+    return [from_begin(part, size) for part, size in parts]
 
 
 def _samples_axis(x: gs.Tensor) -> int:

@@ -19,7 +19,7 @@ from torch.onnx import (
     unregister_custom_op_symbolic,
 )
 
-from tailor_ir.dims import size_by_factor
+from tailor_ir.dims import from_begin, size_by_factor
 
 # graphs and values of torch's TorchScript exporter, which has no public types for them: Any
 
@@ -401,7 +401,7 @@ def _index(g: Any, x: Any, indices: Any) -> Any:
     for axis, given in enumerate(symbolic_helper._unpack_list(indices)):
         places = symbolic_helper._maybe_get_const(given, "t")
         if isinstance(places, torch.Tensor) and places.dtype == torch.int64 and bool((places < 0).any()):
-            given = g.op("Constant", value_t=torch.where(places < 0, places + sizes[axis], places))
+            given = g.op("Constant", value_t=from_begin(places, sizes[axis]))
         found.append(given)
     return symbolic_opset11.index(g, x, g.op("prim::ListConstruct", *found))
 
