@@ -51,7 +51,7 @@ imports: setup
 
 tests unit integration nightly everything: export OMP_NUM_THREADS = 1
 tests: setup
-	$(PYTEST) -n $(WORKERS) -m "not long" tests/unit tests/integration
+	$(PYTEST) -n $(WORKERS) -o faulthandler_timeout=700 -m "not long" tests/unit tests/integration
 
 unit integration: setup
 	$(PYTEST) -n $(WORKERS) -m "not long" tests/$@

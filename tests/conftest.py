@@ -1,4 +1,4 @@
-"""Settings and fixtures of all tests: how many examples are tried, which tests share a worker, how long a test may take."""
+"""Settings and fixtures of all tests: how many examples are tried, which cases wait for the night, how long a test may take."""
 
 import gc
 import os
@@ -6,16 +6,14 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadFileScheduling
 
-from tests.support import FEW_EXAMPLES
+from tests.support import FEW_EXAMPLES, scheduling
 
 if TYPE_CHECKING:
     from tests.support.storage.server import S3
@@ -28,12 +26,6 @@ FURTHER_RUNTIMES = {"executorch", "openvino", "torch"}
 """Runtimes whose cases of integration tests run at night: the same tests take onnxruntime and ncnn in `make test`."""
 FURTHER_RUNS = {"adapted", "adapted_night", "leveled", "text_run"}
 """Fixtures that run the pipeline once more: `make test` has one run, and the nights have these."""
-SHARED_RUNS = {"finished", "command", "adapting", "adapted", "trained_stages"}
-"""Fixtures that run the whole pipeline: tests that use them go to one worker, so that each runs once."""
-
-SHARED_FOLDERS = {"report"}
-"""Folders whose tests go to one worker, since they look at one report."""
-
 # A busy machine slows the drawing and the running of examples: no deadline.
 settings.register_profile("nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fast", parent=settings.get_profile("nightly"), max_examples=FEW_EXAMPLES)
@@ -43,6 +35,9 @@ os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
 
 os.environ.pop("COLUMNS", None)
 """Tables are as wide as they need, whatever terminal the tests were started from."""
+
+pytest_xdist_make_scheduler = scheduling.pytest_xdist_make_scheduler
+"""Tests that need one finished run share a worker."""
 
 COMPILING_ROOMS = {"flows", "tasks", "tailor_ir"}
 
@@ -61,30 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # as in make test: threads of several workers wait for each other
 
 
-class ByFile(LoadFileScheduling):
-    """Tests of one file share a worker, and so do all files of a folder that need the same finished run."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path, _, _ = nodeid.partition("::")
-        folder = path.rpartition("/")[0]
-        return (
-            folder if folder.rpartition("/")[2] in SHARED_FOLDERS or _needs_run(self.config.rootpath / path) else path
-        )
-
-
-@cache
-def _needs_run(file: Path) -> bool:
-    """Whether a file has a test that takes a finished run; asked for each test, and read once."""
-    text = file.read_text(encoding="utf-8")
-    return any(f"{name}: " in text for name in SHARED_RUNS)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """How tests are divided among workers."""
-    return ByFile(config, log)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Cases that are left to the nights are long ones. Tests of finished runs come first: they take longest."""
@@ -94,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _waits_for_night(item, seen[test]):
             item.add_marker("long")
         seen[test] += 1
-    items.sort(key=lambda item: SHARED_RUNS.isdisjoint(getattr(item, "fixturenames", ())))
+    items.sort(key=lambda item: scheduling.SHARED_RUNS.isdisjoint(getattr(item, "fixturenames", ())))
 
 
 def _waits_for_night(item: pytest.Item, position: int) -> bool:
