@@ -2,4 +2,4 @@
 
 from onnx_graphsurgeon.logger import G_LOGGER
 
-G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # its messages are of its own graphs; what it raises still comes through
+G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # silences messages on internal graphs; its exceptions still come through

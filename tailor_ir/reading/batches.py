@@ -1,7 +1,7 @@
-"""Constants that follow the number of samples, told by two traces of one network with batches of different sizes.
+"""Find constants that depend on the batch size, by two traces of one network with different batch sizes.
 
-A trace holds values that were made for its own batch: a row for each sample, positions that count samples, repetitions.
-Two folded graphs that differ in nothing but the batch show which values these are; the first is rewritten for any batch.
+A trace holds values made for its own batch: a row per sample, positions that count samples, repetitions. Comparing two
+folded graphs that differ in the batch size alone reveals them; the first graph is rewritten for any batch size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,13 @@ import onnx_graphsurgeon as gs
 from tailor_ir.errors import MixedSamples
 from tailor_ir.reading.folding import has_fixed_shape, is_laid_aside
 
-OTHER_BATCH = 5  # of the second trace
-# input positions of numbers that say where, not what: axes tell later how they follow the batch
+OTHER_BATCH = 5  # batch size of the second trace
+# input positions of numbers that are settings, not values: their dependence on the batch follows later from the axes
 SETTINGS: dict[str, tuple[int, ...]] = {
     "Expand": (1,), "Pad": (1,), "ReduceSum": (1,), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
     "Squeeze": (1,), "TopK": (1,), "Unsqueeze": (1,), "CumSum": (1,), "MaxUnpool": (2,), "Trilu": (1,),
 }  # fmt: skip
-# operators that repeat an operand of one row for all samples
+# operators that broadcast an operand of one row to all samples
 STRETCHING = {
     "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or", "Pow", "Sub",
     "Where",
@@ -29,7 +29,7 @@ ALLOWED = "allowed: networks that treat all samples alike, in batches of any siz
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One operator in both graphs."""
+    """The same operator in both graphs."""
 
     node: gs.Node
     other: gs.Node
@@ -39,7 +39,7 @@ class _Pair:
         return f"operator '{self.node.op}' at '{self.node.name or self.node.outputs[0].name}'"
 
     def constants(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Positions of constants that differ, with their values."""
+        """Input positions of constants that differ, with both values."""
         for position, (one, two) in enumerate(zip(self.node.inputs, self.other.inputs, strict=True)):
             if not isinstance(one, gs.Constant) or one.values is two.values:
                 continue
@@ -54,7 +54,7 @@ def _floats(tensor: gs.Constant) -> bool:
 
 
 def may_hold_samples(graph: gs.Graph, samples: int) -> bool:
-    """Whether something in a folded graph may have been made for the traced batch, so that a second trace has to tell."""
+    """Whether a folded graph may hold values made for the traced batch, so that a second trace is needed."""
     return any(_may_hold(node, samples) for node in graph.nodes)
 
 
@@ -74,10 +74,10 @@ def _may_hold(node: gs.Node, samples: int) -> bool:
 
 
 def follow_samples(graph: gs.Graph, other: gs.Graph, samples: int, others: int) -> None:
-    """Rewrite what was made for the batch of `graph`, so that it follows the batch. `other`: the same network, another batch.
+    """Rewrite values made for the batch of `graph` so that they follow the batch. `other`: the same network, another batch.
 
-    samples, others: both batches.
-    MixedSamples: the network has other operators for another batch, or numbers that tell samples apart.
+    samples, others: batch sizes of the two graphs.
+    MixedSamples: the network has other operators for another batch, or constants that differ between samples.
     """
     pairs = list(_pairs(graph, other))
     if len(pairs) != len(graph.nodes) and len(graph.nodes) != len(other.nodes):
@@ -93,7 +93,7 @@ def follow_samples(graph: gs.Graph, other: gs.Graph, samples: int, others: int) 
     for pair in [pair for pair in same if pair.node.op == "Gather"]:
         writer.gathers_by_sample(pair)
     _clean(graph)
-    left = {id(node) for node in graph.nodes}  # what only counted samples is gone
+    left = {id(node) for node in graph.nodes}  # nodes that only counted samples were removed
     for pair in same:
         if id(pair.node) in left:
             writer.rewrite(pair)
@@ -106,7 +106,7 @@ def _clean(graph: gs.Graph) -> None:
 
 
 def follow_fixed_batch(graph: gs.Graph, samples: int) -> None:
-    """Look-ups in a flattened value (`as_strided`) of a file for a fixed batch become look-ups in each sample's own part."""
+    """Rewrite look-ups in a flattened value (`as_strided`) of a file with a fixed batch as look-ups within each sample."""
     writer = _Writer(graph, samples, samples)
     for node in [node for node in graph.nodes if node.op == "Gather"]:
         maker = node.inputs[0].inputs[0] if len(node.inputs[0].inputs) == 1 else None
@@ -124,7 +124,7 @@ def _takes_samples_apart(node: gs.Node, samples: int) -> bool:
 
 
 def _pairs(graph: gs.Graph, other: gs.Graph) -> Iterator[_Pair]:
-    """Operators of both graphs that compute the same, found from the outputs on; fewer than there are where graphs differ."""
+    """Corresponding operators of both graphs, found from the outputs backwards; the search stops if the graphs differ."""
     waiting = list(zip(graph.outputs, other.outputs, strict=False))
     seen: set[int] = set()
     while waiting:
@@ -150,7 +150,7 @@ def _pairs(graph: gs.Graph, other: gs.Graph) -> Iterator[_Pair]:
 
 @dataclass(slots=True)
 class _Writer:
-    """Rewrites operators of a graph. samples, others: the batches of both traces."""
+    """Rewrites operators of a graph. samples, others: batch sizes of the two traces."""
 
     graph: gs.Graph
     samples: int
@@ -183,7 +183,7 @@ class _Writer:
         into: gs.Tensor | None = None,
         **attrs: int,
     ) -> gs.Tensor:
-        """A new operator; `into`: the result that it gives instead of a new one."""
+        """Add an operator; `into`: existing tensor to use as its result."""
         name = self._name(at, op.lower())
         result = gs.Variable(name, inputs[0].dtype, list(shape)) if into is None else into
         self.graph.nodes.append(gs.Node(op, name, dict(attrs), list(inputs), [result]))
@@ -192,7 +192,7 @@ class _Writer:
     def _shaped(
         self, at: gs.Node, op: str, x: gs.Tensor, shape: Sequence[int], into: gs.Tensor | None = None
     ) -> gs.Tensor:
-        """Reshape or Expand to a shape."""
+        """Add a Reshape or Expand to a shape."""
         target = gs.Constant(self._name(at, "shape"), np.asarray(shape, np.int64))
         return self._add(at, op, [x, target], shape, into)
 
@@ -213,9 +213,9 @@ class _Writer:
             node.inputs[position] = repeated if plain else self._shaped(node, "Reshape", repeated, value.shape)
 
     def _row(self, pair: _Pair, value: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, int]:
-        """What all samples have in common, with an axis of one in the place of the samples, and the number of that axis.
+        """The row that all samples share, with size 1 on the sample axis, and the index of that axis.
 
-        It has one axis more than the value where samples are one of two factors of the value's axis.
+        The row has one axis more than the value if samples are one of two factors of the value's axis.
         """
         apart = [k for k, sizes in enumerate(zip(value.shape, other.shape, strict=False)) if sizes[0] != sizes[1]]
         if value.ndim == other.ndim and len(apart) == 1:
@@ -236,7 +236,7 @@ class _Writer:
         )
 
     def _stretches(self, pair: _Pair, position: int, axis: int) -> bool:
-        """Whether an operator repeats one row for all samples by itself, as another operand has them all."""
+        """Whether an operator broadcasts one row to all samples, because another operand has the sample axis."""
         if pair.node.op not in STRETCHING:
             return False
         rank = len(pair.node.inputs[position].shape)
@@ -250,7 +250,7 @@ class _Writer:
         return False
 
     def _look_up_once(self, node: gs.Node, positions: gs.Constant, axis: int) -> None:
-        """Look rows of a weight up once, and repeat what is found."""
+        """Look up rows of a weight once, and repeat the result."""
         result = node.outputs[0]
         place = node.attrs.get("axis", 0) % len(node.inputs[0].shape) + axis
         once = gs.Variable(
@@ -263,7 +263,7 @@ class _Writer:
     # -- repetitions -----------------------------------------------------------------------------------------------------
 
     def _tile(self, pair: _Pair, repeats: np.ndarray, others: np.ndarray) -> None:
-        """A Tile by the number of samples becomes an axis of samples, joined with the one behind it."""
+        """Rewrite a Tile by the number of samples as a new sample axis that is merged with the following axis."""
         node, result = pair.node, pair.node.outputs[0]
         x = node.inputs[0]
         axes = [k for k, (one, two) in enumerate(zip(repeats, others, strict=True)) if one != two]
@@ -289,7 +289,7 @@ class _Writer:
     # -- positions that count samples --------------------------------------------------------------------------------------
 
     def gathers_by_sample(self, pair: _Pair) -> bool:
-        """Rewrite a look-up of each sample's own entries, whose positions count samples; False where it is none."""
+        """Rewrite a look-up within each sample whose positions count samples; False for other look-ups."""
         node, other = pair.node, pair.other
         x, positions = node.inputs
         if node.attrs.get("axis", 0) != 0 or not has_fixed_shape(x) or not has_fixed_shape(other.inputs[0]):
@@ -314,7 +314,7 @@ class _Writer:
         return True
 
     def _beside_count(self, positions: gs.Tensor, others: gs.Tensor, length: int) -> np.ndarray | gs.Tensor | None:
-        """Positions inside of each sample's own part, (1, …) or computed (B, …); None where positions do not count samples."""
+        """Positions within each sample, (1, …) or computed (B, …); None if positions do not count samples."""
         if isinstance(positions, gs.Constant) and isinstance(others, gs.Constant):
             pairs = ((positions.values, self.samples), (others.values, self.others))
             if any(not value.ndim or value.shape[0] != number for value, number in pairs):
@@ -337,7 +337,7 @@ class _Writer:
         return None
 
     def _gather_computed(self, node: gs.Node, rows: gs.Tensor, positions: gs.Tensor, result: gs.Tensor) -> None:
-        """rows (B, L, …) at computed positions (B, …) inside of each sample."""
+        """Look up rows (B, L, …) at computed positions (B, …) within each sample."""
         rest = list(rows.shape[2:])
         count = int(np.prod(positions.shape[1:], dtype=np.int64))
         apart = self._shaped(node, "Reshape", positions, [self.samples, count, *(1,) * len(rest)])

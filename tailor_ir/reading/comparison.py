@@ -1,6 +1,6 @@
-"""Compares a traced module with its compiled network on several different inputs.
+"""Compare a traced module with its compiled network on several different inputs.
 
-A trace keeps each `if` as it was decided for one input. Where decisions depend on values, the two networks answer differently.
+A trace freezes each `if` as decided for one input. If decisions depend on values, the two networks give different answers.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import gives_caches, plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
-BATCH = 4  # more samples than the trace has
+BATCH = 4  # more samples than the trace
 TOLERANCE = 1e-3
-"""Share of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
-ROUNDING = 8  # times the type's precision
-ROUNDINGS = 32  # of half or bfloat16 that may add up
-NUDGE = 1e-6  # of an input, or of a value in between, to see how much an ill-conditioned network amplifies it
-NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
-ROUNDED_RUNS = 8  # a jump is passed in about half of them
+"""Tolerated difference, as a share of the largest output. Elastic and original timm networks differ by less than 1e-4."""
+ROUNDING = 8  # multiple of the type's precision that counts as equal
+ROUNDINGS = 32  # roundings of half or bfloat16 that may add up
+NUDGE = 1e-6  # relative change of inputs or intermediate values, to measure how much an ill-conditioned network amplifies it
+NUDGES = 10  # differences up to this multiple of a nudge's effect may be rounding
+ROUNDED_RUNS = 8  # about half of them pass a jump
 MOST_LINES = 3
 STATES_LEFT_OUT = (
     "{} tensors that the network gives for its next call are no outputs of the compiled network; "
@@ -33,23 +33,22 @@ STATES_LEFT_OUT = (
 )
 
 REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
-"""Errors of networks for inputs that they do not take."""
+"""Errors that networks raise for inputs that they do not accept."""
 
 Answer = list[torch.Tensor]
 PlacesOfValues = dict[str, set[object]]
-"""`file:line` of reads of values, and the truth values that were read; None for other numbers."""
+"""`file:line` of each read of a value -> the truth values that were read; None for other numbers."""
 Batches = tuple[torch.Tensor, ...]
 """A batch of each input, in order."""
 
 
 def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
-    """A line for each place where Python decides by values of the input, although the answers were equal.
+    """Compare the answers; return one remark per line of Python code that branches on values of the input.
 
-    Places that decided both ways have none, since both are in the trace. A module in half or bfloat16 rounds in each layer:
-    ROUNDINGS of its type are allowed.
-    A batch and a single sample are tried; where Python reads values, more batches with other signs and sizes. Inputs that the
-    module itself refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
-    more than rounding explains.
+    Places that decided both ways get no remark, because the answers were equal for both. A module in half or bfloat16 rounds in
+    each layer, so ROUNDINGS of its type are allowed. Inputs are a batch and a single sample; if Python reads values, also
+    batches with other signs and sizes. Inputs that the module itself refuses are skipped.
+    ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by more than rounding explains.
     """
     places: PlacesOfValues = {}
     where = f"network '{type(module).__name__}'"
@@ -85,7 +84,7 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
 
 
 def _states_left_out(module: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
-    """A line where a network gives tensors for its next call, which the compiled network does not give."""
+    """A remark if the network returns tensors for its next call, which the compiled network does not return."""
     if not gives_caches(module):
         return ()
     with evaluated(module), torch.no_grad(), plain_attention(), uncompiled():
@@ -97,13 +96,13 @@ def _states_left_out(module: nn.Module, examples: ExampleInputs) -> tuple[str, .
 
 
 def tolerance_of(module: nn.Module, examples: ExampleInputs) -> float:
-    """By how much answers of its compiled network may differ, as a share of the largest number."""
+    """Allowed difference of the compiled network's answers, as a share of the largest number."""
     low = other_types(module, examples.tensors).intersection(LOW)
     return max((ROUNDINGS * torch.finfo(kind).eps for kind in low), default=TOLERANCE)
 
 
 def answer_of(compiled: nn.Module, batches: Batches, where: str, samples: int) -> Answer:
-    """The answer of a compiled network. MixedSamples: it cannot run a batch of this size."""
+    """The answer of a compiled network. MixedSamples: the network cannot run a batch of this size."""
     try:
         return _tensors(compiled(*batches))
     except (IndexError, RuntimeError, ValueError) as error:
@@ -115,7 +114,7 @@ def answer_of(compiled: nn.Module, batches: Batches, where: str, samples: int) -
 
 
 def shaped_like(found: Answer, expected: Answer) -> Answer:
-    """An answer to one sample in the shapes of another: networks may drop an axis of 1."""
+    """An answer to one sample, reshaped like the expected one: networks may drop an axis of size 1."""
     pairs = zip(found, expected, strict=False)
     same = [one.reshape(other.shape) if one.numel() == other.numel() else one for one, other in pairs]
     return [*same, *found[len(expected) :]]
@@ -132,10 +131,10 @@ def _refusal(module: nn.Module, difference: float, places: PlacesOfValues) -> st
 
 
 def _inputs(examples: ExampleInputs) -> Iterator[tuple[int, Batches]]:
-    """Numbers of samples, and inputs whose sums, means and extremes are above zero, below zero, and as the examples'.
+    """Pairs (number of samples, inputs) whose sums, means and extremes are positive, negative, and equal to the examples'.
 
-    Integers are as the examples'. Samples of a batch differ: each has the examples' integers moved on by one more place. At
-    last one sample alone.
+    Integers are those of the examples; in a batch, each sample has them shifted by one more place than the sample before. The
+    last input is a single sample.
     """
     own, axes = examples.batches(BATCH), examples.axes
     moved = tuple(map(_moved, own, axes))
@@ -157,7 +156,7 @@ def _inputs(examples: ExampleInputs) -> Iterator[tuple[int, Batches]]:
 
 
 def _padded(batch: torch.Tensor, axis: int) -> torch.Tensor:
-    """Masks of ones, the last of them zero in every other sample; anything else as it is."""
+    """Masks of ones get zeros at the end of every other sample; other tensors are unchanged."""
     if axis or batch.is_floating_point() or batch.ndim != 2 or batch.shape[-1] == 1 or not bool((batch == 1).all()):
         return batch
     padded = batch.clone()
@@ -166,16 +165,16 @@ def _padded(batch: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _moved(batch: torch.Tensor, axis: int) -> torch.Tensor:
-    """Sequences of integers, each sample's moved on by one more place than those of the one before."""
+    """Integer sequences are shifted by one more place per sample; other tensors are unchanged."""
     if axis or batch.is_floating_point() or batch.ndim < 2 or batch.shape[-1] == 1:
         return batch
     return torch.stack([sample.roll(index, -1) for index, sample in enumerate(batch)])
 
 
 def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: PlacesOfValues) -> Answer | None:
-    """The module's answer; None for inputs that the module refuses. Enters in `places` where it reads values.
+    """The module's answer; None for inputs that the module refuses. Records in `places` the lines that read values.
 
-    Inputs that it refuses tell where, and not which ways it goes: no answer was compared.
+    Refused inputs add only the place, not the values that were read, because no answer is compared.
     """
     given = tuple(one.clone() for one in batches)
     reads = ValueReads(dict(zip(examples.names, given, strict=True)))
@@ -203,7 +202,7 @@ def _excess(
     expected: Answer,
     found: Answer,
 ) -> float:
-    """The difference relative to the answer; 0 where rounding of inputs, or of values in between, changes it as much."""
+    """Difference relative to the answer; 0 if rounding of inputs or intermediate values changes the answer as much."""
     difference = difference_of_answers(expected, found)
     if difference <= TOLERANCE:
         return difference
@@ -215,8 +214,8 @@ def _excess(
 def exceeds(difference: float, uncertain: float, answer: Callable[[], Answer | None]) -> bool:
     """Whether a difference is more than rounding explains.
 
-    uncertain: by how much rounding of the inputs moves the answer. answer: of a torch network, in which values are rounded
-    otherwise: beside a jump, as of a comparison, the last bit decides.
+    uncertain: change of the answer by rounding of the inputs. answer: runs a torch network; it is repeated with differently
+    rounded intermediate values, because near a jump (such as a comparison) the last bit decides.
     """
     if difference <= NUDGES * uncertain:
         return False
@@ -231,7 +230,7 @@ def exceeds(difference: float, uncertain: float, answer: Callable[[], Answer | N
 
 @contextmanager
 def rounded_otherwise(seed: int = 0) -> Iterator[None]:
-    """Values that torch's modules give differ by some NUDGE of their largest number."""
+    """While inside, outputs of torch modules are perturbed by random multiples of NUDGE of their largest number."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(value: Any) -> Any:
@@ -257,14 +256,14 @@ def nudged(batch: torch.Tensor) -> torch.Tensor:
 
 
 def difference_of_answers(expected: Answer, found: Answer) -> float:
-    """The largest difference of two answers, each relative to its largest number; infinite where shapes differ."""
+    """Largest difference of two answers, each tensor relative to its largest number; infinite if shapes differ."""
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in found]:
         return float("inf")
     return max((_one_difference(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
 
 
 def _one_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
-    if not expected.is_floating_point():  # labels: the share of those that differ
+    if not expected.is_floating_point():  # labels: the share of different ones
         return float((expected != found).double().mean()) if expected.numel() else 0.0
     one, other = expected.double(), found.double()
     finite = one.isfinite()
@@ -279,7 +278,7 @@ def _one_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 @contextmanager
 def evaluated(module: nn.Module) -> Iterator[None]:
-    """Puts a module in eval mode inside the block, and restores its modes after it."""
+    """While inside, the module is in eval mode; its modes are restored afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

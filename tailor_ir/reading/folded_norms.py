@@ -1,15 +1,15 @@
-"""BatchNorms that an exporter folded into the layers before them: they can be neither trained nor recalibrated."""
+"""Detect BatchNorms that an exporter folded into preceding layers: they can be neither trained nor recalibrated."""
 
 import re
 
 import onnx
 
-MADE_BY_EXPORTER = re.compile(r"onnx::\w+_\d+")  # torch's own names are those of its modules
+MADE_BY_EXPORTER = re.compile(r"onnx::\w+_\d+")  # else torch names tensors after their modules
 NORMALISATIONS = {
     *("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization"),
-    *("MeanVarianceNormalization", "Sqrt"),  # of earlier opsets, in several operators
+    *("MeanVarianceNormalization", "Sqrt"),  # norms of earlier opsets consist of several operators
 }
-FEW = 2  # a network with fewer convolutions is no convolutional network
+FEW = 2  # with fewer convolutions the network is not convolutional
 ADVICE = (
     "statistics of its SubNets cannot be recalibrated, and they lose accuracy; export with torch.onnx.export(…, dynamo=False, "
     "training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False)"
@@ -17,7 +17,7 @@ ADVICE = (
 
 
 def _shifted(graph: onnx.GraphProto) -> frozenset[str]:
-    """Values that get a stored number for each channel: a shift or scale that stands apart from the layer."""
+    """Values that are shifted or scaled by a stored number per channel, in an operator separate from the layer."""
     made = {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant" and node.attribute}
     stored = {tensor.name: tensor for tensor in graph.initializer} | made
     return frozenset(
@@ -30,7 +30,7 @@ def _shifted(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
-    """A line for a file in which BatchNorms were folded, or seem to have been; none for others."""
+    """A remark for a file in which BatchNorms were folded, or seem to have been; () for other files."""
     convolutions = [node for node in model.graph.node if node.op_type in ("Conv", "ConvTranspose")]
     shifted = _shifted(model.graph)
     biased = [node for node in convolutions if (len(node.input) > 2 and node.input[2]) or node.output[0] in shifted]

@@ -1,4 +1,4 @@
-"""Constant folding on ONNX graphs: everything that depends on shapes and plain constants alone becomes its value."""
+"""Constant folding on ONNX graphs: values that depend on shapes and plain constants alone become constants."""
 
 from collections.abc import Mapping
 
@@ -17,16 +17,16 @@ EVALUATED_AT = {
     "DequantizeLinear": 21,
     "QuantizeLinear": 21,
 }  # the evaluator lacks their earlier versions, which mean the same
-MAX_FOLD_ROUNDS = 40  # branches inside of branches take two each
+MAX_FOLD_ROUNDS = 40  # nested branches take two rounds each
 AT_POSITIONS = {"GatherND": read_block, "ScatterElements": write_block, "ScatterND": write_block}
-"""Operators that become others where their positions are constant."""
+"""Operators that are rewritten if their positions are constant."""
 SHAPE_KEEPING = frozenset(
     ("GroupNormalization", "RMSNormalization", "Swish")
-)  # functions that inference does not enter
+)  # ONNX functions that shape inference does not expand
 
 
 def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
-    """Take the weights' values out while the graph is folded, which never needs them; the values by name."""
+    """Replace weights by tensors without values, because folding never needs the values. Returns the values by name."""
     values = {}
     within = [tensor for part in graph.subgraphs(recursive=True) for tensor in part.tensors().values()]
     for tensor in (*graph.tensors().values(), *within):
@@ -39,7 +39,7 @@ def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]
 
 
 def is_laid_aside(tensor: gs.Tensor, graph: gs.Graph) -> bool:
-    """Whether a tensor is a weight whose value was taken out: neither computed, nor a constant, nor the network's input."""
+    """Whether a tensor is a weight laid aside: not computed, no constant, and no input of the network."""
     return isinstance(tensor, gs.Variable) and not tensor.inputs and all(tensor is not given for given in graph.inputs)
 
 
@@ -50,7 +50,7 @@ def restore(graph: gs.Graph, values: Mapping[str, np.ndarray]) -> None:
 
 
 def fold(graph: gs.Graph, samples: int) -> gs.Graph:
-    """Replace everything that depends on shapes and plain constants alone by its value. samples: the traced batch."""
+    """Replace values that depend on shapes and plain constants alone by constants. samples: the traced batch size."""
     for _ in range(MAX_FOLD_ROUNDS):
         constants_to_tensors(graph)
         _list_axes(graph)
@@ -67,17 +67,17 @@ def fold(graph: gs.Graph, samples: int) -> gs.Graph:
 
 
 def constants_to_tensors(graph: gs.Graph) -> None:
-    """Constant nodes become stored tensors."""
+    """Replace Constant nodes by stored tensors."""
     for node in [n for n in graph.nodes if n.op == "Constant" and n.outputs]:
         value = next(iter(node.attrs.values()))
         array = np.asarray(value.values if isinstance(value, gs.Constant) else value)
-        plain = not isinstance(value, gs.Constant) and array.dtype == np.float64  # numbers of Python
+        plain = not isinstance(value, gs.Constant) and array.dtype == np.float64  # a Python number
         _become_constant(node, [array.astype(np.float32) if plain else array])
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
 
 
 def _list_axes(graph: gs.Graph) -> None:
-    """A single axis to insert becomes a list of one axis. onnxruntime reads both."""
+    """Write a scalar axis of an Unsqueeze as a list of one axis; onnxruntime accepts both."""
     for node in graph.nodes:
         axes = node.inputs[1] if node.op == "Unsqueeze" and len(node.inputs) > 1 else None
         if isinstance(axes, gs.Constant) and not axes.values.ndim:
@@ -85,7 +85,7 @@ def _list_axes(graph: gs.Graph) -> None:
 
 
 def _name_absent_outputs(graph: gs.Graph) -> None:
-    """An absent output before others gets a name; further ones are left out."""
+    """Name absent outputs that precede others; remove trailing absent outputs."""
     for node in graph.nodes:
         while node.outputs and node.outputs[-1].is_empty():
             node.outputs.pop()
@@ -95,9 +95,10 @@ def _name_absent_outputs(graph: gs.Graph) -> None:
 
 
 def _settle_resizes(graph: gs.Graph) -> bool:
-    """Write other forms of factors whose product with a size falls short in float64 alone; shape inference takes that one.
+    """Rewrite resize factors whose product with a size is too small in float64, which shape inference uses.
 
-    Sizes say the same where all of them are products without rounding down. Shapes behind are inferred again.
+    Sizes replace the factors if they imply the same ratios; else the node becomes the IR's filtered resize. Shapes of all
+    later values are inferred again.
     """
     renewed: set[int] = set()
     for node in graph.nodes:
@@ -137,7 +138,7 @@ def _infer_shapes(graph: gs.Graph) -> onnx.ModelProto:
 
 
 def _copy_shapes(graph: gs.Graph) -> bool:
-    """Shapes that follow from operands, where shape inference does not know it."""
+    """Set result shapes that follow from operands but that shape inference does not know. Returns whether any was set."""
     found = False
     for node in graph.nodes:
         result = node.outputs[0]
@@ -149,7 +150,7 @@ def _copy_shapes(graph: gs.Graph) -> bool:
 
 
 def _shape_of_result(node: gs.Node) -> list[int] | None:
-    """That of the first operand, of a convolution, or the one that is asked for; None for operators that inference knows."""
+    """Shape of the result of an operator that shape inference does not know; None for other operators."""
     if node.op in SHAPE_KEEPING and has_fixed_shape(node.inputs[0]):
         return list(node.inputs[0].shape)
     if node.op == "DeformConv" and all(map(has_fixed_shape, node.inputs[:3])):
@@ -163,7 +164,7 @@ def _shape_of_result(node: gs.Node) -> list[int] | None:
 
 
 def _repeats_for_samples(node: gs.Node, samples: int) -> bool:
-    """Whether a node repeats constant numbers once for each traced sample: SubNets have other batches, so it stays."""
+    """Whether a node repeats constants for each traced sample. It must stay, because SubNets run with other batch sizes."""
     if node.op != "Expand" or samples == 1 or not all(isinstance(i, gs.Constant) for i in node.inputs):
         return False
     source, target = node.inputs[0].values, node.inputs[1].values
@@ -178,7 +179,7 @@ def has_fixed_shape(tensor: gs.Tensor) -> bool:
 
 
 def _depth_first(graph: gs.Graph) -> list[gs.Node]:
-    """Nodes in an order in which each directly follows the nodes that it alone needs, so that large constants live shortly."""
+    """Nodes in depth-first order: each follows the nodes that it alone needs, so that large constants are short-lived."""
     ordered: list[gs.Node] = []
     seen: set[int] = set()
     pending = [(node, False) for output in reversed(graph.outputs) for node in output.inputs]
@@ -217,12 +218,12 @@ def _fold_once(graph: gs.Graph, samples: int) -> bool:
 
 
 def take_branch(graph: gs.Graph, node: gs.Node) -> None:
-    """The nodes of the one branch of an If that is ever run, in its place."""
+    """Replace an If by the nodes of the branch that its constant condition selects."""
     branch = node.attrs["then_branch" if node.inputs[0].values.reshape(-1)[0] else "else_branch"]
     where, outer = node.name or node.outputs[0].name, graph.tensors()
     results = [result if result.inputs else outer.get(result.name, result) for result in branch.outputs]
     found = {id(t): t for n in branch.nodes for t in (*n.inputs, *n.outputs) if not t.is_empty()}
-    for tensor in found.values():  # names inside a branch may be those of another
+    for tensor in found.values():  # both branches may use the same names
         own = bool(tensor.inputs) or isinstance(tensor, gs.Constant)
         if own and outer.get(tensor.name) is not tensor:
             tensor.name = f"{where}/{tensor.name}"
@@ -242,7 +243,7 @@ def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:
     operands = list(node.inputs)
     node.inputs.clear()
     for operand in operands:
-        if isinstance(operand, gs.Constant) and not operand.outputs:  # of positions, there may be very many
+        if isinstance(operand, gs.Constant) and not operand.outputs:  # frees memory: positions may be very many
             operand.values = np.zeros(0)
 
 
@@ -264,7 +265,7 @@ def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
     single.outputs = list(single.nodes[0].outputs)
     try:
         model = gs.export_onnx(single, do_type_check=False)
-        with np.errstate(all="ignore"):  # of numbers that a mask leaves out
+        with np.errstate(all="ignore"):  # numbers that are masked later may overflow
             return _values(model)
     except Exception as error:  # the evaluator raises several types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -273,7 +274,7 @@ def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
 
 
 def _gathered(data: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
-    """The evaluator of onnx takes from 32 entries at most."""
+    """GatherElements in NumPy, because the evaluator of onnx takes from 32 entries at most."""
     ends = [slice(None if at == axis % data.ndim else size) for at, size in enumerate(index.shape)]
     return np.take_along_axis(data[tuple(ends)], index.astype(np.int64), axis)
 

@@ -1,4 +1,4 @@
-"""Forms in which modules come: wrappers are taken off, lazy layers made, and what is no plain network told in one line."""
+"""Turn given models into plain modules: remove wrappers, make lazy layers; other models are refused with a one-line error."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ WRAPPED = (
     "torch.ao.nn.sparse.quantized",
     "torch.nn.quantized",
 )
-"""Packages of quantised layers; dynamic ones are in packages below them."""
+"""Packages of quantised layers; dynamically quantised layers are in subpackages."""
 TO_FILE = (
     "torch.onnx.export(model, example, 'network.onnx', dynamo=False, do_constant_folding=False, "
     "training=torch.onnx.TrainingMode.PRESERVE)"
@@ -24,7 +24,7 @@ TO_FILE = (
 
 
 def plain_module(model: object) -> nn.Module:
-    """The network itself, without what DataParallel and torch.compile put around it. ImportFailed: it is none to trace."""
+    """The network without wrappers of DataParallel and torch.compile. ImportFailed: the model cannot be traced."""
     given = type(model).__name__
     if isinstance(model, torch.export.ExportedProgram):
         raise ImportFailed(
@@ -58,10 +58,10 @@ def plain_module(model: object) -> nn.Module:
 
 
 def _inside(model: nn.Module) -> nn.Module | None:
-    """The module that a wrapper calls; None where there is no wrapper."""
+    """The module inside a wrapper; None if the model is no wrapper."""
     if isinstance(model, nn.DataParallel | DistributedDataParallel):
         return model.module
-    inner = vars(model).get("_modules", {}).get("_orig_mod")  # of torch.compile's OptimizedModule
+    inner = vars(model).get("_modules", {}).get("_orig_mod")  # attribute of torch.compile's OptimizedModule
     return inner if isinstance(inner, nn.Module) else None
 
 
@@ -77,7 +77,7 @@ def _quantised(model: nn.Module) -> Iterator[str]:
 
 
 def make_lazy_layers(model: nn.Module, examples: ExampleInputs) -> None:
-    """Give lazy layers their sizes, by a first call with the example. ImportFailed: the call fails."""
+    """Give lazy layers their sizes by a first call with the example. ImportFailed: the call fails."""
     if not any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return
     modes = [(part, part.training) for part in model.modules()]

@@ -1,4 +1,4 @@
-"""From an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded."""
+"""Convert an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -35,7 +35,7 @@ PASSES: tuple[Callable[[gs.Graph], None], ...] = (
     reorder_blocks,
     split_slices,
 )
-"""Rewrites of a folded graph, in order."""
+"""Rewrites of a folded graph, in this order."""
 
 
 @quiet_surgeon()
@@ -48,10 +48,10 @@ def import_onnx(
 ) -> tuple[Graph, Tensors]:
     """The IR graph and its tensors.
 
-    `state` holds the network's own values where the model's are not to be trusted. `layout`: sizes and batch axes of the
-    inputs; None: the likeliest. `known`: operators that may be in the graph; () allows all. `again` traces the network once
-    more, for another batch (without it, a file with an open batch tells what follows the batch, and one with a fixed batch does
-    not). Weights that a file stores as constants are trained like others.
+    `state`: values of the network; they replace those of the model. `layout`: sizes and batch axes of the inputs; None: the
+    likeliest layout. `known`: operators that may be in the graph; () allows all. `again` traces the network once more, for
+    another batch size, to find constants that follow the batch; without it, only files with an open batch can be compared.
+    Weights that a file stores as constants are trained like others.
     """
     layout = layout or layouts_of(model, {})[0]
     surgeon, weights, values = _folded(model, state, layout)
@@ -76,7 +76,7 @@ def import_onnx(
 def _folded(
     model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None, layout: InputLayout
 ) -> tuple[gs.Graph, frozenset[str], dict[str, np.ndarray]]:
-    """The graph without its weights, constants folded; names of the weights; their values."""
+    """The folded graph without weight values; the names of the weights; their values."""
     refuse_unsupported(model)
     model = inline_defined(pin_squeezes(at_least(model, OPSET), layout))
     weights = weight_names(model, state)
@@ -100,7 +100,7 @@ def _folded(
 
 
 def _refuse_control_flow(graph: gs.Graph) -> None:
-    """Branches that shapes decide are gone by now."""
+    """ImportFailed: the graph has control flow. Folding has already resolved branches that depend on shapes alone."""
     for node in graph.nodes:
         if node.op in CONTROL_FLOW:
             where = f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
@@ -108,7 +108,7 @@ def _refuse_control_flow(graph: gs.Graph) -> None:
 
 
 def _fix_inputs(graph: gs.Graph, layout: InputLayout) -> None:
-    """Sizes of all inputs as the layout has them; inputs that it makes constant are no inputs any more."""
+    """Set the sizes of all inputs to the layout's; inputs that the layout makes constant are removed."""
     changed = False
     for tensor in list(graph.inputs):
         if tensor.name in layout.constants:
@@ -118,4 +118,4 @@ def _fix_inputs(graph: gs.Graph, layout: InputLayout) -> None:
             tensor.shape, changed = list(shape), True
     graph.inputs = [tensor for tensor in graph.inputs if tensor.name not in layout.constants]
     for output in (output for node in graph.nodes for output in node.outputs if changed):
-        output.shape = None  # inferred for an open input
+        output.shape = None  # was inferred for the old input shapes

@@ -1,4 +1,4 @@
-"""Examples of a network's inputs: one sample of each, or one line that says what is wrong."""
+"""Examples of a network's inputs: one sample of each, or an error of one line."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tailor_ir.graph import NO_BATCH
 GivenExample = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """One sample of a network's only input, (1, C, H, W), or of each input: in order, or by name."""
 ALLOWED = "allowed: one tensor (1, C, H, W), or one for each input, in a tuple or a mapping by name"
-MOST_LAYOUTS = 64  # of batch axes that are tried
+MOST_LAYOUTS = 64  # choices of batch axes that are tried
 INPUT = "input"
 """Name of a network's only input."""
 BY_ORDER = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -25,11 +25,11 @@ BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleInputs:
-    """Examples of a module's inputs, in order. names: of the inputs in the graph.
+    """Examples of a module's inputs, in order. names: names of the inputs in the graph.
 
-    tensors: one sample of each or more, (N, …). keywords: names of the module's arguments; () where it takes them in order.
-    batch_axes: which axis of each is the batch, NO_BATCH where none is; (): all the first. settings: whole numbers without an
-    axis, which the network is read with and which are no inputs of it; by position among the module's `arguments`.
+    tensors: one or more samples of each input, (N, …). keywords: names of the module's arguments; () for positional arguments.
+    batch_axes: batch axis of each input, NO_BATCH without one; (): the first axis of all. settings: integers without an axis,
+    which are kept constant and are no inputs of the graph; by position among the module's `arguments`.
     """
 
     names: tuple[str, ...]
@@ -41,12 +41,12 @@ class ExampleInputs:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """A line for each input that is none of the SuperNet's."""
+        """One line per argument that is kept constant and so is no input of the SuperNet."""
         return tuple(kept_constant(self.arguments[position], tensor) for position, tensor in self.settings.items())
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axis of the batch of each input, NO_BATCH where none is."""
+        """Batch axis of each input; NO_BATCH for an input without one."""
         return self.batch_axes or (0,) * len(self.tensors)
 
     def batches(self, samples: int) -> tuple[torch.Tensor, ...]:
@@ -54,7 +54,7 @@ class ExampleInputs:
         return tuple(_repeated(one, axis, samples) for one, axis in zip(self.tensors, self.axes, strict=True))
 
     def call(self, function: Callable[..., Any], given: Sequence[torch.Tensor]) -> Any:
-        """What a module, or its `forward`, answers to a batch of each input."""
+        """The answer of a module, or of its `forward`, to a batch of each input."""
         rest = iter(given)
         count = len(self.tensors) + len(self.settings)
         whole = [self.settings[i].clone() if i in self.settings else next(rest) for i in range(count)]
@@ -63,11 +63,11 @@ class ExampleInputs:
         return function(*whole)
 
     def layouts(self, module: nn.Module, samples: int) -> Iterator["ExampleInputs"]:
-        """The same with each choice of axes by which the module takes so many samples, the likeliest first.
+        """Copies with each choice of batch axes for which the module accepts this number of samples, the likeliest first.
 
-        The first axis of each is tried first, then others of as many entries, then that all samples share an input; then
-        likewise with axes of one entry. As it is where the module takes so many samples in no way.
-        ImportFailed: the module takes them in no way, and the first axes differ.
+        Order: the first axis of each input, then other axes of the same size, then inputs that all samples share; then the
+        same with axes of size 1. If the module accepts no choice, yields the examples unchanged.
+        ImportFailed: the module accepts no choice, and the first axes differ.
         """
         some = False
         for axes in islice(self._layouts(), MOST_LAYOUTS):
@@ -116,7 +116,7 @@ def _runs(module: nn.Module, examples: ExampleInputs, samples: int) -> bool:
 
 
 def examples_of_module(module: nn.Module, example: object) -> ExampleInputs:
-    """Examples of all inputs that a module needs. ImportFailed: some are missing, unknown, or no tensors."""
+    """Examples of all inputs that a module needs. ImportFailed: an example is missing, unknown or no tensor."""
     given = _checked(example)
     parameters = _parameters(module)
     if isinstance(given, Mapping):
@@ -137,12 +137,12 @@ def examples_of_module(module: nn.Module, example: object) -> ExampleInputs:
 
 
 def kept_constant(name: str, value: object) -> str:
-    """The remark on an input that is a single whole number."""
+    """Remark on an input that is a single integer."""
     return f"input '{name}' is kept as the constant {value.item() if isinstance(value, torch.Tensor) else value}"
 
 
 def examples_of_file(model: onnx.ModelProto, example: object) -> dict[str, torch.Tensor]:
-    """Input name -> its example; {} without examples. ImportFailed: there are others than the file has inputs."""
+    """Input name -> its example; {} without examples. ImportFailed: the examples do not match the inputs of the file."""
     if example is None:
         return {}
     given = _checked(example)
@@ -156,7 +156,7 @@ def examples_of_file(model: onnx.ModelProto, example: object) -> dict[str, torch
 
 
 def _checked(example: object) -> tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]:
-    """Tensors, in order or by name; one of them has a batch."""
+    """Tensors, in order or by name; at least one of them has an axis for the batch."""
     if example is None:
         raise ImportFailed(f"network: no example input; {ALLOWED}")
     if isinstance(example, Mapping):
@@ -174,7 +174,7 @@ def _checked(example: object) -> tuple[torch.Tensor, ...] | Mapping[str, torch.T
 
 
 def _parameters(module: nn.Module) -> Sequence[inspect.Parameter] | None:
-    """What a module can be called with; None for compiled modules, where running them says what is missing."""
+    """Parameters of a module's `forward`; None for compiled modules without a signature."""
     try:
         return tuple(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
@@ -186,7 +186,7 @@ def _needed(parameters: Iterable[inspect.Parameter]) -> list[str]:
 
 
 def _check_order(module: nn.Module, parameters: Sequence[inspect.Parameter] | None, count: int) -> tuple[str, ...]:
-    """Names of the first `count` arguments of a module. ImportFailed: it needs more, or takes fewer."""
+    """Names of the first `count` arguments of a module. ImportFailed: the module needs more arguments, or takes fewer."""
     numbered = tuple(f"{INPUT}_{number}" for number in range(count))
     if parameters is None:
         return numbered
@@ -208,7 +208,7 @@ def _check_order(module: nn.Module, parameters: Sequence[inspect.Parameter] | No
 
 
 def _check_names(module: nn.Module, parameters: Sequence[inspect.Parameter] | None, names: Sequence[str]) -> None:
-    """ImportFailed: a module has no argument of such a name, or needs others."""
+    """ImportFailed: a name is no argument of the module, or a required argument is missing."""
     where = f"network '{type(module).__name__}'"
     if parameters is None:
         raise ImportFailed(f"{where}: the names of its inputs are not known; allowed: examples in a tuple, in order")

@@ -1,4 +1,4 @@
-"""ONNX nodes in the forms that the IR's rules expect: nodes without effect are removed, later opsets are rewritten."""
+"""Bring ONNX nodes into the forms that the IR's rules expect: remove nodes without effect, rewrite later opsets."""
 
 from functools import cache
 from itertools import count
@@ -14,15 +14,15 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.reading.folding import has_fixed_shape
 from tailor_ir.reading.trace import OPSET
 
-# took their axes as an attribute up to opset 17
+# reductions that take their axes as an attribute up to opset 17
 REDUCTIONS = {
     "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
     "ReduceSumSquare",
 }  # fmt: skip
 RECURRENT = {"LSTM", "GRU", "RNN"}
-# operators whose first operand has one row for each sample
+# operators whose first operand has one row per sample
 BY_SAMPLE = {"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "MaxPool"}
-# operators that repeat an operand of one row for all samples
+# operators that broadcast an operand of one row to all samples
 STRETCHING = {
     "Add", "And", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or",
     "Pow", "Sub", "Where",
@@ -30,7 +30,7 @@ STRETCHING = {
 
 
 def resolve_identities(graph: gs.Graph) -> None:
-    """Remove nodes that copy, but for those that make an output of its own of an input, a stored tensor or another output."""
+    """Remove copying nodes, except copies that turn an input, a stored tensor or another output into a separate output."""
     for node in [n for n in graph.nodes if n.op in ("Identity", "Dropout")]:
         if gives_output_alone(graph, node):
             node.op, node.attrs = "Identity", {}
@@ -40,29 +40,29 @@ def resolve_identities(graph: gs.Graph) -> None:
 
 
 def gives_output_alone(graph: gs.Graph, node: gs.Node) -> bool:
-    """Whether a copy gives an output of the network whose source is given already: no node's result, or another output."""
+    """Whether a copy gives an output of the network whose source is no node's result, or is itself an output."""
     source, target = node.inputs[0], node.outputs[0]
     is_output = any(tensor is target for tensor in graph.outputs)
     return is_output and (not source.inputs or any(tensor is source for tensor in graph.outputs))
 
 
 def bypass(graph: gs.Graph, node: gs.Node) -> None:
-    """Readers of a node's result read its first input instead."""
+    """Let readers of a node's result read its first input instead."""
     source, target = node.inputs[0], node.outputs[0]
     for consumer in list(target.outputs):
         consumer.inputs = [source if tensor is target else tensor for tensor in consumer.inputs]
     if any(tensor is target for tensor in graph.outputs) and isinstance(
         source, gs.Variable
-    ):  # outputs have to tell them
+    ):  # outputs need a type and a shape
         source.dtype = target.dtype if source.dtype is None else source.dtype
         source.shape = target.shape if source.shape is None else source.shape
     graph.outputs = [source if tensor is target else tensor for tensor in graph.outputs]
-    node.inputs.clear()  # it no longer counts as a reader of the first input
+    node.inputs.clear()  # the node must no longer count as a reader of its first input
     node.outputs.clear()
 
 
 def separate_outputs(graph: gs.Graph) -> None:
-    """An output that is stored, the network's input, or given as another output already, becomes a value of its own."""
+    """Copy outputs that are constants, inputs of the network or repeated outputs, so that each output is a separate value."""
     taken = {id(tensor) for tensor in graph.inputs}
     names = {*graph.tensors(), *(tensor.name for tensor in graph.inputs)}
     for position, output in enumerate(graph.outputs):
@@ -76,9 +76,9 @@ def separate_outputs(graph: gs.Graph) -> None:
 
 
 def drop_idle(graph: gs.Graph) -> None:
-    """Remove nodes without effect: padding by nothing, full ranges, reshaping to the same shape, casts to the same type.
+    """Remove nodes without effect: padding by zero, full ranges, reshapes to the same shape, casts to the same type.
 
-    Joined parts without elements are removed, too.
+    Empty parts of a Concat or Split are removed, too.
     """
     for node in list(graph.nodes):
         if node.op == "Concat":
@@ -97,7 +97,7 @@ def _has_no_elements(tensor: gs.Tensor) -> bool:
 
 
 def share_rows(graph: gs.Graph, samples: int) -> None:
-    """Constants with the same row for each traced sample (a mask that was filled in) get one row for all samples."""
+    """Replace constants that repeat one row per traced sample (such as a filled-in mask) by that single row."""
     if samples == 1:
         return
     for node in list(graph.nodes):
@@ -126,7 +126,7 @@ def _has_equal_rows(operand: gs.Tensor, samples: int) -> bool:
 
 
 def _repeat_row(graph: gs.Graph, node: gs.Node, samples: int) -> None:
-    """The first operand as one row that is repeated for the samples."""
+    """Replace the first operand by one row that an Expand repeats for the samples."""
     operand = node.inputs[0]
     if not _has_equal_rows(operand, samples):
         return
@@ -148,7 +148,7 @@ def _is_idle(node: gs.Node) -> bool:
             return x.dtype is not None and x.dtype == y.dtype
         case "Expand" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten":
             return True
-        case "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin":  # others compute even where they reduce nothing
+        case "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin":  # others compute even over no axes
             axes = node.inputs[1] if len(node.inputs) > 1 else gs.Variable.empty()
             none = axes.is_empty() or (isinstance(axes, gs.Constant) and not axes.values.size)
             return none and bool(node.attrs.get("noop_with_empty_axes", 0))
@@ -168,9 +168,9 @@ def _is_idle(node: gs.Node) -> bool:
 
 
 def normalise(graph: gs.Graph, samples: int) -> None:
-    """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators.
+    """Rewrite forms of later opsets, and equivalent forms, in terms of opset 17 and the IR's own operators.
 
-    samples: traced batch size; 1 where it cannot be told from axes with one element.
+    samples: traced batch size; 1 if it cannot be distinguished from axes with one element.
     """
     for node in graph.nodes:
         _write_defaults(node)
@@ -181,7 +181,7 @@ def normalise(graph: gs.Graph, samples: int) -> None:
 
 
 def _refuse_lost(graph: gs.Graph) -> None:
-    """ImportFailed: an output that normal forms do not have is read, as statistics of a norm, or the mask of a dropout."""
+    """ImportFailed: an output that normal forms lack is read, such as statistics of a norm or the mask of a dropout."""
     given = {tensor.name for tensor in graph.inputs}
     readers = [(tensor, f"operator '{node.op}' at '{node.name}'") for node in graph.nodes for tensor in node.inputs]
     for tensor, reader in [*readers, *((tensor, "network") for tensor in graph.outputs)]:
@@ -193,7 +193,7 @@ def _refuse_lost(graph: gs.Graph) -> None:
 
 
 def _write_defaults(node: gs.Node) -> None:
-    """Write out the order of a Transpose, and listed positions of a Gather that count from the end."""
+    """Write the default order of a Transpose explicitly, and count listed positions of a Gather from the beginning."""
     if node.op == "Transpose" and "perm" not in node.attrs and node.inputs[0].shape is not None:
         node.attrs["perm"] = list(range(len(node.inputs[0].shape)))[::-1]
     if node.op == "Gather" and isinstance(node.inputs[1], gs.Constant) and has_fixed_shape(node.inputs[0]):
@@ -213,7 +213,7 @@ def _normalise(node: gs.Node, samples: int) -> None:
             node.attrs["axes"] = [int(a) for a in axes.values]
     node.attrs.pop("noop_with_empty_axes", None)
     node.attrs.pop("num_outputs", None)
-    if node.op == "GridSample":  # names of opset 20
+    if node.op == "GridSample":  # translate the mode names of opset 20
         mode = str(node.attrs.get("mode", "bilinear"))
         node.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     if node.op == "Pad" and len(node.inputs) > 3:
@@ -236,7 +236,7 @@ def _normalise(node: gs.Node, samples: int) -> None:
         _write_all_sizes(node)
         _normalise_resize(node)
     if node.op == "DFT":
-        node.inputs = list(node.inputs[:1])  # the length of the result is its shape
+        node.inputs = list(node.inputs[:1])  # the length is known from the result's shape
         node.attrs.setdefault("axis", 1)
     if node.op == "Swish" and node.attrs.pop("alpha", 1.0) == 1.0:
         node.op = "Silu"
@@ -256,7 +256,7 @@ def _normalise(node: gs.Node, samples: int) -> None:
 
 
 def _normalise_group_norm(node: gs.Node) -> None:
-    """Scales and shifts of whole groups (up to opset 20) as those of their channels."""
+    """Repeat scales and shifts of groups (up to opset 20) for the channels of each group."""
     groups, channels = node.attrs["num_groups"], node.inputs[0].shape[1]
     for position in (1, 2):
         given = node.inputs[position]
@@ -278,7 +278,7 @@ def _refuse_dilations(node: gs.Node) -> None:
 
 
 def _normalise_resize(node: gs.Node) -> None:
-    """Sizes and factors of all axes; forms that opset 17 lacks become the IR's own operator."""
+    """Write sizes and factors for all axes; forms that opset 17 lacks become the IR's own operator."""
     before, after = node.inputs[0].shape, node.outputs[0].shape
     axes = [int(axis) % len(before) for axis in node.attrs.pop("axes", range(len(before)))]
     for position, neutral in ((2, [1.0] * len(before)), (3, list(before))):
@@ -308,7 +308,7 @@ def _normalise_resize(node: gs.Node) -> None:
 
 
 def _repeats_samples(node: gs.Node, samples: int) -> bool:
-    """Whether a Tile makes the batch out of one row."""
+    """Whether a Tile repeats one row to the whole batch."""
     x, repeats = node.inputs
     if not isinstance(repeats, gs.Constant) or not has_fixed_shape(x):
         return False
@@ -317,12 +317,12 @@ def _repeats_samples(node: gs.Node, samples: int) -> bool:
 
 
 def _is_look_up(table: gs.Tensor, positions: gs.Tensor) -> bool:
-    """Whether rows of a weight are read at positions that are computed, or the network's input."""
+    """Whether rows of a weight are read at positions that are computed or given as an input of the network."""
     return isinstance(table, gs.Constant) and not isinstance(positions, gs.Constant) and len(table.shape) == 2
 
 
 def drop_default_states(graph: gs.Graph) -> None:
-    """Remove zero states and full lengths of recurrent layers, which are the defaults, whatever the batch is."""
+    """Remove zero states and full lengths of recurrent layers: they are the defaults for every batch size."""
     for node in graph.nodes:
         if node.op in RECURRENT:
             _drop_default_states(node)
@@ -337,7 +337,7 @@ def _drop_default_states(node: gs.Node) -> None:
 
 
 def _write_all_pads(node: gs.Node) -> None:
-    """Padding of the named axes alone (from opset 18 on) as that of all axes; padding that is computed stays as it is."""
+    """Extend padding that names its axes (from opset 18 on) to all axes; computed padding is unchanged."""
     pads, axes = node.inputs[1], node.inputs[3]
     if axes.is_empty():
         node.inputs = list(node.inputs[:3])
@@ -350,7 +350,7 @@ def _write_all_pads(node: gs.Node) -> None:
 
 
 def _write_all_sizes(node: gs.Node) -> None:
-    """Factors or sizes of the named axes alone (from opset 18 on) as those of all axes; equal ratios that need no policy."""
+    """Extend factors or sizes that name their axes (from opset 18 on) to all axes; drop the policy if ratios are equal."""
     before, after = list(node.inputs[0].shape), list(node.outputs[0].shape)
     if "axes" in node.attrs:
         axes = [axis % len(before) for axis in node.attrs.pop("axes")]
@@ -362,14 +362,14 @@ def _write_all_sizes(node: gs.Node) -> None:
                 node.inputs[position] = gs.Constant(f"{node.outputs[0].name}/sizes{position}", values)
     if node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         ratios = {new / old for old, new in zip(before, after, strict=True) if new != old}
-        if len(ratios) <= 1:  # no size was rounded
+        if len(ratios) <= 1:  # equal ratios: no size was rounded
             del node.attrs["keep_aspect_ratio_policy"]
             sizes = gs.Constant(f"{node.outputs[0].name}/sizes", np.asarray(after, np.int64))
             node.inputs = [node.inputs[0], gs.Variable.empty(), gs.Variable.empty(), sizes]
 
 
 def _drop_later_defaults(node: gs.Node, opset: int) -> None:
-    """Remove attributes that the operator has since a later opset, where they say what holds without them."""
+    """Remove attributes that a later opset added to the operator, if they have their default value."""
     for name in _later_attributes(node.op, opset) & node.attrs.keys():
         stated = onnx.defs.get_schema(node.op, opset).attributes[name].default_value
         default = helper.get_attribute_value(stated) if stated.type else None
@@ -380,16 +380,16 @@ def _drop_later_defaults(node: gs.Node, opset: int) -> None:
 
 @cache
 def _later_attributes(op: str, opset: int) -> frozenset[str]:
-    """Attributes that an operator has in an opset, and has not in the IR's."""
+    """Attributes that an operator has in an opset but not in the IR's opset."""
     try:
         here, later = (onnx.defs.get_schema(op, version).attributes for version in (OPSET, opset))
-    except onnx.defs.SchemaError:  # an operator of the IR's own, or of later opsets alone
+    except onnx.defs.SchemaError:  # an operator of the IR, or one that exists only in later opsets
         return frozenset()
     return frozenset(later.keys() - here.keys())
 
 
 def _write_pads(node: gs.Node) -> None:
-    """Padding that keeps ceil(size / stride) positions, as numbers for the traced resolution."""
+    """Write `auto_pad` SAME, which keeps ceil(size / stride) positions, as numbers for the traced resolution."""
     upper = node.attrs.pop("auto_pad") == "SAME_UPPER"
     spatial = node.inputs[0].shape[2:]
     kernel = node.attrs.get("kernel_shape", None if len(node.inputs) < 2 else node.inputs[1].shape[2:])
@@ -406,7 +406,7 @@ def _write_pads(node: gs.Node) -> None:
 
 
 def _write_pads_for_shape(node: gs.Node) -> None:
-    """Padding of a transposed convolution that gives an output of a stated shape. Source: ONNX, ConvTranspose-11."""
+    """Write the padding with which a transposed convolution gives its `output_shape`. Source: ONNX, ConvTranspose-11."""
     wanted = node.attrs.pop("output_shape")[-len(node.inputs[0].shape[2:]) :]
     upper = str(node.attrs.pop("auto_pad", "NOTSET")) == "SAME_UPPER"
     spatial, kernel = node.inputs[0].shape[2:], node.inputs[1].shape[2:]

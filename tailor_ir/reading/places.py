@@ -1,4 +1,4 @@
-"""Where operators come from: the module that a node stands in, and the line of the user's code that asks for it."""
+"""Origins of operators: the module of a node, and the line of the user's code that called it."""
 
 import os
 import re
@@ -18,29 +18,28 @@ from tailor_ir.reading.value_reads import PACKAGES, TORCH_FOLDER, shown_line
 
 OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 TRACE = str(Path(__file__).with_name("trace.py"))
-"""Calls the network: frames around its own are ours, and the caller's."""
+"""The file that calls the network: outer frames belong to this project and its caller."""
 TRACED = re.compile(r"^(.+?)\((\d+)\): ", re.MULTILINE)
-"""A frame in the stack that torch's TorchScript exporter keeps: innermost first."""
+"""A frame in the stack kept by torch's TorchScript exporter: innermost first."""
 RECORDED = re.compile(r'File "(.+?)", line (\d+)')
-"""A frame in the stack that torch's dynamo exporter writes into a file: innermost last."""
+"""A frame in the stack written into a file by torch's dynamo exporter: innermost last."""
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 NAMED = re.compile(r"(?<= at ')[^']+(?=')")
 UNKNOWN = re.compile(r"^operator '[^']+'(?= at '[^']+': not supported)")
-MOST_CHARACTERS = 120  # of a reason that is another library's
+MOST_CHARACTERS = 120  # of a reason that another library gives
 
 
 def module_path(name: str, modules: Collection[str] = ()) -> str:
-    """'/encoder/layers/layers.3/attn/Conv', as traced nodes are called, as 'encoder.layers.3.attn'; other names stay."""
+    """Module path of a traced node: '/encoder/layers/layers.3/attn/Conv' -> 'encoder.layers.3.attn'; other names stay."""
     if not name.startswith("/"):
         return name
     return _joined(name[1:].split("/")[:-1], modules) or name
 
 
 def _joined(scopes: Iterable[str], modules: Collection[str]) -> str:
-    """Names of modules inside each other as one path, the only one of `modules` that has them in this order.
+    """One path from the names of nested modules: the only one of `modules` with these names in this order, else all joined.
 
-    One that begins with the name before it has it replaced. Modules that are not called themselves (lists of them) are no
-    scopes.
+    A name that begins with the previous name replaces it. Modules that are not called themselves (such as lists) have no scope.
     """
     path: list[str] = []
     for scope in scopes:
@@ -53,7 +52,7 @@ def _joined(scopes: Iterable[str], modules: Collection[str]) -> str:
 
 
 def lines_of(model: onnx.ModelProto) -> dict[str, str]:
-    """Node name -> `file:line` of the innermost line that is neither torch's nor ours; {} where the file tells none."""
+    """Node name -> `file:line` of the innermost line outside torch and this project; {} if the file has no lines."""
     found = {}
     for node in model.graph.node:
         stack = next((entry.value for entry in node.metadata_props if entry.key == STACK_TRACE), "")
@@ -64,7 +63,7 @@ def lines_of(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _own_line(frames: Iterable[tuple[str, str]]) -> str:
-    """The innermost frame of a network's own code; of a package's where the whole network comes from packages."""
+    """Innermost frame of the network's own code, or of a package if the whole network comes from packages."""
     inside = takewhile(lambda frame: frame[0] != TRACE, frames)
     found = [(path, int(number)) for path, number in inside if not path.startswith((TORCH_FOLDER, OWN_FOLDER, "<"))]
     own = next((frame for frame in found if PACKAGES.isdisjoint(Path(frame[0]).parts)), None) or next(iter(found), None)
@@ -73,7 +72,7 @@ def _own_line(frames: Iterable[tuple[str, str]]) -> str:
 
 @contextmanager
 def located(model: onnx.ModelProto, modules: Collection[str] = ()) -> Iterator[None]:
-    """While inside, refusals that name a node of the model also tell its module and the line of the user's code.
+    """While inside, refusals that name a node of the model also report its module and the line of the user's code.
 
     modules: names of all modules of the network that the model was traced from.
     """
@@ -96,14 +95,14 @@ def _opset(model: onnx.ModelProto) -> int:
 
 
 def _line_of(name: str, lines: dict[str, str]) -> str:
-    """The line of a node, or of the node that a rewritten one is named after."""
+    """Line of a node; for a rewritten node, line of the node after which it is named."""
     while name not in lines and "/" in name.lstrip("/"):
         name = name.rpartition("/")[0]
     return lines.get(name, "")
 
 
 def unknown_operator(op: str, name: str, known: Collection[str]) -> ImportFailed:
-    """The refusal of a node whose operator has no record among the `known`; operators of a close spelling are named."""
+    """Refusal of a node whose operator is not among the `known` ones; names operators with a similar spelling."""
     close = " or ".join(f"'{other}'" for other in get_close_matches(op, sorted(known), 2, 0.75))
     return ImportFailed(
         f"operator '{op}' at '{name}': not supported{f' (near: {close})' if close else ''}; write it in other operators, "
@@ -112,7 +111,7 @@ def unknown_operator(op: str, name: str, known: Collection[str]) -> ImportFailed
 
 
 def export_refusal(model: nn.Module, error: Exception, opset: int) -> str:
-    """One line for a network that torch's exporter does not take: the operator, its module and line, and a way out."""
+    """Error line for a network that torch's exporter refuses: the operator, its module and line, and a remedy."""
     network, modules = type(model).__name__, [name for name, _ in model.named_modules()]
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -121,7 +120,7 @@ def export_refusal(model: nn.Module, error: Exception, opset: int) -> str:
         line = _own_line(
             (frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)[::-1]
         )
-        if isinstance(error, ImportFailed):  # says itself what is allowed
+        if isinstance(error, ImportFailed):  # its message already states what is allowed
             fault, stop, rest = reason.partition(";")
             return f"network '{network}': {fault}{f' at {line}' if line else ''}{stop}{rest}"
         return (

@@ -1,6 +1,6 @@
-"""Writing into a part of a tensor, which exporters write as ScatterND or ScatterElements with a position for each element.
+"""Writes into a part of a tensor, which exporters express as ScatterND or ScatterElements with a position per element.
 
-Constant positions become slices, concatenations and look-ups, whose axes are known.
+Writes at constant positions become slices, concatenations and look-ups, whose axes are known.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from numpy.typing import DTypeLike
 from tailor_ir.dims import from_begin
 
 WrittenPlaces = tuple[np.ndarray, ...]
-"""Positions along each axis; what is written are all combinations of them."""
+"""Positions along each axis; all their combinations are written."""
 JOINS = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
-"""The operator that joins what is written with what is there, by the name of the reduction."""
+"""Name of a reduction -> the operator that combines new and old values; "" replaces the old values."""
 REDUCTIONS = {"Add": "ReduceSum", "Mul": "ReduceProd", "Max": "ReduceMax", "Min": "ReduceMin"}
 NEUTRAL = {"Add": 0, "Mul": 1}
-FIRST_OPEN_AXES = 18  # opset from which on all reductions take their axes as an operand
+FIRST_OPEN_AXES = 18  # first opset in which all reductions take their axes as an operand
 KEEPING_AXES = frozenset(
     ("Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Pad", "ScatterElements", "ScatterND", "Slice", "Where")
-)  # results have the axes of the operand
+)  # results have the axes of the first operand
 
 
 def write_block(graph: gs.Graph, node: gs.Node) -> bool:
-    """A write at constant positions as operators without positions for single elements; a write of everything is its value.
+    """Rewrite a write at constant positions as operators without a position per element; a full write becomes its value.
 
-    False where the positions are not the same for all samples, replace one place twice, or nothing is known of them.
+    False if positions differ between samples, replace one place twice, or are not constant, or if shapes are unknown.
     """
     data, positions, value = node.inputs
     reduction = str(node.attrs.get("reduction", "none"))
@@ -52,7 +52,7 @@ def is_known(tensor: gs.Tensor) -> bool:
 
 
 class _Builder:
-    """Adds nodes with results of known shapes."""
+    """Adds nodes whose results have known shapes."""
 
     def __init__(self, graph: gs.Graph, name: str, dtype: object) -> None:
         self.graph, self.name, self.dtype, self.count = graph, name, dtype, 0
@@ -72,7 +72,7 @@ class _Builder:
         return x if tuple(x.shape) == tuple(shape) else self.add("Reshape", [x, self.numbers(shape)], shape)
 
     def join(self, parts: Sequence[gs.Tensor], axis: int) -> gs.Tensor:
-        """The parts along an axis, without those of no elements."""
+        """Concatenate the parts along an axis, without empty ones."""
         real = [part for part in parts if part.shape[axis]]
         shape = list(real[0].shape)
         shape[axis] = sum(part.shape[axis] for part in real)
@@ -106,9 +106,9 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """`value` (of the shape that `places` have) goes into `data`, seen as a tensor of `shape`.
+    """Write `value` (with the shape given by `places`) into `data`, viewed as a tensor of `shape`.
 
-    join: the operator that joins it with what is there; "" replaces that.
+    join: the operator that combines new and old values; "" replaces the old values.
     """
 
     data: gs.Tensor
@@ -137,11 +137,11 @@ class _Write:
 def _joined(
     builder: _Builder, value: gs.Tensor, axis: int, along: np.ndarray, join: str
 ) -> tuple[gs.Tensor, np.ndarray]:
-    """Values that are written at one place become one value; each place is there once."""
+    """Combine the values that are written to the same place; returns the values and their distinct places."""
     places, owner, counts = np.unique(along, return_inverse=True, return_counts=True)
     most, starts = int(counts.max()), np.cumsum(counts) - counts
     order = np.argsort(owner, kind="stable")
-    rows = np.repeat(order[starts][:, None], most, axis=1)  # the largest of two equal numbers is the same number
+    rows = np.repeat(order[starts][:, None], most, axis=1)  # repeating a value does not change Max or Min
     if join in NEUTRAL and counts.min() < most:
         value = _padded(builder, value, axis, 1, NEUTRAL[join])
         rows[:] = len(along)
@@ -152,7 +152,7 @@ def _joined(
 
 
 def _grown(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, places: np.ndarray) -> gs.Tensor:
-    """`around`, with `value` at the places along an axis."""
+    """`around` with `value` at the places along an axis."""
     size, step, start = around.shape[axis], _step(places), int(places[0])
     if step == 0:
         order = np.arange(size)
@@ -175,7 +175,7 @@ def _grown(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, pl
 
 
 def _every(builder: _Builder, around: gs.Tensor, value: gs.Tensor, axis: int, offset: int, step: int) -> gs.Tensor:
-    """`around`, whose elements `offset` of each `step` along an axis become those of `value`."""
+    """`around` with element `offset` of each group of `step` along an axis replaced by `value`."""
     before, count, after = around.shape[:axis], value.shape[axis], around.shape[axis + 1 :]
     apart = builder.reshape(around, (*before, count, step, *after))
     own = builder.reshape(value, (*before, count, 1, *after))
@@ -194,7 +194,7 @@ def _padded(builder: _Builder, x: gs.Tensor, axis: int, count: int, fill: int = 
 
 
 def _step(places: np.ndarray) -> int:
-    """The distance of places that ascend evenly; 0 for others."""
+    """The distance of evenly ascending places; 0 for other places."""
     if len(places) == 1:
         return 1
     step = int(places[1]) - int(places[0])
@@ -210,14 +210,14 @@ def _is_all(places: np.ndarray, size: int) -> bool:
 
 
 def _write(node: gs.Node, index: np.ndarray, join: str) -> _Write | None:
-    """The write of a scattering node; None where that is no block, differs between samples, or replaces a place twice."""
+    """The write of a scatter node; None if it is no block, differs between samples, or replaces a place twice."""
     data, _, value = node.inputs
     shape = tuple(data.shape)
     samples = _samples_axis(value if isinstance(data, gs.Constant) else data) % len(shape)
     if node.op == "ScatterElements":
         axis = int(node.attrs.get("axis", 0)) % len(shape)
         places = _along_axis(index, shape, axis)
-        if places is None and join in ("Max", "Min", "Mul"):  # SubNets have no such write at positions of their own
+        if places is None and join in ("Max", "Min", "Mul"):  # the IR's ScatterElements lacks these reductions
             entries = np.indices(index.shape)
             entries[axis] = from_begin(index, shape[axis])
             shape, places, samples = _flattened(list(entries), shape, samples)
@@ -234,7 +234,7 @@ def _write(node: gs.Node, index: np.ndarray, join: str) -> _Write | None:
 
 
 def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> WrittenPlaces | None:
-    """Places of entries that have the same position along an axis wherever they are along the others."""
+    """Places of entries whose position along an axis does not depend on the other axes; None for other entries."""
     along = np.moveaxis(index, axis, -1).reshape(-1, index.shape[axis])
     if not len(along) or not (along == along[0]).all():
         return None
@@ -243,7 +243,7 @@ def _along_axis(index: np.ndarray, shape: tuple[int, ...], axis: int) -> Written
 
 
 def _product(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> WrittenPlaces | None:
-    """Places along each axis where the coordinates are all combinations of them, in order."""
+    """Places along each axis if the coordinates are all their combinations, in order; None for other coordinates."""
     depth = len(coordinates)
     if coordinates[0].ndim != depth:
         return None
@@ -263,7 +263,7 @@ def coordinates_of(index: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray
 
 
 def _samples_axis(x: gs.Tensor) -> int:
-    """The axis of samples, of which there may be any number: the first, but where a Transpose moved it."""
+    """The sample axis: the first axis, unless a Transpose or Reshape moved it."""
     if not x.inputs:
         return 0
     maker = x.inputs[0]
@@ -283,9 +283,9 @@ def _samples_axis(x: gs.Tensor) -> int:
 def _flattened(
     coordinates: Sequence[np.ndarray], shape: tuple[int, ...], samples: int
 ) -> tuple[tuple[int, ...], WrittenPlaces | None, int]:
-    """The shape with the axes that positions are of as one, but for the samples'; places in it; the samples' axis."""
+    """The shape with all indexed axes but the sample axis merged; places in it, None if they differ; the sample axis."""
     depth = len(coordinates)
-    if samples >= depth:  # positions do not tell samples apart
+    if samples >= depth:  # positions do not index samples
         flat = (prod(shape[:depth]), *shape[depth:])
         everywhere = np.ravel_multi_index(tuple(coordinates), shape[:depth]).reshape(-1)
         return flat, (everywhere, *map(np.arange, shape[depth:])), samples - depth + 1
@@ -298,7 +298,7 @@ def _flattened(
 
 
 def linear_within_samples(coordinates: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
-    """Positions in the flattened part of one sample; None where samples have others, or the first does not count samples."""
+    """Positions in one flattened sample; None if they differ between samples, or the first axis does not count samples."""
     samples = shape[0]
     if coordinates[0].size % samples:
         return None

@@ -1,4 +1,4 @@
-"""Slices that together cover an axis become one node. Exporters write such slices to reorder gates of recurrent layers."""
+"""Merge slices that together cover an axis. Exporters write such slices to reorder gates of recurrent layers."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -12,9 +12,9 @@ MOST_BLOCKS = 8
 
 
 def reorder_blocks(graph: gs.Graph) -> None:
-    """Write slices of a weight's first axis that are joined in another order as a permutation of equal blocks.
+    """Rewrite slices of a weight's first axis that are joined in another order as a permutation of equal blocks.
 
-    The blocks become an axis of their own, so that all of them can be cut alike.
+    The blocks become a separate axis, so that all of them can be cut alike.
     """
     for node in [n for n in graph.nodes if n.op == "Concat" and n.attrs["axis"] == 0]:
         pieces = [_piece(operand) for operand in node.inputs]
@@ -34,9 +34,9 @@ def reorder_blocks(graph: gs.Graph) -> None:
 
 
 def split_slices(graph: gs.Graph) -> None:
-    """Write slices that cover one axis of a value without a gap as one Split, so that all pieces can be cut alike.
+    """Rewrite slices that cover one axis of a value without a gap as one Split, so that all pieces can be cut alike.
 
-    Slices that are only joined again in another order stay: they are a roll, which `tailor_ir/rewriting/rolls.py` reads.
+    Slices that are only joined again in another order stay: they are a roll, handled by `tailor_ir/rewriting/rolls.py`.
     """
     for value in list(graph.tensors().values()):
         found: dict[int, dict[tuple[int, int], list[gs.Node]]] = {}
@@ -64,7 +64,7 @@ def _is_roll(axis: int, pieces: Sequence[gs.Node]) -> bool:
 
 
 def _range(node: gs.Node) -> tuple[int, int, int] | None:
-    """Axis, begin and end of a slice of one axis in steps of one."""
+    """Axis, begin and end of a slice of one axis with step 1; None for other slices."""
     source = node.inputs[0]
     if not has_fixed_shape(source) or not all(isinstance(i, gs.Constant) for i in node.inputs[1:]):
         return None
@@ -94,7 +94,7 @@ def _split(graph: gs.Graph, value: gs.Tensor, axis: int, pieces: list[list[gs.No
 
 
 def _piece(tensor: gs.Tensor) -> tuple[gs.Tensor, int, int] | None:
-    """A slice of another tensor's first axis: the tensor, begin and end."""
+    """Source, begin and end of a tensor that is a slice of another tensor's first axis; None for other tensors."""
     node = tensor.inputs[0] if len(tensor.inputs) == 1 else None
     if node is None or node.op != "Slice":
         return None

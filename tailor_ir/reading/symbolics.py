@@ -1,4 +1,4 @@
-"""Operators that torch's exporter does not know at our opset, in terms of those that it knows."""
+"""Operators that torch's exporter does not know at our opset, expressed by operators that it knows."""
 
 import math
 import sys
@@ -21,7 +21,7 @@ from torch.onnx import (
 
 from tailor_ir.dims import from_begin, size_by_factor
 
-# graphs and values of torch's TorchScript exporter, which has no public types for them: Any
+# torch's TorchScript exporter has no public types for its graphs and values, hence Any
 
 
 def _number(g: Any, value: float | list[float]) -> Any:
@@ -39,9 +39,9 @@ def _rms_norm(g: Any, x: Any, shape: Any, weight: Any, epsilon: Any) -> Any:
 
 
 def _by_written_factors(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's own symbolic of a resize, with factors that give the traced sizes in float32.
+    """torch's symbolic of a resize, with factors that yield the traced sizes in float32.
 
-    torch multiplies in float64, and takes 0.29 · 100 to be below 29.
+    torch multiplies in float64, where 0.29 · 100 is below 29.
     """
 
     def symbolic(g: Any, x: Any, size: Any, *settings: Any) -> Any:
@@ -56,7 +56,7 @@ def _by_written_factors(resize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _written_factor(factor: float, before: int, after: int) -> float:
-    """The float32 next to a factor that makes one size of another."""
+    """The float32 nearest to a factor that maps the size `before` to `after`."""
     written = np.float32(factor)
     while (found := size_by_factor(before, written)) != after:
         written = np.nextafter(written, np.float32(0.0 if found > after else np.inf))
@@ -64,7 +64,7 @@ def _written_factor(factor: float, before: int, after: int) -> float:
 
 
 def _nearest_exact(g: Any, x: Any, size: Any, *scales: Any) -> Any:
-    """Nearest neighbours by the centres of pixels. Source: torch.nn.functional.interpolate, mode nearest-exact."""
+    """Nearest neighbours by pixel centres. Source: torch.nn.functional.interpolate, mode nearest-exact."""
     settings = {
         "mode_s": "nearest",
         "coordinate_transformation_mode_s": "half_pixel",
@@ -80,7 +80,7 @@ def _nearest_exact(g: Any, x: Any, size: Any, *scales: Any) -> Any:
 
 
 def _constant_pad(g: Any, x: Any, padding: Any, value: Any = None) -> Any:
-    """Padding by known amounts. torch's own symbolic computes them in the graph and so loses the shape of the result."""
+    """Padding by known amounts. torch's symbolic computes the amounts in the graph and thereby loses the result's shape."""
     amounts, sizes = symbolic_helper._maybe_get_const(padding, "is"), symbolic_helper._get_tensor_sizes(x)
     if not isinstance(amounts, list | tuple) or sizes is None or None in sizes:
         return symbolic_opset11.constant_pad_nd(g, x, padding, value)
@@ -101,7 +101,7 @@ def _pad(g: Any, x: Any, padding: Any, mode: Any, value: Any) -> Any:
 
 
 def _unfold(g: Any, x: Any, dimension: Any, size: Any, step: Any) -> Any:
-    """Sliding windows along one axis by looking up positions; their elements come last. Source: torch.Tensor.unfold."""
+    """Sliding windows along one axis by look-ups; the elements of a window are the last axis. Source: torch.Tensor.unfold."""
     axis, length, stride = (
         symbolic_helper._get_const(v, "i", name)
         for v, name in ((dimension, "dimension"), (size, "size"), (step, "step"))
@@ -118,16 +118,16 @@ def _unfold(g: Any, x: Any, dimension: Any, size: Any, step: Any) -> Any:
 
 
 def _traced_sizes(g: Any) -> tuple[list[int], list[int]]:
-    """Sizes of an operator's first operand and first result as they were traced."""
+    """Traced sizes of an operator's first operand and first result."""
     node = g.original_node
     return next(iter(node.inputs())).type().sizes(), next(iter(node.outputs())).type().sizes()
 
 
 def _extreme(operation: str) -> Callable[..., Any]:
-    """adaptive_avg_pool and adaptive_max_pool: "ReduceMean" and "ReduceMax"."""
+    """Symbolic of adaptive_avg_pool ("ReduceMean") or adaptive_max_pool ("ReduceMax")."""
 
     def pool(g: Any, x: Any, size: Any) -> Any:
-        """One number for each piece of an image; pieces are of equal size, or overlap. Source: torch.nn.AdaptiveAvgPool2d."""
+        """One number per piece of an image; pieces are equally large, or overlap. Source: torch.nn.AdaptiveAvgPool2d."""
         shape, after = _traced_sizes(g)
         kind = "Average" if operation == "ReduceMean" else "Max"
         if all(new == 1 for new in after[2:]):
@@ -147,7 +147,7 @@ def _extreme(operation: str) -> Callable[..., Any]:
 
 
 def _pooled_pieces(g: Any, x: Any, operation: str, axis: int, before: int, after: int) -> Any:
-    """Piece i of an axis is from ⌊i · before / after⌋ to ⌈(i + 1) · before / after⌉."""
+    """Pool the pieces of an axis: piece i ranges from ⌊i · before / after⌋ to ⌈(i + 1) · before / after⌉."""
     pieces = []
     for index in range(after):
         start, stop = index * before // after, -(-(index + 1) * before // after)
@@ -157,9 +157,9 @@ def _pooled_pieces(g: Any, x: Any, operation: str, axis: int, before: int, after
 
 
 def _fold(g: Any, x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
-    """Sums of overlapping blocks, as a transposed convolution in which each entry of a block has a kernel of its own.
+    """Sum overlapping blocks by a transposed convolution in which each entry of a block has its own kernel.
 
-    Source: torch.nn.functional.fold, whose x is (B, C · kernel height · kernel width, blocks).
+    x is (B, C · kernel height · kernel width, blocks). Source: torch.nn.functional.fold.
     """
     kernels, dilations, pads, strides = (
         symbolic_helper._get_const(v, "is", "fold") for v in (kernel, dilation, padding, stride)
@@ -171,7 +171,7 @@ def _fold(g: Any, x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, s
     blocks = [span // step + 1 for span, step in zip(spans, strides, strict=True)]
     entries = torch.eye(height * width).reshape(height * width, 1, height, width)
     weight = g.op("Constant", value_t=entries.repeat(known // (height * width), 1, 1, 1))
-    # groups of a transposed convolution have all entries of one channel: they are added up
+    # each group of the transposed convolution holds all entries of one channel, which are thereby summed
     spread = g.op("Reshape", x, g.op("Constant", value_t=torch.tensor([batch, known, *blocks])))
     return g.op(
         "ConvTranspose",
@@ -191,7 +191,7 @@ def _summed(g: Any, x: Any, axis: int) -> Any:
 
 
 def _inner_product(g: Any, a: Any, b: Any) -> Any:
-    """The inner product of two vectors, or of a matrix's rows and a vector. Source: torch.vdot, torch.dot, torch.mv."""
+    """Inner product of two vectors, or of each row of a matrix and a vector. Source: torch.vdot, torch.dot, torch.mv."""
     return _summed(g, g.op("Mul", a, b), -1)
 
 
@@ -207,7 +207,7 @@ def _instance_norm(
     epsilon: Any,
     cudnn: Any,
 ) -> Any:
-    """An instance norm; with running statistics, in eval mode, it is a BatchNorm."""
+    """An instance norm; in eval mode with running statistics it equals a BatchNorm."""
     if symbolic_helper._parse_arg(own, "i"):
         return symbolic_opset9.instance_norm(g, x, weight, bias, mean, variance, own, momentum, epsilon, cudnn)
     return symbolic_opset9.batch_norm(g, x, weight, bias, mean, variance, own, momentum, epsilon, cudnn)
@@ -218,7 +218,7 @@ def _threshold(g: Any, x: Any, limit: Any, value: Any) -> Any:
 
 
 def _repeat_interleave(g: Any, x: Any, repeats: Any, dim: Any = None, size: Any = None) -> Any:
-    """Each entry of an axis a number of times. torch's own symbolic adds to `dim` in place, which changes other constants."""
+    """Repeat each entry of an axis. torch's symbolic adds to `dim` in place, which changes other constants."""
     count, axis = symbolic_helper._maybe_get_const(repeats, "t"), symbolic_helper._maybe_get_const(dim, "i")
     shape = symbolic_helper._get_tensor_sizes(x)
     known = isinstance(axis, int) and shape is not None and None not in shape
@@ -229,7 +229,7 @@ def _repeat_interleave(g: Any, x: Any, repeats: Any, dim: Any = None, size: Any 
 
 
 def _each_several_times(g: Any, x: Any, axis: int, times: int, shape: list[int]) -> Any:
-    """Each entry of an axis of x `times` in a row."""
+    """Repeat each entry of an axis of x `times` in a row."""
     apart = symbolic_helper._unsqueeze_helper(g, x, [axis + 1])
     tiling = [1] * (len(shape) + 1)
     tiling[axis + 1] = times
@@ -241,7 +241,7 @@ def _each_several_times(g: Any, x: Any, axis: int, times: int, shape: list[int])
 
 
 def _diff(g: Any, x: Any, count: Any, dim: Any, before: Any = None, after: Any = None) -> Any:
-    """Differences of neighbours along an axis. Source: torch.diff."""
+    """Differences between neighbours along an axis. Source: torch.diff."""
     axis, times = (symbolic_helper._get_const(v, "i", name) for v, name in ((dim, "dim"), (count, "n")))
     parts = [part for part in (before, x, after) if not symbolic_helper._is_none(part)]
     result = g.op("Concat", *parts, axis_i=axis) if len(parts) > 1 else x
@@ -253,7 +253,7 @@ def _diff(g: Any, x: Any, count: Any, dim: Any, before: Any = None, after: Any =
 
 
 def _affine_grid(g: Any, theta: Any, size: Any, corners: Any) -> Any:
-    """Positions (B, H, W, 2) that an affine map theta (B, 2, 3) takes an image's from.
+    """Positions (B, H, W, 2) at which an affine map theta (B, 2, 3) samples an image.
 
     Source: torch.nn.functional.affine_grid.
     """
@@ -274,7 +274,7 @@ def _affine_grid(g: Any, theta: Any, size: Any, corners: Any) -> Any:
 
 
 def _antialiased(mode: str) -> Callable[..., Any]:
-    """Interpolation that averages positions that fall together: each axis is multiplied by a matrix of weights."""
+    """Symbolic of antialiased interpolation: each axis is multiplied by a matrix of weights."""
 
     def resize(g: Any, x: Any, size: Any, corners: Any, *scales: Any) -> Any:
         """Source: torch.nn.functional.interpolate, antialias=True."""
@@ -298,7 +298,7 @@ def _antialiased(mode: str) -> Callable[..., Any]:
 
 
 def _channel_shuffle(g: Any, x: Any, groups: Any) -> Any:
-    """Channels of all groups side by side, the first of each, the second …. Source: torch.nn.ChannelShuffle."""
+    """Interleave the channels of all groups: the first of each group, the second … Source: torch.nn.ChannelShuffle."""
     shape, _ = _traced_sizes(g)
     count = symbolic_helper._get_const(groups, "i", "groups")
     apart = [shape[0], count, shape[1] // count, *shape[2:]]
@@ -310,7 +310,7 @@ def _channel_shuffle(g: Any, x: Any, groups: Any) -> Any:
 
 
 def _sinc(g: Any, x: Any) -> Any:
-    """sin πx / πx, one at zero. The zero is left out before the division, so that gradients are finite. Source: torch.sinc."""
+    """sin πx / πx; 1 at zero. Zeros are replaced before the division to keep gradients finite. Source: torch.sinc."""
     one = symbolic_helper._if_scalar_type_as(torch.tensor(1.0), x)
     angle = g.op("Mul", x, symbolic_helper._if_scalar_type_as(torch.tensor(math.pi), x))
     is_zero = g.op("Equal", x, symbolic_helper._if_scalar_type_as(torch.tensor(0.0), x))
@@ -319,7 +319,7 @@ def _sinc(g: Any, x: Any) -> Any:
 
 
 def _attention(g: Any, q: Any, k: Any, v: Any, mask: Any, dropout: Any, causal: Any, scale: Any, grouped: Any) -> Any:
-    """Attention whose keys and values may have fewer heads than its queries. Source: scaled_dot_product_attention."""
+    """Attention in which keys and values may have fewer heads than queries. Source: scaled_dot_product_attention."""
     if symbolic_helper._get_const(grouped, "b", "enable_gqa"):
         heads = symbolic_helper._get_tensor_sizes(q)[-3]
         k, v = (_repeated_heads(g, x, heads) for x in (k, v))
@@ -327,7 +327,7 @@ def _attention(g: Any, q: Any, k: Any, v: Any, mask: Any, dropout: Any, causal: 
 
 
 def _repeated_heads(g: Any, x: Any, heads: int) -> Any:
-    """x (…, own heads, N, D), each head several times in a row, up to `heads`."""
+    """Repeat each head of x (…, own heads, N, D) in a row, up to `heads` heads."""
     shape = symbolic_helper._get_tensor_sizes(x)
     axis, times = len(shape) - 3, heads // shape[-3]
     return x if times == 1 else _each_several_times(g, x, axis, times, shape)
@@ -353,7 +353,7 @@ def _select_scatter(g: Any, x: Any, values: Any, dim: Any, index: Any) -> Any:
 
 
 def _written(g: Any, x: Any, values: Any, axis: int, places: range, shape: list[int]) -> Any:
-    """x of a shape, with values at the places of an axis."""
+    """x (of `shape`) with the entries at `places` along an axis replaced by values."""
     if not places:
         return g.op("Identity", x)
     if places.step == 1:
@@ -373,7 +373,7 @@ def _written(g: Any, x: Any, values: Any, axis: int, places: range, shape: list[
 
 
 def _index_add(g: Any, x: Any, dim: Any, index: Any, values: Any, factor: Any) -> Any:
-    """Parts of an axis added to others, at positions that may repeat. Source: torch.Tensor.index_add."""
+    """Add values to x at positions along an axis, which may repeat. Source: torch.Tensor.index_add."""
     if symbolic_helper._get_const(factor, "f", "alpha") != 1:
         factor = symbolic_helper._if_scalar_type_as(symbolic_helper._maybe_get_scalar(factor), x)
         values = g.op("Mul", values, factor)
@@ -387,7 +387,7 @@ def _index_reduce(g: Any, x: Any, dim: Any, index: Any, values: Any, how: Any, i
 
 
 def _places_of_parts(g: Any, dim: Any, index: Any) -> tuple[int, Any]:
-    """The axis, and the position of each element of the values along it."""
+    """The axis, and the position along it of each element of the values."""
     shape = g.original_node.inputsAt(3).type().sizes()
     axis = symbolic_helper._get_const(dim, "i", "dim") % len(shape)
     apart = torch.tensor([-1 if i == axis else 1 for i in range(len(shape))])
@@ -396,7 +396,7 @@ def _places_of_parts(g: Any, dim: Any, index: Any) -> tuple[int, Any]:
 
 
 def _index(g: Any, x: Any, indices: Any) -> Any:
-    """torch's own symbolic makes one number of positions along several axes, also of those that count from the end."""
+    """Index with positions counted from the beginning: torch's symbolic flattens several axes and mishandles negative ones."""
     sizes, found = _traced_sizes(g)[0], []
     for axis, given in enumerate(symbolic_helper._unpack_list(indices)):
         places = symbolic_helper._maybe_get_const(given, "t")
@@ -407,7 +407,7 @@ def _index(g: Any, x: Any, indices: Any) -> Any:
 
 
 def _index_put(g: Any, x: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
-    """torch's own symbolic writes what accumulates into zeros, and loses all but one value for each place."""
+    """Write at positions. With `accumulate`, torch's symbolic would keep only one of several values for a position."""
     result = symbolic_opset11.index_put(g, x, indices, values, accumulate)
     if symbolic_helper._parse_arg(accumulate, "b"):
         for written in result.node().inputs():
@@ -434,7 +434,7 @@ def _scattered(g: Any, x: Any, axis: int, index: Any, values: Any, reduction: st
 def _pool_with_positions(
     g: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: Any = None
 ) -> tuple[Any, Any]:
-    """Max pooling and where its values are from. The positions are ONNX's, and only MaxUnpool reads them."""
+    """Max pooling and the positions of the maxima, counted as in ONNX; only MaxUnpool reads them."""
     sizes, steps, pads, dilations = (
         symbolic_helper._get_const(v, "is", "max_pool") for v in (kernel, stride, padding, dilation)
     )
@@ -453,7 +453,7 @@ def _pool_with_positions(
 
 
 def _deformable(g: Any, x: Any, weight: Any, offset: Any, mask: Any, bias: Any, *settings: Any) -> Any:
-    """A convolution that reads beside its positions, by `offset`. Source: torchvision.ops.deform_conv2d."""
+    """Convolution whose sampling positions are shifted by `offset`. Source: torchvision.ops.deform_conv2d."""
     numbers = [symbolic_helper._get_const(v, "i", "deform_conv2d") for v in settings[:8]]
     strides, pads, dilations, (groups, offset_groups) = (numbers[i : i + 2] for i in range(0, 8, 2))
     operands = [x, weight, offset, bias, mask] if symbolic_helper._get_const(settings[8], "b", "use_mask") else [
@@ -474,12 +474,12 @@ def _deformable(g: Any, x: Any, weight: Any, offset: Any, mask: Any, bias: Any, 
 
 
 SCATTERED = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-"""Names of torch's reductions in ONNX."""
+"""torch's name of a reduction -> ONNX's name."""
 INTERPOLATIONS = (
     *(("nearest", rank, "nearest") for rank in (1, 2, 3)), ("linear", 1, "linear"), ("bilinear", 2, "linear"),
     ("trilinear", 3, "linear"), ("bicubic", 2, "cubic"),
 )  # fmt: skip
-"""torch's names of interpolations, their numbers of axes, and ONNX's names of them."""
+"""Interpolations: torch's name, number of spatial axes, ONNX's name."""
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
     **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},

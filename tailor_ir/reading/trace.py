@@ -1,7 +1,7 @@
-"""From a user's network (nn.Module or ONNX file) to an ONNX model whose initializers carry the network's own names.
+"""Convert a user's network (nn.Module or ONNX file) to an ONNX model whose initializers carry the network's own names.
 
-The TorchScript exporter merges initializers of equal value, so layers that merely start equal would share one tensor.
-A copy of the module with all-different values is exported instead, and the real values are put back by name.
+The TorchScript exporter merges initializers of equal value, so layers that only start equal would share one tensor.
+Therefore a copy of the module with distinct values is exported, and the real values are restored by name.
 """
 
 import copy
@@ -29,25 +29,25 @@ from tailor_ir.reading.symbolics import more_operators
 from tailor_ir.reading.value_reads import ValueReads, has_names, names_in, tensors_in
 from tailor_ir.reading.written_out.functions import WrittenOut, complex_as_pairs
 
-OPSET = 17  # the newest that onnx2torch's converters cover
+OPSET = 17  # the newest opset that onnx2torch's converters cover
 LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
-TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
+TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis is recognisable
 PLAIN_SETTINGS = {"_attn_implementation_internal": "eager", "use_cache": False}
-"""Settings of transformers' configurations for tracing: attention that masks by what it is given, and no caches as outputs."""
+"""Settings of transformers' configurations for tracing: attention that uses the given mask, and no caches as outputs."""
 
 
 def trace_module(
     model: nn.Module, examples: ExampleInputs, samples: int = TRACE_BATCH
 ) -> tuple[onnx.ModelProto, Tensors]:
-    """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name.
+    """ONNX model of `model` in eval mode with BatchNorm kept, and the tensors of its state by ONNX initializer name.
 
-    samples: the batch that the graph is for.
+    samples: batch size of the traced graph.
     """
     _refuse_too_large(f"network '{type(model).__name__}'", sum(t.nbytes for t in model.state_dict().values()))
     held = model.state_dict().items()
     state = {name: (torch.view_as_real(t) if t.is_complex() else t).detach().clone() for name, t in held}
     exported, read = _exported(model, examples, samples, frozenset())
-    if read:  # what Python reads of them is part of the trace, so these have to be the real values
+    if read:  # values that Python reads become part of the trace, so they have to be the real ones
         exported, _ = _exported(model, examples, samples, read)
     return exported, state
 
@@ -55,12 +55,12 @@ def trace_module(
 def _exported(
     model: nn.Module, examples: ExampleInputs, samples: int, kept: frozenset[str]
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """ONNX of a copy whose values are all different but for the `kept` ones, and the names of tensors that Python read."""
+    """ONNX model of a copy with distinct values (except the `kept` tensors), and the names of tensors that Python read."""
     probe = _copy(model).eval()
     pairs = complex_as_pairs(probe)
     for part in probe.modules():
         inner = part._modules.get("_orig_mod")
-        if inner is not None:  # a part that torch.compile wraps is traced as it was
+        if inner is not None:  # a part wrapped by torch.compile is traced uncompiled
             part.forward = inner.forward
     _make_values_unique(probe, kept)
     reads = ValueReads({**dict(probe.named_parameters()), **dict(probe.named_buffers())})
@@ -86,7 +86,7 @@ def _exported(
                 do_constant_folding=False,
                 opset_version=OPSET,
                 input_names=list(examples.names),
-                verbose=True,  # nodes keep the lines that they come from
+                verbose=True,  # nodes keep their source lines
             )
     except Exception as error:
         raise ImportFailed(export_refusal(model, error, OPSET)) from error
@@ -102,7 +102,7 @@ def _quiet_exporter() -> Iterator[None]:
     exporter_log = logging.getLogger("torch.onnx")
     level, printed = exporter_log.level, torch._C._jit_is_onnx_log_enabled()
     exporter_log.setLevel(logging.CRITICAL)
-    torch._C._jit_set_onnx_log_enabled(False)  # it prints whole graphs where an operator cannot be exported
+    torch._C._jit_set_onnx_log_enabled(False)  # it prints whole graphs if an operator cannot be exported
     try:
         yield
     finally:
@@ -111,7 +111,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    """A copy of a module, whose attributes may be computed tensors (those of torch.nn.utils.weight_norm)."""
+    """A copy of a module whose attributes may be computed tensors, as with torch.nn.utils.weight_norm."""
     found = (value for module in model.modules() for value in vars(module).values())
     computed = [value for value in found if isinstance(value, torch.Tensor) and not value.is_leaf]
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
@@ -127,8 +127,8 @@ def _refuse_too_large(where: str, size: int) -> None:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """While inside, functions that torch.compile wraps are traced as they were."""
-    settings = sys.modules.get("torch._dynamo.config")  # not there: nothing was compiled
+    """While inside, functions wrapped by torch.compile are traced uncompiled."""
+    settings = sys.modules.get("torch._dynamo.config")  # None if nothing was compiled
     with (
         torch.compiler.set_stance("force_eager"),
         settings.patch(error_on_nested_jit_trace=False) if settings is not None else nullcontext(),
@@ -139,7 +139,7 @@ def uncompiled() -> Iterator[None]:
 def _refuse_randomness(where: str, graph: onnx.GraphProto) -> None:
     """ImportFailed: a dropout stays on in eval mode."""
     for node in graph.node:
-        if node.op_type == "Dropout" and len(node.input) > 2:  # those that are off are not exported
+        if node.op_type == "Dropout" and len(node.input) > 2:  # dropout that is off is not exported
             raise ImportFailed(
                 f"{where}: operator 'Dropout' at '{node.name}' draws random numbers in eval mode, too; allowed: dropout that "
                 "is off in eval mode, as F.dropout(x, p, self.training); draw samples outside of the network"
@@ -147,7 +147,7 @@ def _refuse_randomness(where: str, graph: onnx.GraphProto) -> None:
 
 
 def _name_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Give the network's outputs the names that the module gives them; those that are taken stay."""
+    """Give the network's outputs the module's names; outputs whose name is taken keep theirs."""
     taken = {name for node in graph.node for name in (*node.input, *node.output)}
     taken |= {one.name for one in (*graph.input, *graph.initializer, *graph.output)}
     made = {name for node in graph.node for name in node.output}
@@ -166,9 +166,10 @@ def _name_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
 def _take_tensors(
     module: nn.Module, examples: ExampleInputs, reads: ValueReads, pairs: Sequence[torch.Tensor]
 ) -> list[str]:
-    """Leave the module its examples as arguments (the exporter traces defaults of others too), and plain tensors as results.
+    """Replace `forward` by a function that takes only the examples and returns plain tensors.
 
-    The list is of the results' names, and is filled when the module is called.
+    Other arguments are left out because the exporter would trace their defaults. The returned list holds the names of the
+    results and is filled when the module is called.
     """
     forward = module.forward
     output_names: list[str] = []
@@ -176,8 +177,8 @@ def _take_tensors(
     def of_tensors(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         for name, tensor in zip(examples.names, given, strict=True):
             reads.add(name, tensor)
-        torch._C._jit_set_onnx_log_enabled(False)  # the exporter turns it on, and would print the whole graph
-        with reads, WrittenOut(pairs):  # the exporter's own reads say nothing of the network
+        torch._C._jit_set_onnx_log_enabled(False)  # the exporter turns it on and would print the whole graph
+        with reads, WrittenOut(pairs):  # reads by the exporter itself do not count
             answer = examples.call(forward, given)
             found = tuple(tensors_in(answer))
         if not found:
@@ -190,21 +191,21 @@ def _take_tensors(
 
 
 def _configurations(model: nn.Module) -> list[object]:
-    """Those of Hugging Face's transformers that a network holds."""
-    library = sys.modules.get("transformers.configuration_utils")  # not there: nobody can have made such a network
+    """Configurations of Hugging Face's transformers that a network holds."""
+    library = sys.modules.get("transformers.configuration_utils")  # None if the library was never imported
     held = [vars(part).get("config") for part in model.modules()] if library is not None else []
     kind = library.PreTrainedConfig if library is not None else ()
     return list({id(config): config for config in held if isinstance(config, kind)}.values())
 
 
 def gives_caches(model: nn.Module) -> bool:
-    """Whether a network of Hugging Face's transformers gives what its next call reads, unless it is told not to."""
+    """Whether a network of Hugging Face's transformers returns caches for its next call by default."""
     return any(vars(config).get("use_cache") for config in _configurations(model))
 
 
 @contextmanager
 def plain_transformers(model: nn.Module) -> Iterator[None]:
-    """While inside, networks of Hugging Face's transformers compute attention by ordinary operators, and give no caches."""
+    """While inside, networks of Hugging Face's transformers compute attention by ordinary operators and return no caches."""
     before = [
         (config, name, vars(config)[name])
         for config in _configurations(model)
@@ -221,7 +222,7 @@ def plain_transformers(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """While inside, torch's transformer layers compute by ordinary operators instead of one that no exporter knows."""
+    """While inside, torch's transformer layers use ordinary operators instead of a fused one that no exporter knows."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -307,7 +308,7 @@ def _refuse_absent_data(where: str, target: Path, tensor: onnx.TensorProto) -> N
 
 
 def _tensors_in(message: Message, where: str, *, but: str = "") -> Iterator[tuple[str, onnx.TensorProto]]:
-    """All tensors inside a message, each with who holds it; `but`: the message's field that is left out."""
+    """All tensors inside a message, each with a description of its holder; `but`: the field of the message to skip."""
     if isinstance(message, onnx.NodeProto):
         where = f"operator '{message.op_type}' at '{message.name or next(iter(message.output), '')}'"
     for field, value in message.ListFields():

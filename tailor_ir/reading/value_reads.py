@@ -1,4 +1,4 @@
-"""Where a network's Python code reads values of tensors: what it decides by them is frozen in a trace."""
+"""Find places where a network's Python code reads values of tensors: decisions based on them are frozen in a trace."""
 
 import os
 import sys
@@ -19,9 +19,9 @@ READS = {
     *(torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.equal, torch.Tensor.allclose),
     *(torch.Tensor.is_nonzero, torch.equal, torch.allclose, torch.is_nonzero),
 }
-"""Functions from tensors to numbers of Python or NumPy."""
+"""Functions that return values of tensors as numbers of Python or NumPy."""
 SHAPES = {torch.Tensor.size, torch.Tensor.numel, torch.Tensor.nelement}
-"""Their results are tensors while torch traces, and depend on no values."""
+"""Functions whose results are tensors while torch traces, but do not depend on values."""
 PLAIN = {bool, int, float, str, torch.Size, torch.dtype, torch.device}
 """Types of results that hold no tensor."""
 PACKAGES = frozenset(("site-packages", "dist-packages"))
@@ -30,7 +30,7 @@ TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 class ValueReads(TorchFunctionMode):
-    """While active, notes where Python reads values that depend on `sources`, by name. Shapes are no values."""
+    """While active, records lines where Python reads values that depend on the named `sources`. Shapes are no values."""
 
     def __init__(self, sources: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -38,18 +38,18 @@ class ValueReads(TorchFunctionMode):
         for name, tensor in sources.items():
             self.add(name, tensor)
         self.places: dict[str, frozenset[str]] = {}
-        """`file:line` of each read, in the order of the first ones, and the sources that it depends on."""
+        """`file:line` of each read, in order of first occurrence -> the sources that the value depends on."""
         self.decisions: dict[str, set[object]] = {}
-        """`file:line` of each read of a truth value, and the values that were read."""
+        """`file:line` of each read -> the truth values that were read; None for other values."""
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """One more source; a tensor may have several names."""
+        """Add a source; a tensor may have several names."""
         self._origins[tensor] = self._origins.get(tensor, frozenset()) | {name}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call `func`; its results depend on what its operands depend on."""
+        """Call `func`; its results depend on the sources of its operands."""
         result = func(*args, **(kwargs or {}))
         if func in SHAPES or (type(result) in PLAIN and func not in READS):
             return result
@@ -72,7 +72,7 @@ def _writes_in_place(func: Any) -> bool:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of a value, in order: itself, or those of a dictionary, tuple, list or dataclass."""
+    """Tensors in a value, in order: the value itself, or the members of a dictionary, tuple, list or dataclass."""
     if isinstance(value, torch.Tensor):
         yield value
     else:
@@ -81,7 +81,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def names_in(value: object, name: str = "") -> Iterator[str]:
-    """Names of the tensors of a value, in the order of `tensors_in`: keys, fields and numbers, joined by dots."""
+    """Names of the tensors in a value, in the order of `tensors_in`: keys, fields and indices, joined by dots."""
     if isinstance(value, torch.Tensor):
         yield name
     else:
@@ -90,12 +90,12 @@ def names_in(value: object, name: str = "") -> Iterator[str]:
 
 
 def has_names(value: object) -> bool:
-    """Whether a value calls its parts by names: a dictionary or a dataclass."""
+    """Whether the parts of a value have names: a dictionary or a dataclass."""
     return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
 
 
 def _parts(value: object) -> Iterable[tuple[object, object]]:
-    """Parts of a value, by key, field or number; a dictionary that is a dataclass, too, as those of transformers, by key."""
+    """Parts of a value, by key, field or index; by key if it is both a dictionary and a dataclass, as in transformers."""
     if type(value) in PLAIN:
         return ()
     if isinstance(value, Mapping):
@@ -106,7 +106,7 @@ def _parts(value: object) -> Iterable[tuple[object, object]]:
 
 
 def _calling_line() -> str:
-    """The innermost line that is neither torch's nor ours."""
+    """The innermost line outside torch and this file."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
         frame = frame.f_back
@@ -114,7 +114,7 @@ def _calling_line() -> str:
 
 
 def shown_line(path: Path, line: int) -> str:
-    """`file:line`, the file as it is seen from the working folder, or from the folder of packages that it is in."""
+    """`file:line`, with the path relative to the working folder, or to its folder of packages."""
     here, inside = Path.cwd(), [index for index, part in enumerate(path.parts) if part in PACKAGES]
     if inside:
         return f"{Path(*path.parts[inside[-1] + 1 :])}:{line}"

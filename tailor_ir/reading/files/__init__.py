@@ -1,1 +1,1 @@
-"""ONNX files as people have them, in one form: functions inlined, quantisation read as float32, one floating-point type."""
+"""Bring ONNX files into one form: functions inlined, quantisation read as float32, one floating-point type."""

@@ -1,4 +1,4 @@
-"""Networks in half, double or bfloat16, read as float32: weights, constants, casts and declared types."""
+"""Read networks in half, double or bfloat16 as float32: weights, constants, casts and declared types."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -24,9 +24,9 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_as_float32(model: onnx.ModelProto) -> dict[str, str]:
-    """Make all floating-point numbers of a model float32, in place; input name -> the type that it was declared with.
+    """Make all floating-point numbers of a model float32, in place. Returns input name -> declared type, if it was another.
 
-    Finite numbers beyond float32's become its largest, so that a mask does not become infinite.
+    Finite numbers beyond float32's range become its largest number, so that a mask does not become infinite.
     """
     given = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
     for graph in _graphs(model.graph):
@@ -35,7 +35,7 @@ def read_as_float32(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, and all those inside of its nodes."""
+    """A graph, and all subgraphs inside its nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -68,7 +68,7 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
 
 
 def as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of another floating-point type as float32, with the rule of `read_as_float32`."""
+    """A floating-point tensor as float32, by the rule of `read_as_float32`; other tensors unchanged."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float32:
         return tensor
     if tensor.dtype == torch.float64:
@@ -77,16 +77,16 @@ def as_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def other_types(module: nn.Module, tensors: Iterable[torch.Tensor]) -> frozenset[torch.dtype]:
-    """The floating-point types but float32 of a module's parameters and buffers, and of these tensors."""
+    """Floating-point types other than float32 among a module's parameters and buffers, and among these tensors."""
     found = (*module.parameters(), *module.buffers(), *tensors)
     return frozenset(one.dtype for one in found if one.is_floating_point() and one.dtype != torch.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float32Module:
-    """A module that computes in float32, and what it is compared with: itself, or a module of more digits.
+    """A module that computes in float32, and its reference for comparison: the original, or the copy with more digits.
 
-    given_types: names of the types that its inputs were given in, in order; () where all were float32.
+    given_types: names of the types in which the inputs were given, in order; () if all were float32.
     """
 
     module: nn.Module
@@ -97,7 +97,7 @@ class Float32Module:
 
 
 def module_in_float32(module: nn.Module, examples: ExampleInputs) -> Float32Module:
-    """A copy of a module in float32; the module itself where it needs no copy, or decides itself on another type."""
+    """A copy of a module in float32; the module itself if it needs no copy, or if its own code fixes another type."""
     kinds = other_types(module, examples.tensors)
     if not kinds:
         return Float32Module(module=module, examples=examples, reference=(module, examples))
@@ -114,12 +114,12 @@ def module_in_float32(module: nn.Module, examples: ExampleInputs) -> Float32Modu
 
 
 def float_remark(kinds: str) -> str:
-    """The remark on a network that is read as float32."""
+    """Remark on a network that is read as float32."""
     return f"the network is in {kinds}: it is read as float32, and its SubNets and exported files are float32"
 
 
 def float32_copy(module: nn.Module, examples: ExampleInputs) -> tuple[nn.Module, ExampleInputs] | None:
-    """A copy of a module and its examples that compute in float32; None where the module itself decides on another type."""
+    """A float32 copy of a module and its examples; None if the code of the module fixes another type."""
     computed = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
     held = {id(value): value.detach().clone() for value in computed if not value.is_leaf}
     same = copy.deepcopy(module, held).float().eval()
@@ -132,6 +132,6 @@ def float32_copy(module: nn.Module, examples: ExampleInputs) -> tuple[nn.Module,
         RuntimeError,
         TypeError,
         ValueError,
-    ):  # of operands of two types, or a check of the module's
+    ):  # operands of two types, or a check by the module
         return None
     return same, plain

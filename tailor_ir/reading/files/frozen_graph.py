@@ -1,4 +1,4 @@
-"""A folded ONNX graph as the IR's graph: frozen nodes, shapes, tensors beside it."""
+"""Convert a folded ONNX graph to the IR's graph: frozen nodes and shapes, with the tensors beside it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from tailor_ir.reading.files.layouts import InputLayout
 from tailor_ir.reading.places import unknown_operator
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
-DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"}  # shapes follow from values
+DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"}  # shapes depend on values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphEnds:
-    """Facts on a graph beside its nodes. known: operators that may be in it; () allows all."""
+    """Facts about a graph besides its nodes. known: operators that it may contain; () allows all."""
 
     layout: InputLayout
     known: Collection[str] = ()

@@ -1,4 +1,4 @@
-"""Which axis of each input of an ONNX file is the batch, and which sizes its open dimensions have."""
+"""Find the batch axis of each input of an ONNX file, and sizes for its open dimensions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +14,15 @@ from tailor_ir.reading.trace import TRACE_BATCH
 
 MOST_LAYOUTS = 16
 DimensionSizes = tuple[int | str | None, ...]
-"""Dimensions of an input: its size, or the name of an open size, or an open size without a name."""
+"""Dimensions of an input: a size, the name of an open size, or None for an open size without a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLayout:
     """One way to read the inputs of a file.
 
-    shapes: all sizes known. batch_axes: by name, NO_BATCH for an input that all samples share. constants: inputs that become
-    constants, with their values.
+    shapes: all sizes are known. batch_axes: batch axis by input name, NO_BATCH for an input that all samples share.
+    constants: inputs that become constants, with their values.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class InputLayout:
 
     @property
     def samples(self) -> int:
-        """The batch: its axis in the first input that has one."""
+        """Batch size: size of the batch axis in the first input that has one."""
         axes = ((shape, self.batch_axes.get(name, 0)) for name, shape in self.shapes.items())
         return next(shape[axis] for shape, axis in axes if axis != NO_BATCH)
 
@@ -41,7 +41,7 @@ class InputLayout:
         return any(self.batch_axes.get(name, 0) == 0 for name in self.shapes)
 
     def with_samples(self, samples: int) -> "InputLayout":
-        """The same inputs with another batch."""
+        """The same inputs with another batch size."""
         axes = {name: self.batch_axes.get(name, 0) for name in self.shapes}
         shapes = {
             name: tuple(samples if axis == axes[name] else size for axis, size in enumerate(shape))
@@ -51,12 +51,12 @@ class InputLayout:
 
 
 def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> list[InputLayout]:
-    """The ways to read a file's inputs, the likeliest first.
+    """Possible layouts of a file's inputs, the likeliest first.
 
-    An open first axis is the batch, and so are open axes of its name in other inputs (states are (layers, batch, size)). Where
-    this cannot be read, the batch is one sample, wherever an axis of one may be it: first ways in which some input has it
-    first. Integers without an axis (a rate, a mode) become constants, of the example's value. ImportFailed: none, or all
-    leave sizes open.
+    An open first axis is the batch, and so are open axes of the same name in other inputs (states are (layers, batch, size)).
+    Fallbacks have a batch of one sample on any axis of size 1; layouts in which the batch is the first axis of some
+    input come first. Integers without an axis (a rate, a mode) become constants with the example's value.
+    ImportFailed: no layout is possible, or all layouts leave sizes open.
     """
     sizes = {name: _sizes(info) for name, info in inputs_of(model).items()}
     constants = {name: _constant(name, info, examples) for name, info in inputs_of(model).items() if _is_setting(info)}
@@ -84,7 +84,7 @@ def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> 
 
 
 def inputs_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """The inputs that a model is called with, by name: those without a stored value."""
+    """Inputs that a model is called with (without a stored value), by name."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return {one.name: one for one in model.graph.input if one.name not in stored}
 
@@ -111,7 +111,7 @@ def _constant(name: str, info: onnx.ValueInfoProto, examples: Mapping[str, torch
 
 
 def _ways(sizes: Sequence[DimensionSizes]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """(batch axis of each input, number of samples), the likeliest first."""
+    """Pairs (batch axis of each input, number of samples), the likeliest first."""
     firsts = [each[0] for each in sizes if each]
     closed = {size for size in firsts if isinstance(size, int)}
     first = next((each for each in sizes if each), (None,))
@@ -137,7 +137,7 @@ def _ways(sizes: Sequence[DimensionSizes]) -> Iterator[tuple[tuple[int, ...], in
 
 
 def _same(sizes: DimensionSizes, batch: int | str | None) -> int:
-    """The axis of an open input that is open under the batch's name; without names the first open one."""
+    """The axis of an input that is open under the name of the batch; without names, its first open axis."""
     if batch is not None and batch in sizes:
         return sizes.index(batch)
     if sizes and not isinstance(sizes[0], int):
@@ -146,7 +146,7 @@ def _same(sizes: DimensionSizes, batch: int | str | None) -> int:
 
 
 def _fixed(name: str, sizes: DimensionSizes, axis: int, samples: int, example: torch.Tensor | None) -> tuple[int, ...]:
-    """All sizes of an input: of the batch, as the file has them, or as the example."""
+    """Sizes of an input: the batch size on the batch axis, else the file's size, else the example's."""
     shape = []
     for position, size in enumerate(sizes):
         if position == axis:
@@ -164,7 +164,7 @@ def _fixed(name: str, sizes: DimensionSizes, axis: int, samples: int, example: t
 
 
 def leaves_batch_open(model: onnx.ModelProto, layout: InputLayout) -> bool:
-    """Whether a model takes any batch, and is read with several samples."""
+    """Whether a model takes any batch size and is read with several samples."""
     axes = {name: layout.batch_axes.get(name, 0) for name in layout.shapes}
     sizes = [
         _sizes(info)[axes[name]] for name, info in inputs_of(model).items() if axes.get(name, NO_BATCH) != NO_BATCH
@@ -173,9 +173,9 @@ def leaves_batch_open(model: onnx.ModelProto, layout: InputLayout) -> bool:
 
 
 def pin_squeezes(model: onnx.ModelProto, layout: InputLayout) -> onnx.ModelProto:
-    """A model whose Squeezes without axes keep the batch, where the file leaves it open and it is read with one sample.
+    """The model with axes written into Squeezes that have none, if its batch is open and it is read with one sample.
 
-    They drop the axes that have one entry whatever the batch is.
+    Such Squeezes would drop the batch; the written axes are those of size 1 for every batch size.
     """
     where = {info.name: layout.batch_axes.get(info.name, NO_BATCH) for info in model.graph.input}
     sizes = {info.name: _sizes(info) for info in model.graph.input if where[info.name] != NO_BATCH}

@@ -1,4 +1,4 @@
-"""An ONNX model as the importer takes it: its functions inlined, unknown sizes open, one floating-point type."""
+"""Prepare an ONNX model for the importer: functions inlined, unknown sizes open, one floating-point type."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +16,15 @@ from tailor_ir.reading.files.element_types import OTHERS, float_remark, read_as_
 from tailor_ir.reading.files.quantised import PAIR, drop_quantisation, quantisation_remark
 from tailor_ir.reading.trace import OPSET
 
-QUANTISED = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}  # and QLinear…
+QUANTISED = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}  # and all QLinear… operators
 MICROSOFT = "com.microsoft"
-STORED_APART = 4  # the first version of the format in which stored tensors are no inputs
-SAMPLED_BY_CENTRES = 11  # the first opset whose Resize has a choice of coordinates
+STORED_APART = 4  # first version of the format in which stored tensors need not be inputs
+SAMPLED_BY_CENTRES = 11  # first opset whose Resize can choose coordinates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A model of standard operators in float32. given_types: what its inputs were, where that was another type."""
+    """A model of standard operators in float32. given_types: declared types of inputs that were not float32."""
 
     model: onnx.ModelProto
     given_types: dict[str, str]
@@ -32,7 +32,7 @@ class PreparedModel:
 
 
 def prepare(given: onnx.ModelProto) -> PreparedModel:
-    """The same network in the form of `PreparedModel`; the given model stays as it is. ImportFailed: it cannot be read."""
+    """The network as a `PreparedModel`; the given model is not changed. ImportFailed: the model cannot be read."""
     model = onnx.ModelProto()
     model.CopyFrom(given)
     for tensor in model.graph.initializer:
@@ -43,14 +43,14 @@ def prepare(given: onnx.ModelProto) -> PreparedModel:
             )
     if model.functions:
         model = _inlined(model)
-    if model.ir_version < STORED_APART:  # stored tensors are listed as inputs, too
+    if model.ir_version < STORED_APART:  # these versions list stored tensors as inputs, too
         stored = {tensor.name for tensor in model.graph.initializer}
         inputs = [each for each in model.graph.input if each.name not in stored]
         del model.graph.input[:]
         model.graph.input.extend(inputs)
         model.ir_version = STORED_APART
     for node in model.graph.node:
-        if node.domain == MICROSOFT and node.op_type in PAIR:  # those of ONNX, with more integer types
+        if node.domain == MICROSOFT and node.op_type in PAIR:  # equal to ONNX's operators, with more integer types
             node.domain = ""
     for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for size in info.type.tensor_type.shape.dim:
@@ -68,7 +68,7 @@ def prepare(given: onnx.ModelProto) -> PreparedModel:
 
 
 def refuse_unsupported(model: onnx.ModelProto) -> None:
-    """ImportFailed: an operator that computes with integers, or that ONNX does not have."""
+    """ImportFailed: an operator computes with integers, or is not part of ONNX."""
     for node in model.graph.node:
         where = f"operator '{node.op_type}' at '{node.name or node.output[0]}'"
         if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
@@ -83,7 +83,7 @@ def refuse_unsupported(model: onnx.ModelProto) -> None:
 
 
 def _dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network before it was quantised. ImportFailed: it computes with integers."""
+    """The network before quantisation. ImportFailed: it computes with integers."""
     with quiet_surgeon():
         graph = imported(at_least(model, OPSET))
         drop_quantisation(graph)
@@ -91,7 +91,7 @@ def _dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def imported(model: onnx.ModelProto) -> gs.Graph:
-    """A model as onnx-graphsurgeon has it. ImportFailed: it cannot be read."""
+    """A model as a graph of onnx-graphsurgeon. ImportFailed: the model cannot be read."""
     try:
         return gs.import_onnx(model)
     except Exception as error:  # graphsurgeon raises several types
@@ -100,7 +100,7 @@ def imported(model: onnx.ModelProto) -> gs.Graph:
 
 
 def at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """The model in the opset that the rules are written for; newer ones differ only where `normalise` rewrites."""
+    """The model raised to an opset; newer models are unchanged, because `normalise` rewrites their differences."""
     version = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), opset)
     if version >= opset:
         return model
@@ -114,7 +114,7 @@ def at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def _mend_raised(model: onnx.ModelProto, before: int) -> onnx.ModelProto:
-    """Forms of earlier opsets that the converter of versions passes by, in place. before: the opset that the model had."""
+    """Rewrite forms of earlier opsets that the version converter ignores, in place. before: original opset of the model."""
     for node in model.graph.node:
         if node.op_type == "ConstantFill":
             _write_filling(node)
@@ -127,7 +127,7 @@ def _mend_raised(model: onnx.ModelProto, before: int) -> onnx.ModelProto:
 
 
 def _write_filling(node: onnx.NodeProto) -> None:
-    """The experimental operator of torch's first exporters, in its form with computed sizes, as the one that replaced it."""
+    """Rewrite ConstantFill with computed sizes (experimental, of torch's first exporters) as ConstantOfShape."""
     given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     if given.get("input_as_shape") and not given.get("extra_shape") and given.get("dtype", 1) == onnx.TensorProto.FLOAT:
         value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [given.get("value", 0.0)])
@@ -150,7 +150,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @contextmanager
 def quiet_surgeon() -> Iterator[None]:
-    """While inside, onnx-graphsurgeon prints nothing, and what it refuses is one line."""
+    """While inside, onnx-graphsurgeon prints nothing, and its errors become an ImportFailed of one line."""
     with G_LOGGER.suppress(G_LOGGER.CRITICAL + 1):
         try:
             yield

@@ -1,4 +1,4 @@
-"""Files in QDQ form (QuantizeLinear beside DequantizeLinear) read as float32: the network before it was quantised."""
+"""Read files in QDQ form (QuantizeLinear beside DequantizeLinear) as the float32 network before quantisation."""
 
 from collections.abc import Iterator
 
@@ -13,13 +13,13 @@ MOVING = frozenset(
     ("Concat", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Resize", "Slice", "Split", "Squeeze",
      "Transpose", "Unsqueeze")
 )  # fmt: skip
-"""Operators that compute with integers what they would compute with the numbers that these stand for."""
+"""Operators that commute with quantisation: they select or move values."""
 POOLING = frozenset(("AveragePool", "GlobalAveragePool", "GlobalMaxPool"))
 NOT_NEGATIVE = frozenset(("Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus"))
 
 
 def quantisation_remark(model: onnx.ModelProto) -> tuple[str, ...]:
-    """A line for a file that quantises values on their way."""
+    """A remark for a quantised file; () for other files."""
     stored = {tensor.name for tensor in model.graph.initializer}
     found = [node for node in model.graph.node if node.op_type == PAIR[0] and node.input[0] not in stored]
     found = found or [node for node in model.graph.node if node.op_type == PAIR[1]]
@@ -33,10 +33,10 @@ def quantisation_remark(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def drop_quantisation(graph: gs.Graph) -> None:
-    """Leave out what rounds values on their way; stored integers stay, and are folded to the numbers that they stand for.
+    """Remove quantisation of computed values; stored integers stay, and folding turns them into the numbers they represent.
 
-    A range that ends at zero stands for the ReLU that quantisers leave out: it stays, as a Clip. ImportFailed: the network
-    computes with integers otherwise.
+    A range that begins at zero represents a ReLU that the quantiser removed, so it stays as a Clip.
+    ImportFailed: the network computes with integers in another way.
     """
     if not any(node.op in PAIR for node in graph.nodes):
         return
@@ -64,7 +64,7 @@ def drop_quantisation(graph: gs.Graph) -> None:
 
 
 def _rounded(graph: gs.Graph) -> set[int]:
-    """Identities of the values that are quantised on their way."""
+    """Identities of the computed values that are quantised."""
     found: set[int] = set()
     for node in graph.nodes:
         if node.op == PAIR[0] or (node.op in MOVING and any(id(operand) in found for operand in node.inputs)):
@@ -73,7 +73,7 @@ def _rounded(graph: gs.Graph) -> set[int]:
 
 
 def _is_stored(tensor: gs.Tensor) -> bool:
-    """Whether a value follows from constants alone."""
+    """Whether a value depends on constants alone."""
     return isinstance(tensor, gs.Constant) or (
         bool(tensor.inputs)
         and all(map(_is_stored, (i for node in tensor.inputs for i in node.inputs if not i.is_empty())))
@@ -89,7 +89,7 @@ def _refuse_integers(node: gs.Node, rounded: set[int]) -> None:
 
 
 def _replace(graph: gs.Graph, node: gs.Node, upper: float | None) -> None:
-    """A node's first operand in the place of its result, limited to 0 … upper where this is given."""
+    """Replace a node's result by its first operand, clipped to 0 … upper if `upper` is given."""
     source, target = node.inputs[0], node.outputs[0]
     node.inputs.clear()
     node.outputs.clear()
@@ -103,7 +103,7 @@ def _replace(graph: gs.Graph, node: gs.Node, upper: float | None) -> None:
 
 
 def _range_from_zero(node: gs.Node) -> float | None:
-    """The upper end of the range of a QuantizeLinear that cuts negative numbers off; None where nothing is cut off."""
+    """Upper end of the range of a QuantizeLinear that cuts off negative numbers; None if it cuts off none."""
     source, scale, *zero = node.inputs
     if isinstance(source, gs.Constant) or not isinstance(scale, gs.Constant) or scale.values.size != 1:
         return None
@@ -126,7 +126,7 @@ def _is_positive(tensor: gs.Tensor) -> bool:
 
 
 def _dequantise(graph: gs.Graph, node: gs.Node) -> None:
-    """(x - zero point) · scale of integers that the network is given, or computes."""
+    """Replace a DequantizeLinear of input or computed integers by (x - zero point) · scale."""
     nodes = list(_scaled(node))
     node.inputs.clear()
     node.outputs.clear()

@@ -1,4 +1,4 @@
-"""Which tensors of a model are weights: initializers, Constant nodes, and what a file computes from constants."""
+"""Find the weights of a model: initializers, Constant nodes, and values that a file computes from constants."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import torch
 
-SETTINGS = {  # input positions of floats that are no weights
+SETTINGS = {  # input positions of floats that are not weights
     "DequantizeLinear": (1,),
     "QuantizeLinear": (1,),
     "Resize": (1, 2),
@@ -23,17 +23,17 @@ WEIGHTS = {
 AFFINE = frozenset(("Add", "Div", "Mul", "Sub"))
 LAYERS = frozenset((*WEIGHTS, "LpNormalization", "MeanVarianceNormalization")) - {"PRelu"}
 LARGEST = 1e4
-"""Vectors with larger numbers are masks."""
+"""Vectors with larger numbers are considered masks."""
 
 
 def weights_in_constants(graph: gs.Graph) -> frozenset[str]:
-    """Names of the constants that take the place of weights: of layers, of look-ups, and scales and shifts behind layers."""
+    """Names of constants that act as weights: of layers and look-ups, and scales and shifts after layers."""
     graph.toposort()
     found: set[str] = set()
-    scaled: set[int] = set()  # identities of scales and shifts behind layers, and of what normalises
+    scaled: set[int] = set()  # identities of nodes that scale or shift after layers, or that normalise
     for node in graph.nodes:
         if node.op in ("Div", "Mul") and not any(isinstance(operand, gs.Constant) for operand in node.inputs):
-            scaled.add(id(node))  # by a deviation that is computed
+            scaled.add(id(node))  # normalises by a computed deviation
         for position, operand in enumerate(node.inputs):
             if (
                 not isinstance(operand, gs.Constant)
@@ -57,7 +57,7 @@ def _is_table(node: gs.Node, position: int) -> bool:
 
 
 def _is_vector(node: gs.Node, operand: gs.Constant) -> bool:
-    """Whether a constant has one number for each channel: along the second or the last axis of the result."""
+    """Whether a constant has one number per channel, along the second or the last axis of the result."""
     result = node.outputs[0]
     wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size > 1]
     if len(wide) != 1 or result.shape is None or len(result.shape) < len(operand.shape):
@@ -71,9 +71,9 @@ def _follows_layer(node: gs.Node, position: int, scaled: set[int]) -> bool:
 
 
 def unshare_vectors(graph: gs.Graph, weights: frozenset[str]) -> frozenset[str]:
-    """Give each reader of a bias or scale its own copy; names of the copies.
+    """Give each reader of a bias or scale its own copy. Returns the names of the copies.
 
-    Exporters merge vectors of equal value (all the zero biases of one length), which ties layers that are not tied.
+    Exporters merge vectors of equal value (such as zero biases of the same length), which would tie independent layers.
     """
     copies: set[str] = set()
     for tensor in list(graph.tensors().values()):

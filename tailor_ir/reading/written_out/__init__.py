@@ -1,1 +1,1 @@
-"""What exporters cannot say, or say in operators of their own, written in operators that the IR knows."""
+"""Functions that exporters cannot express in standard operators, rewritten in operators that the IR knows."""

@@ -1,7 +1,7 @@
-"""Complex numbers as pairs of real tensors, which is what ONNX can say.
+"""Complex numbers as pairs of real tensors, the only form that ONNX can express.
 
-`ComplexPair` stands for a complex tensor while a network is traced. Functions of complex tensors are found by their names;
-those that only move elements, or are linear, apply to both parts alike.
+`ComplexPair` replaces a complex tensor while a network is traced. Functions of complex tensors are looked up by name;
+functions that only move elements, or are linear, are applied to both parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ ALIKE = frozenset(
         "unsqueeze_", "view", "view_as", "vstack", "zeros_like",
     )
 )  # fmt: skip
-"""Functions that apply to the real and the imaginary part alike."""
+"""Functions that are applied to the real and the imaginary part separately."""
 OF_SHAPE = frozenset(("device", "dim", "layout", "ndim", "ndimension", "numel", "requires_grad", "shape", "size"))
 PRODUCTS = frozenset(("bmm", "einsum", "linear", "matmul", "mm", "mv", "tensordot"))
 """Functions that are linear in each of two operands."""
@@ -33,7 +33,7 @@ SAME = {
 
 
 class ComplexPair:
-    """A complex tensor: its real and its imaginary part, of one shape."""
+    """A complex tensor: real and imaginary part of the same shape."""
 
     def __init__(self, real: Real, imag: Real) -> None:
         self.real, self.imag = real, imag
@@ -48,7 +48,7 @@ class ComplexPair:
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Torch's functions of pairs."""
+        """Apply a torch function to pairs."""
         return apply_to_pairs(name_of(func), func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +83,7 @@ for _name in ("add", "sub", "mul", "truediv", "matmul", "pow", "radd", "rsub", "
 
 
 def name_of(func: Any) -> str:
-    """A function's name; of an attribute's getter, the attribute's."""
+    """Name of a function, or of the attribute if the function is an attribute's getter."""
     name = getattr(func, "__name__", str(func))
     if name == "__get__":
         name = func.__self__.__name__
@@ -103,7 +103,7 @@ def parts_of(value: Any) -> tuple[Any, Any]:
 
 
 def has_pair(value: object) -> bool:
-    """Whether a pair, or a complex number, is among arguments."""
+    """Whether the arguments contain a pair or a complex number."""
     if isinstance(value, ComplexPair | complex):
         return True
     if isinstance(value, Mapping):
@@ -112,7 +112,7 @@ def has_pair(value: object) -> bool:
 
 
 def apply_to_pairs(name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A function of complex tensors. ImportFailed: it is not known."""
+    """Apply a function to complex tensors. ImportFailed: the function is not known."""
     name = SAME.get(name, name)
     if name in RULES:
         return RULES[name](*args, **kwargs)
@@ -137,7 +137,7 @@ def _attribute(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def _take(value: Any, part: int) -> Any:
-    """An argument with the real (0) or the imaginary part (1) in the place of pairs; lists may hold real tensors, too."""
+    """An argument in which the real (0) or the imaginary part (1) replaces each pair; lists may also hold real tensors."""
     if isinstance(value, ComplexPair | complex):
         return parts_of(value)[part]
     if isinstance(value, list | tuple) and has_pair(value):
@@ -152,7 +152,7 @@ def _joined(real: Any, imag: Any) -> Any:
 
 
 def _product(name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A function that is linear in each of two operands; real operands are not made complex."""
+    """Apply a function that is linear in each of two operands; real operands stay real."""
     given = [*args[0]] if name == "einsum" and isinstance(args[0], list | tuple) else [*args]
     lead = given[:1] if name == "einsum" else []
     operands = given[len(lead) :]
@@ -231,7 +231,7 @@ def _polar(size: Real, angle: Real) -> ComplexPair:
 
 
 def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Complex numbers stay so; real ones become so where a complex type is asked for."""
+    """Convert to a type: pairs stay complex unless a real type is requested; real tensors become pairs."""
     wanted = next((one for one in (*args, *kwargs.values()) if isinstance(one, torch.dtype)), None)
     if isinstance(x, ComplexPair):
         return x if wanted is None or wanted.is_complex else x.real.to(wanted)
@@ -296,4 +296,4 @@ RULES: dict[str, Callable[..., Any]] = {
     "where": _where,
     "view_as_real": lambda x: torch.stack((x.real, x.imag), -1),
 }
-"""Functions of pairs, by name."""
+"""Functions on pairs, by name."""

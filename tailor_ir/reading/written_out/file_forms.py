@@ -1,4 +1,4 @@
-"""Operators of files in terms of others: attention, sums of blocks, spectra, layers that go backwards, ONNX's own functions."""
+"""Rewrite operators of ONNX files in terms of others: attention, Col2Im, spectra, backward RNNs, ONNX's own functions."""
 
 from collections.abc import Collection, Sequence
 from math import prod
@@ -13,12 +13,12 @@ from tailor_ir.errors import ImportFailed
 DEFINED_BY_OTHERS = frozenset(
     ("AffineGrid", "CastLike", "CausalConvWithState", "LinearAttention", "MeanVarianceNormalization", "RotaryEmbedding")
 )
-"""Operators that are read as the functions that ONNX defines them by."""
+"""Operators that are replaced by ONNX's function definition of them."""
 DEFAULT_DOMAIN = ("", "ai.onnx")
 
 
 def inline_defined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with operators that ONNX defines by others as those others."""
+    """The model with ONNX's function definitions inlined for operators that have one."""
     found = {node.op_type for node in model.graph.node if node.domain in DEFAULT_DOMAIN and _is_defined_by_others(node)}
     if not found and all(node.op_type != "STFT" for node in model.graph.node):
         return model
@@ -28,7 +28,7 @@ def inline_defined(model: onnx.ModelProto) -> onnx.ModelProto:
     if not found:
         return typed
     names = [("", name) for name in sorted(found)]
-    typed.graph.value_info.extend(  # definitions follow from types of operands, and the inliner does not look at these
+    typed.graph.value_info.extend(  # definitions depend on operand types, and the inliner ignores initializers
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in model.graph.initializer
     )
@@ -44,7 +44,7 @@ def inline_defined(model: onnx.ModelProto) -> onnx.ModelProto:
 def _write_defaults(model: onnx.ModelProto, operators: Collection[str]) -> None:
     """Write out attributes that nodes of some operators leave out, in place.
 
-    The inliner loses their defaults, and shape inference takes another one for the sides of an STFT.
+    The inliner loses their defaults, and shape inference uses another default for `onesided` of an STFT.
     """
     opset = next(each.version for each in model.opset_import if each.domain in DEFAULT_DOMAIN)
     for node in (node for node in model.graph.node if node.op_type in operators):
@@ -54,13 +54,13 @@ def _write_defaults(model: onnx.ModelProto, operators: Collection[str]) -> None:
 
 
 def _is_defined_by_others(node: onnx.NodeProto) -> bool:
-    if node.op_type == "RMSNormalization":  # along the last axis it has a record
+    if node.op_type == "RMSNormalization":  # the IR knows the operator along the last axis
         return next((a.i for a in node.attribute if a.name == "axis"), -1) != -1
     return node.op_type in DEFINED_BY_OTHERS
 
 
 class Builder:
-    """Adds nodes of one operator, with results of known shapes."""
+    """Adds the nodes that replace one operator, with results of known shapes."""
 
     def __init__(self, graph: gs.Graph, node: gs.Node) -> None:
         self.graph, self.name = graph, node.name or next(one.name for one in node.outputs if one.name)
@@ -84,7 +84,7 @@ class Builder:
         return self.add("Transpose", [x], [x.shape[i] for i in order], perm=list(order))
 
     def finish(self, node: gs.Node, *results: gs.Tensor) -> None:
-        """Let readers of the node read the results in its place."""
+        """Redirect readers of the node to the results."""
         for target, result in zip(list(node.outputs), results, strict=False):
             for reader in list(target.outputs):
                 reader.inputs = [result if operand is target else operand for operand in reader.inputs]
@@ -94,7 +94,7 @@ class Builder:
 
 
 def write_out(graph: gs.Graph) -> None:
-    """Attention, sums of blocks, spectra of signals, and recurrent layers that go backwards, as other operators."""
+    """Rewrite attention, Col2Im, spectra of signals, and backward recurrent layers as other operators."""
     for node in list(graph.nodes):
         if node.op in WRITERS:
             WRITERS[node.op](graph, node)
@@ -102,7 +102,7 @@ def write_out(graph: gs.Graph) -> None:
 
 
 def _attention(graph: gs.Graph, node: gs.Node) -> None:
-    """softmax(scale · Q Kᵀ + mask) V. Heads of keys and values may be fewer than those of queries. Source: ONNX, Attention-23.
+    """softmax(scale · Q Kᵀ + mask) V. Keys and values may have fewer heads than queries. Source: ONNX, Attention-23.
 
     Operands are (B, N, heads · size) or (B, heads, N, size).
     """
@@ -150,7 +150,7 @@ def _heads(b: Builder, x: gs.Tensor, count: int) -> gs.Tensor:
 
 
 def _masked(b: Builder, node: gs.Node, scores: gs.Tensor, groups: int) -> gs.Tensor:
-    """Scores with what must not be looked at at minus infinity, or almost: rows without anything are evenly weighted."""
+    """Scores with masked entries at the lowest finite number, so that fully masked rows get uniform weights."""
     lowest = b.constant(np.finfo(np.dtype(b.dtype)).min)
     shape = scores.shape
     if node.attrs.get("is_causal", 0):
@@ -165,7 +165,7 @@ def _masked(b: Builder, node: gs.Node, scores: gs.Tensor, groups: int) -> gs.Ten
         raise ImportFailed(
             f"operator 'Attention' at '{b.name}': a mask for {mask.shape[-1]} of {shape[-1]} keys; allowed: one for all of them"
         )
-    if len(mask.shape) > 2 and groups > 1:  # heads are two axes: groups of them, and those of one group
+    if len(mask.shape) > 2 and groups > 1:  # the heads are two axes: groups, and heads within a group
         *batch, heads, rows, columns = mask.shape
         apart = (heads // groups, groups) if heads > 1 else (1, 1)
         mask = b.reshape(mask, (*batch, *apart, rows, columns))
@@ -175,7 +175,7 @@ def _masked(b: Builder, node: gs.Node, scores: gs.Tensor, groups: int) -> gs.Ten
 
 
 def _dft(graph: gs.Graph, node: gs.Node) -> None:
-    """DFT along an axis that is an attribute, of as many elements as it transforms. Source: ONNX, DFT-17 and DFT-20."""
+    """DFT whose axis is an attribute and whose input has the transform's length. Source: ONNX, DFT-17 and DFT-20."""
     x, *settings = node.inputs
     lengths, axes = ([*settings, gs.Variable.empty(), gs.Variable.empty()])[:2]
     rank = len(x.shape)
@@ -195,7 +195,7 @@ def _dft(graph: gs.Graph, node: gs.Node) -> None:
 
 
 def _resized(b: Builder, x: gs.Tensor, axis: int, size: int) -> gs.Tensor:
-    """The axis cut to a size, or filled with zeros."""
+    """x with the axis cut to a size, or padded with zeros."""
     shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
     if size < x.shape[axis]:
         return b.add("Slice", [x, *(b.constant([v], np.int64) for v in (0, size, axis))], shape)
@@ -205,7 +205,7 @@ def _resized(b: Builder, x: gs.Tensor, axis: int, size: int) -> gs.Tensor:
 
 
 def _stft(graph: gs.Graph, node: gs.Node) -> None:
-    """Windows of a real signal (B, L[, 1]), each transformed: (B, frames, frequencies, 2). Source: ONNX, STFT-17."""
+    """Transform each window of a real signal (B, L[, 1]): (B, frames, frequencies, 2). Source: ONNX, STFT-17."""
     signal, steps, window, lengths = ([*node.inputs, gs.Variable.empty(), gs.Variable.empty()])[:4]
     samples, whole = signal.shape[:2]
     given = [x for x in (steps, lengths) if not x.is_empty()]
@@ -228,7 +228,7 @@ def _stft(graph: gs.Graph, node: gs.Node) -> None:
 
 
 def _col2im(graph: gs.Graph, node: gs.Node) -> None:
-    """Sums of overlapping blocks, as a transposed convolution in which each entry of a block has a kernel of its own.
+    """Sum overlapping blocks by a transposed convolution in which each entry of a block has its own kernel.
 
     x is (B, C · entries of a block, blocks). Source: ONNX, Col2Im-18.
     """
@@ -261,7 +261,7 @@ def _col2im(graph: gs.Graph, node: gs.Node) -> None:
 
 
 def _recurrent(graph: gs.Graph, node: gs.Node) -> None:
-    """A recurrent layer that goes backwards reads the steps reversed, and gives them so. Source: ONNX, LSTM-14."""
+    """Rewrite a backward recurrent layer as a forward one with reversed input and output steps. Source: ONNX, LSTM-14."""
     lengths = node.inputs[4] if len(node.inputs) > 4 else gs.Variable.empty()
     if node.attrs.get("direction") != "reverse" or not lengths.is_empty() or node.attrs.get("layout", 0):
         return
@@ -273,7 +273,7 @@ def _recurrent(graph: gs.Graph, node: gs.Node) -> None:
 
 
 def _reversed(b: Builder, x: gs.Tensor, shape: Sequence[int]) -> gs.Variable:
-    """The first axis from its end to its begin."""
+    """x with its first axis reversed."""
     ranges = (b.constant([bound], np.int64) for bound in (-1, np.iinfo(np.int64).min, 0, -1))
     return b.add("Slice", [x, *ranges], shape)
 

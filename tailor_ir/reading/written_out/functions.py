@@ -1,7 +1,7 @@
-"""Torch's functions that its exporter cannot say, computed by others while a network is traced.
+"""Replacements for torch functions that its exporter cannot express, used while a network is traced.
 
-Complex tensors are pairs of real ones, Fourier transforms one operator of real tensors, `DFT` as ONNX has it: (…, N, …, 1 or 2)
-to (…, K, …, 1 or 2), where the last axis holds the real and the imaginary part.
+Complex tensors become pairs of real ones. Fourier transforms become ONNX's operator `DFT` on real tensors: (…, N, …, 1 or 2)
+-> (…, K, …, 1 or 2), where the last axis holds the real and the imaginary part.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ Dims = int | Sequence[int] | None
 
 
 class WrittenTransform(torch.autograd.Function):
-    """One axis of x (…, N, …, 1 or 2) transformed, as ONNX's DFT. shape: of x. length: points of time."""
+    """Transform one axis of x (…, N, …, 1 or 2) as ONNX's DFT. shape: shape of x. length: number of points in time."""
 
     @staticmethod
     def forward(
@@ -45,7 +45,7 @@ class WrittenTransform(torch.autograd.Function):
 
 
 def _transformed(x: Any, axis: int, *, inverse: bool = False, onesided: bool = False, length: int = 0) -> Any:
-    """One axis of a real tensor or a pair."""
+    """Transform one axis of a real tensor or a pair."""
     pair = isinstance(x, ComplexPair)
     stacked = torch.stack((x.real, x.imag), -1) if pair else x.unsqueeze(-1)
     axis %= stacked.dim() - 1
@@ -55,7 +55,7 @@ def _transformed(x: Any, axis: int, *, inverse: bool = False, onesided: bool = F
 
 
 def _resized(x: Any, axis: int, size: int | None) -> Any:
-    """The axis cut to a size, or filled with zeros up to it."""
+    """x with the axis cut to a size, or padded with zeros up to it."""
     have = int(x.shape[axis])
     if size is None or int(size) == have:
         return x
@@ -67,14 +67,14 @@ def _resized(x: Any, axis: int, size: int | None) -> Any:
 
 
 def _scaled(x: Any, points: int, norm: str | None, inverse: bool) -> Any:
-    """torch's `norm`: which way divides by the number of points. `DFT` divides in the inverse."""
+    """Scale by torch's `norm`: the direction that divides by the number of points. `DFT` itself divides in the inverse."""
     by_inverse, by_forward = {"backward": (1.0, 0.0), "forward": (0.0, 1.0), "ortho": (0.5, 0.5)}[norm or "backward"]
     power = 1.0 - by_inverse if inverse else -by_forward
     return x if not power else x * float(points) ** power
 
 
 def _axes(x: Any, sizes: Dims, dims: Dims, default: Sequence[int]) -> list[tuple[int, int | None]]:
-    """Axis and size of each transform of several axes."""
+    """Axis and size of each one-axis transform in a transform of several axes."""
     if dims is None:
         dims = default if sizes is None else range(-len(sizes), 0)  # type: ignore[arg-type]
         dims = range(-x.dim(), 0) if dims is None else dims
@@ -153,7 +153,7 @@ def _shifted(sign: int) -> Callable[..., Any]:
 
 
 def _window(given: torch.Tensor | None, length: int, points: int, like: torch.Tensor) -> torch.Tensor:
-    """The window of an STFT in the middle of `points`; ones where none is given."""
+    """The window of an STFT, centred in `points`; ones if no window is given."""
     window = torch.ones(length).to(like) if given is None else given
     before = (points - int(window.shape[0])) // 2
     return F.pad(window, (before, points - int(window.shape[0]) - before)) if points > window.shape[0] else window
@@ -172,7 +172,7 @@ def _stft(
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
 ) -> Any:
-    """Spectra (…, bins, frames) of windows of a signal. Source: torch.stft."""
+    """Spectra (…, bins, frames) of a signal's windows. Source: torch.stft."""
     if isinstance(input, ComplexPair) or onesided is False:
         raise ImportFailed("an STFT with two sides is not supported; allowed: real signals, one side")
     hop, single = hop_length or n_fft // 4, input.dim() == 1
@@ -198,7 +198,7 @@ def _istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> torch.Tensor:
-    """A signal from spectra (…, bins, frames): overlapping windows are added up. Source: torch.istft."""
+    """Signal from spectra (…, bins, frames): overlapping windows are added up. Source: torch.istft."""
     if onesided is False or return_complex or not isinstance(input, ComplexPair):
         raise ImportFailed("an inverse STFT of real numbers, or with two sides, is not supported; allowed: one side")
     hop, single = hop_length or n_fft // 4, input.dim() == 2
@@ -217,7 +217,7 @@ def _istft(
 
 
 class TracedUnpooling(torch.autograd.Function):
-    """Values (B, C, *S) at positions of a flattened map, in a map of `shape` that is zero elsewhere, as ONNX's MaxUnpool."""
+    """Write values (B, C, *S) to positions of a flattened map of `shape` that is zero elsewhere, as ONNX's MaxUnpool."""
 
     @staticmethod
     def forward(
@@ -250,7 +250,7 @@ class TracedUnpooling(torch.autograd.Function):
 
 
 def _max_unpool(rank: int) -> Callable[..., torch.Tensor]:
-    """max_unpool2d and its like, whose own check of sizes cannot be traced."""
+    """max_unpool2d and its variants; torch's own check of sizes cannot be traced."""
 
     def unpool(
         input: torch.Tensor,
@@ -309,7 +309,7 @@ def _as_complex(x: torch.Tensor) -> ComplexPair:
 
 
 def _filled(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """zeros and its like; of a complex type, a pair."""
+    """zeros and similar functions; for a complex type they return a pair."""
 
     def fill(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         if dtype is None or not dtype.is_complex:
@@ -321,7 +321,7 @@ def _filled(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def _frequencies(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """fftfreq and rfftfreq: constants."""
+    """fftfreq and rfftfreq, as constants."""
     return lambda *args, **kwargs: torch.tensor(function(*args, **kwargs).tolist())
 
 
@@ -352,17 +352,17 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.max_unpool2d: _max_unpool(2),
     F.max_unpool3d: _max_unpool(3),
 }
-"""What is called in the place of torch's function."""
+"""Replacement for each torch function."""
 SOURCES: Mapping[Any, Callable[..., Any]] = {
     **{function: _filled(function) for function in (torch.zeros, torch.ones, torch.empty)},
     **{function: _frequencies(function) for function in (torch.fft.fftfreq, torch.fft.rfftfreq)},
 }
-"""The same for functions without operands, which call torch's own."""
+"""Replacements for functions without operands; they call torch's own function."""
 CONVERSIONS = frozenset(("to", "type", "cfloat", "cdouble"))
 
 
 class WrittenOut(TorchFunctionMode):
-    """While active, functions that the exporter cannot say are computed by others.
+    """While active, functions that the exporter cannot express are computed by their replacements.
 
     pairs: real tensors (…, 2) that stand for complex ones.
     """
@@ -389,7 +389,7 @@ class WrittenOut(TorchFunctionMode):
         return func(*args, **named)
 
     def _lifted(self, value: Any) -> Any:
-        """Arguments with pairs in the place of the tensors that are complex."""
+        """Arguments in which pairs replace the complex tensors."""
         if isinstance(value, torch.Tensor):
             return _as_complex(value) if id(value) in self._pairs else value
         if isinstance(value, dict):
@@ -403,7 +403,7 @@ def _asks_for_complex(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def complex_as_pairs(module: nn.Module) -> list[torch.Tensor]:
-    """Complex parameters and buffers of a module become real ones (…, 2) of the same names; the new tensors."""
+    """Replace complex parameters and buffers of a module by real ones (…, 2) of the same names; return the new tensors."""
     found = []
     for part in module.modules():
         for table in (part._parameters, part._buffers):

@@ -1,4 +1,4 @@
-"""Reading at positions along several axes, which exporters write as GatherND: a look-up along one axis."""
+"""Reads at positions along several axes (GatherND of exporters), rewritten as a look-up along one axis."""
 
 from math import prod
 
@@ -10,9 +10,9 @@ from tailor_ir.reading.written_out.file_forms import Builder
 
 
 def read_block(graph: gs.Graph, node: gs.Node) -> bool:
-    """A GatherND as a Gather; reading everything, as masks by sample and position do, is a Reshape.
+    """Rewrite a GatherND as a Gather, or as a Reshape if it reads everything in order (masks by sample and position).
 
-    Computed positions have to be beside numbers that count samples. False for others, and where nothing is known of them.
+    Computed positions have to be concatenated with sample indices. False for other nodes, or if shapes are unknown.
     """
     data, positions = node.inputs
     if not isinstance(positions, gs.Constant):
@@ -20,7 +20,7 @@ def read_block(graph: gs.Graph, node: gs.Node) -> bool:
     if not positions.values.size or not is_known(data):
         return False
     shape, index = tuple(data.shape), positions.values
-    shared = int(node.attrs.get("batch_dims", 0))  # first axes that data and positions have in common
+    shared = int(node.attrs.get("batch_dims", 0))  # leading axes that data and positions share
     within = coordinates_of(index, shape[shared:])
     own = np.indices(within[0].shape, sparse=True)[:shared]
     coordinates = np.broadcast_arrays(*own, *within)
@@ -42,7 +42,7 @@ def read_block(graph: gs.Graph, node: gs.Node) -> bool:
 
 
 def _read_by_sample(graph: gs.Graph, node: gs.Node) -> bool:
-    """Look-ups at computed positions along the second axis, each sample's in its own part."""
+    """Look-ups at computed positions along the second axis, within each sample."""
     data, positions = node.inputs
     places = _beside_counts(positions, data)
     if places is None or node.attrs.get("batch_dims", 0):
@@ -52,7 +52,7 @@ def _read_by_sample(graph: gs.Graph, node: gs.Node) -> bool:
     count, ones = prod(many), (1,) * len(rest)
     b = Builder(graph, node)
     b.dtype = np.dtype(np.int64)
-    within = b.add("Mod", [places, b.constant(length)], places.shape)  # some count from the end
+    within = b.add("Mod", [places, b.constant(length)], places.shape)  # positions may count from the end
     within = b.reshape(within, (samples, count, *ones))
     if rest:
         wide = (samples, count, *rest)
@@ -64,7 +64,7 @@ def _read_by_sample(graph: gs.Graph, node: gs.Node) -> bool:
 
 
 def _beside_counts(positions: gs.Tensor, data: gs.Tensor) -> gs.Tensor | None:
-    """Positions that are joined with the numbers of samples to pairs (B, …, 2); None where positions are others."""
+    """Positions that are concatenated with sample indices to pairs (B, …, 2); None for other positions."""
     maker = positions.inputs[0] if positions.inputs else None
     if maker is None or maker.op != "Concat" or len(maker.inputs) != 2 or not all(map(is_known, (*maker.inputs, data))):
         return None
