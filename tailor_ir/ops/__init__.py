@@ -1,4 +1,4 @@
-"""Operators of the IR: one record for each operator, one file for each family."""
+"""Operators of the IR: one record per operator, one file per family."""
 
 from tailor_ir.ops import (
     conv,

@@ -31,7 +31,7 @@ def window_dims(
 
 
 def explicit_pads(node: Node, rank: int) -> tuple[int, ...]:
-    """Padding at the begin of each axis, then at the end of each. Implicit padding is refused."""
+    """Padding at the beginning of each axis, then at the end of each. ImportFailed: implicit padding."""
     if node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise ImportFailed(
             f"operator '{node.op}' at '{node.name}': auto_pad={node.attribute('auto_pad')}; allowed: explicit pads"
@@ -47,14 +47,14 @@ def _rank(node: Node, dims: Dims) -> int:
 
 
 def _split_by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
-    """Split channels into groups that come and go together, each with its own fixed number of channels."""
+    """Split channels into groups that are kept or removed as a whole, each with a fixed number of channels."""
     count, reason = p.pool.free(groups), f"operator '{node.op}' at '{node.name}': its {groups} groups stay whole"
     for dim in dims:
         p.pool.unify(dim, p.pool.product((count, p.pool.fixed(dim.size // groups))), reason)
 
 
 def join_channels(node: Node, p: Propagation, groups: int, x: Dims, weight: Dims) -> None:
-    """Channels that a kernel reads are those of x, in groups of fixed size where there are several."""
+    """Join the input channels of a kernel with those of x, as groups of fixed size if there are several groups."""
     if groups == 1:
         p.unify(x[1], weight[1], node)
         return
@@ -80,7 +80,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _can_shrink(node: Node, p: Propagation, weight: Dims, kernel: tuple[int, ...]) -> bool:
-    """Whether the kernel's centre alone, with less padding, gives the same positions."""
+    """Whether the kernel's centre alone, with less padding, yields the same output positions."""
     size, rank = kernel[0], len(kernel)
     known = node.inputs[1] in p.graph.parameters or all(p.pool.is_kernel(dim) for dim in weight[2:])
     if size % 2 == 0 or size < 5 or set(kernel) != {size} or not known:
@@ -102,7 +102,7 @@ def _settings(node: Node, shapes: NodeShapes) -> tuple[tuple[int, ...], tuple[in
 
 
 def _groups(shapes: NodeShapes) -> int:
-    """Grouped and depthwise convolutions follow their channels."""
+    """Number of groups; it follows the channels of grouped and depthwise convolutions."""
     return shapes.inputs[0][1] // shapes.inputs[1][1]
 
 
@@ -129,7 +129,7 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not self.symmetric:
             x = F.pad(x, self.outer)
-        groups = x.shape[1] // weight.shape[1]  # as many as samples, where each has a weight of its own
+        groups = x.shape[1] // weight.shape[1]  # equals the number of samples if each has its own weight
         return self.function(x, weight, bias, self.strides, self.pads, self.dilations, groups)
 
 
@@ -218,11 +218,11 @@ class TransposedConvolution(nn.Module):
             return self.function(x, weight, bias, self.strides, self.pads, self.extra, self.groups, self.dilations)
         none = (0,) * len(self.extra)
         y = F.pad(self.function(x, weight, None, self.strides, none, none, self.groups, self.dilations), self.crop)
-        return y if bias is None else y + bias.reshape(-1, *(1,) * len(none))  # also where the result is padded
+        return y if bias is None else y + bias.reshape(-1, *(1,) * len(none))  # padded positions, too
 
 
 class CroppedTransposedConvolution(nn.Module):
-    """An ordinary transposed convolution without padding, whose result is cropped or padded before its bias is added."""
+    """An ordinary transposed convolution without padding; its result is cropped or padded before the bias is added."""
 
     def __init__(
         self, layer: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, crop: tuple[int, ...]
@@ -239,10 +239,10 @@ class CroppedTransposedConvolution(nn.Module):
 def _transposed_pads(
     pads: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding that torch does, and the rest to crop (or add) around the result, in F.pad's order."""
+    """Padding for torch, and the remaining crop (or padding) of the result, in F.pad's order."""
     rank = len(extra)
     small = all(more < max(stride, dilation) for more, stride, dilation in zip(extra, strides, dilations, strict=True))
-    if pads[:rank] == pads[rank:] and small:  # torch refuses more
+    if pads[:rank] == pads[rank:] and small:  # torch refuses other padding
         return pads[:rank], ()
     return (0,) * rank, tuple(v for i in reversed(range(rank)) for v in (-pads[i], extra[i] - pads[i + rank]))
 

@@ -1,7 +1,7 @@
-"""Convolutions that read beside their positions.
+"""Deformable convolutions: each kernel entry reads at a position shifted by an offset.
 
-Legend: B samples, C channels, H and W the map's height and width, h and w the result's, G groups of offsets, K entries of a
-kernel, O channels of the result.
+Legend: B samples, C channels, H and W height and width of the map, h and w of the result, G groups of offsets, K entries of
+a kernel, O channels of the result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ from tailor_ir.ops.conv import explicit_pads, join_channels, window_dims
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 DEFORMABLE = "DeformConv"
-PER_ENTRY = (2, 4)  # positions of operands with a number for each entry of the kernel
+PER_ENTRY = (2, 4)  # positions of operands with a number per entry of the kernel
 
 
 def places(
     kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], result: Sequence[int]
 ) -> np.ndarray:
-    """Row and column that each entry of a kernel reads for each position of the result, without offsets: (K, h, w, 2)."""
+    """Row and column that each kernel entry reads for each position of the result, before offsets: (K, h, w, 2)."""
     along = [
         np.arange(size)[None, :] * stride - pad + np.arange(length)[:, None] * dilation
         for length, stride, pad, dilation, size in zip(kernel, strides, pads, dilations, result, strict=False)
@@ -38,7 +38,7 @@ def places(
 class DeformableConvolution(nn.Module):
     """x (B, C, H, W), weight (O, C / groups, *kernel), offsets (B, G · K · 2, h, w), optional bias (O), mask (B, G · K, h, w).
 
-    Each entry of the kernel reads x between positions, zero outside, and is multiplied by the mask. Source: DCNv2 (CVPR 2019).
+    Each kernel entry interpolates x, zero outside, and is multiplied by the mask. Source: DCNv2 (CVPR 2019).
     """
 
     def __init__(
@@ -96,7 +96,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _same_positions(node: Node, p: Propagation, own: Dims, x: Dims, spatial: Sequence[Dim]) -> None:
-    """Samples and positions of offsets or masks are those of the result."""
+    """Join samples and positions of offsets or masks with those of the result."""
     for dim, other in zip((own[0], *own[2:]), (x[0], *spatial), strict=True):
         p.unify(dim, other, node)
 
@@ -114,7 +114,7 @@ def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 
 
 def _order(node: Node, p: Propagation) -> Iterable[Dim]:
-    """Positions of all operands, and offsets and masks of entries of the kernel."""
+    """Positions of all operands, and the axis of kernel entries of offsets and masks."""
     return (dim for at, name in enumerate(node.inputs) if name for dim in p.of(name)[1 if at in PER_ENTRY else 2 :])
 
 

@@ -14,7 +14,7 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_o
 
 Function = Callable[..., torch.Tensor]
 
-# activations that torch has as an ordinary layer
+# activations that exist as torch layers
 LAYERS: dict[str, Callable[[Node], nn.Module]] = {
     "Celu": lambda node: nn.CELU(node.float("alpha", 1.0)),
     "Elu": lambda node: nn.ELU(node.float("alpha", 1.0)),
@@ -92,7 +92,7 @@ class Elementwise(nn.Module):
 
 
 class Clip(nn.Module):
-    """Limits that are constants, or (where `below` or `above` is "") given with each call."""
+    """Clip by constant limits, or by limits given with each call (`below` or `above` is "")."""
 
     def __init__(self, below: float | str | None, above: float | str | None) -> None:
         super().__init__()
@@ -102,13 +102,13 @@ class Clip(nn.Module):
         if isinstance(self.below, float) and isinstance(self.above, float):
             return F.hardtanh(x, self.below, self.above)
         given = iter(limits)
-        # a constant limit is given as well, so that operands stay in order
+        # a constant limit is also given, so that operands stay in order
         below, above = (None if limit is None else next(given) for limit in (self.below, self.above))
         return x if below is None and above is None else torch.clamp(x, below, above)
 
 
 class Hard(nn.Module):
-    """HardSigmoid: alpha · x + beta, kept between 0 and 1."""
+    """HardSigmoid: alpha · x + beta, clipped to 0 … 1."""
 
     def __init__(self, alpha: float, beta: float) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Hard(nn.Module):
 
 
 class Selu(nn.Module):
-    """gamma · (x where positive, else alpha · (exp x - 1))."""
+    """gamma · (x if positive, else alpha · (exp x - 1))."""
 
     def __init__(self, alpha: float, gamma: float) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class CumulativeSum(nn.Module):
 
 
 def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Integers divide towards zero, as in ONNX."""
+    """Divide; integers are rounded towards zero, as in ONNX."""
     whole = not a.is_floating_point() and not b.is_floating_point()
     return torch.div(a, b, rounding_mode="trunc") if whole else torch.div(a, b)
 
@@ -230,7 +230,7 @@ def _rows_and_columns(node: Node, p: Propagation) -> Dims:
 
 
 def _tile_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    """Copies of one element are an axis of their own, of which there may be fewer; copies of several are as many as ever."""
+    """Dimensions of a Tile: copies of a single element become a free axis; the number of copies of longer axes is fixed."""
     found = []
     for axis, (dim, copies) in enumerate(zip(p.of(node.inputs[0]), p.constant(node, 1).tolist(), strict=True)):
         single = axis > 0 and dim.size == 1 and p.is_fixed(dim)

@@ -1,4 +1,4 @@
-"""Interpolation along single axes as matrices, for forms of Resize that torch does not compute."""
+"""Interpolation along single axes by matrices, for forms of Resize that torch does not support."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ from tailor_ir.graph import Node
 
 
 def coordinates(node: Node, before: int, after: int, factor: float) -> np.ndarray:
-    """Where along an axis each position of the result is taken from. Source: ONNX, Resize-19, coordinate transformations."""
+    """Source coordinate along an axis of each position of the result. Source: ONNX, Resize-19, coordinate transformations."""
     transform = str(node.attribute("coordinate_transformation_mode", "half_pixel"))
     places, ratio = np.arange(after, dtype=np.float32), np.float32(factor)
     half = (places + np.float32(0.5)) / ratio - np.float32(0.5)
@@ -37,7 +37,7 @@ def coordinates(node: Node, before: int, after: int, factor: float) -> np.ndarra
 def _axis_weights(node: Node, before: int, after: int, factor: float) -> np.ndarray:
     """The matrix (after, before) that resizes one axis. Source: ONNX, Resize-19.
 
-    Where positions fall together and the operator's antialias is set, its filter is as wide as the positions are apart.
+    When downsampling with `antialias`, the filter is widened to the distance of the positions.
     """
     places = coordinates(node, before, after, factor)
     weights, rows = np.zeros((after, before), np.float64), np.arange(after)
@@ -74,7 +74,7 @@ def _nearest(node: Node, places: np.ndarray) -> np.ndarray:
 
 
 def _kernel(node: Node, mode: str, distance: np.ndarray) -> np.ndarray:
-    """Weights by the distance from a position: linear, or cubic with a parameter."""
+    """Weights as a function of the distance from a position: linear, or cubic with a parameter."""
     if mode == "linear":
         return np.clip(1.0 - distance, 0.0, None)
     a = node.float("cubic_coeff_a", -0.75)
@@ -84,7 +84,7 @@ def _kernel(node: Node, mode: str, distance: np.ndarray) -> np.ndarray:
 
 
 class ResizeByMatrices(nn.Module):
-    """Axes of x multiplied by matrices (size after, size before)."""
+    """Multiply axes of x by matrices (size after, size before)."""
 
     def __init__(self, matrices: Mapping[int, np.ndarray]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class ResizeByMatrices(nn.Module):
 def resizing_matrices(
     node: Node, before: Sequence[int], after: Sequence[int], factors: Sequence[float]
 ) -> dict[int, np.ndarray]:
-    """The matrix of each axis that changes; () as factors: the ratios of the sizes."""
+    """Matrix of each axis that changes. factors: () stands for the ratios of the sizes."""
     given = factors or [new / old for old, new in zip(before, after, strict=True)]
     sizes = zip(before, after, given, strict=True)
     return {

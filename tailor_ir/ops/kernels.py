@@ -1,6 +1,6 @@
-"""Learned transforms of kernels, between a stored kernel and the convolutions that use its centre.
+"""Learned transforms of kernels, placed between a stored kernel and the convolutions that use its centre.
 
-Legend: O output channels, I input channels of a group, K kernel size, k a smaller one, in one, two or three dimensions.
+Legend: O output channels, I input channels of a group, K kernel size, k a smaller size, in one, two or three dimensions.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 KERNEL_TRANSFORM = "KernelTransform"
-SIZES = "sizes"  # attribute: the sizes that the matrices lead to, descending
+SIZES = "sizes"  # attribute: the result size of each matrix, descending
 
 
 def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    """The stored kernel keeps its size, as do the matrices; the result's is elastic."""
+    """Dimensions of the result. The stored kernel and the matrices keep their sizes; the result's kernel size is elastic."""
     weight = p.of(node.inputs[0])
     for dim in (*weight[2:], *(dim for name in node.inputs[1:] for dim in p.of(name))):
         p.unify(dim, p.pool.fixed(dim.size), node)
@@ -27,10 +27,10 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 class KernelTransform(nn.Module):
-    """A kernel (O, I, *K) at one of its sizes: step by step its centre, each time multiplied by that step's matrix.
+    """Shrink a kernel (O, I, *K) to one of its sizes: each step takes the centre and multiplies it by the step's matrix.
 
-    sizes: of the steps to take, descending; none leaves the kernel as it is. The matrix of a step, (k^n, k^n) for n
-    dimensions, maps positions of the centre to positions of the result. All channels share it.
+    sizes: result size of each step, descending; () leaves the kernel unchanged. The matrix of a step, (k^n, k^n) for n
+    dimensions, maps positions of the centre to positions of the result. All channels share the matrix.
     Source: OFA (ICLR 2020) §3.3.
     """
 
@@ -40,7 +40,7 @@ class KernelTransform(nn.Module):
 
     def forward(self, weight: torch.Tensor, *matrices: torch.Tensor) -> torch.Tensor:
         dimensions = range(2, weight.dim())
-        for size, matrix in zip(self.sizes, matrices, strict=False):  # smaller sizes have more
+        for size, matrix in zip(self.sizes, matrices, strict=False):  # smaller kernels take more steps
             first = (weight.shape[-1] - size) // 2
             for dim in dimensions:
                 weight = weight.narrow(dim, first, size)
@@ -55,7 +55,7 @@ def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 
 
 def _order(node: Node, p: Propagation) -> Iterable[Dim]:
-    """Positions of the kernel, and the matrices that mix them."""
+    """Positions of the kernel, and the axes of the matrices that mix them."""
     return (*p.of(node.inputs[0])[2:], *(dim for name in node.inputs[1:] for dim in p.of(name)))
 
 

@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: reshaping, slicing, joining. Their constants follow the config."""
+"""Operators that only move elements: reshaping, slicing, joining. Their constants follow the config."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +16,9 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_o
 
 
 def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
-    """Dimensions after a row-major reshape to `sizes`: factors are matched from the left, merged or split as sizes demand.
+    """Dimensions after a row-major reshape to `sizes`: factors are matched from the left, and merged or split as needed.
 
-    A part of them in which the sizes do not nest, as (6, 4) to (4, 6), stays whole; the factors around it are matched.
+    Factors whose sizes do not nest, such as (6, 4) to (4, 6), are frozen; the factors around them are matched.
     """
     factors = _nesting(node, p, list(factors_of(dims)), sizes)
     result: list[Dim] = []
@@ -40,15 +40,15 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
             taken.append(factors.pop(0))
         result.append(p.pool.product(tuple(taken)) if taken else p.pool.fixed(1))
     single = [f for f in factors if not p.is_fixed(f)]
-    if single:  # axes that have one element at the traced resolution only
+    if single:  # axes that have one element only at the traced resolution
         result[-1] = p.pool.product((result[-1], *single))
     return tuple(result)
 
 
 def _nesting(node: Node, p: Propagation, factors: Sequence[Dim], sizes: Sequence[int]) -> list[Dim]:
-    """The factors, with fixed ones of the new sizes in the place of those that these sizes cut across.
+    """The factors, with factors that the new sizes cut across replaced by fixed ones of the new sizes.
 
-    MixedSamples: the axis of samples is among them.
+    MixedSamples: the sample axis is among the replaced factors.
     """
     left, wanted = list(factors), list(sizes)
     found: list[Dim] = []
@@ -56,7 +56,7 @@ def _nesting(node: Node, p: Propagation, factors: Sequence[Dim], sizes: Sequence
         count, parts = _segment(left, wanted)
         segment = left[:count]
         samples = next((i for i, dim in enumerate(segment) if p.pool.has_samples(dim)), None)
-        if samples == 0 and parts[0] % segment[0].size == 0:  # what belongs to one sample is a part by itself
+        if samples == 0 and parts[0] % segment[0].size == 0:  # the rest belongs to one sample and is matched by itself
             found.append(left.pop(0))
             wanted[0] //= found[-1].size
             wanted = wanted[1:] if wanted[0] == 1 else wanted
@@ -77,7 +77,7 @@ def _nesting(node: Node, p: Propagation, factors: Sequence[Dim], sizes: Sequence
 
 
 def _segment(factors: Sequence[Dim], sizes: Sequence[int]) -> tuple[int, list[int]]:
-    """The shortest beginnings of factors and sizes with one product: how many factors, and the sizes."""
+    """The shortest prefixes of factors and sizes with equal products: the number of factors, and the sizes."""
     count, taken = 1, 1
     before, after = factors[0].size, sizes[0]
     while before != after:
@@ -91,7 +91,7 @@ def _segment(factors: Sequence[Dim], sizes: Sequence[int]) -> tuple[int, list[in
 
 
 def _nests(factors: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether each factor is a part of one size, or the product of some."""
+    """Whether each factor divides one size, or is the product of several."""
     left = list(factors)
     for size in sizes:
         product = 1
@@ -108,14 +108,14 @@ def _nests(factors: Sequence[int], sizes: Sequence[int]) -> bool:
 
 
 def _goes_on(p: Propagation, taken: Sequence[Dim], factors: Sequence[Dim]) -> bool:
-    """Whether positions go on with positions of which there is one at the traced resolution only."""
+    """Whether positions continue with positions that have one element only at the traced resolution."""
     if not taken or not factors or factors[0].size != 1:
         return False
     return p.pool.has_positions(taken[-1]) and p.pool.has_positions(factors[0])
 
 
 def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim]:
-    """A dimension as `outer`, which divides it, times the rest."""
+    """Split a dimension into `outer`, which divides it, times the rest."""
     if p.pool.depends_on_input(dim):
         return p.pool.split(dim, outer)
     if dim.root.form is None:
@@ -124,7 +124,7 @@ def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim]:
         return parts
     pieces = dim.root.form.parts
     if dim.root.form.kind == "concat" and [piece.size for piece in pieces] == [dim.size // outer] * outer:
-        for piece in pieces[1:]:  # pieces side by side are cut alike
+        for piece in pieces[1:]:  # equal pieces are cut alike
             p.unify(pieces[0], piece, node)
         return p.pool.fixed(outer), pieces[0]
     p.freeze((dim,), node, f"splits an axis of {dim.size} into {outer} and {dim.size // outer}")
@@ -132,10 +132,10 @@ def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim]:
 
 
 def divide(node: Node, p: Propagation, dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
-    """A dimension as pieces of these sizes, side by side; None where nothing but a cut at full size gives them.
+    """Divide a dimension into adjacent pieces of these sizes; None if the pieces exist only at full size.
 
-    A channel group becomes the concatenation of its pieces. A flattening of factors is divided by its first factor, as
-    (a | b) × c = (a × c | b × c), and a concatenation between its parts, or inside of them.
+    A channel group becomes the concatenation of its pieces. A product of factors is divided along its first factor:
+    (a | b) × c = (a × c | b × c). A concatenation is divided between its parts, or inside them.
     """
     form = dim.root.form
     if len(sizes) == 1:
@@ -176,7 +176,7 @@ Ranges = tuple[tuple[int, int, int, int], ...]  # axis, start, stop, step
 
 
 class Reshape(nn.Module):
-    """Reshape to sizes of which at most one is -1."""
+    """Reshape to sizes, at most one of them -1."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Reshape(nn.Module):
 
 
 class Expand(nn.Module):
-    """Broadcast to sizes; -1 is the batch of `reference`, whose axis is `batch_axis`."""
+    """Broadcast to sizes; -1 stands for the batch size of `reference`, on its axis `batch_axis`."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Expand(nn.Module):
 
 
 class Slice(nn.Module):
-    """One range (start, stop, step) for each of the named axes. Ranges of `samples` are for a batch of one."""
+    """Take one range (start, stop, step) of each named axis. Ranges of axes in `samples` apply to a batch of one."""
 
     def __init__(self, ranges: Ranges, samples: Mapping[int, int]) -> None:
         super().__init__()
@@ -232,19 +232,19 @@ class Roll(nn.Module):
 
 
 class SplitAxis(nn.Module):
-    """Cut one axis into pieces, in these proportions."""
+    """Cut one axis into pieces with these proportions."""
 
     def __init__(self, sizes: tuple[int, ...], axis: int) -> None:
         super().__init__()
         self.sizes, self.axis = sizes, axis
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = x.shape[self.axis] // sum(self.sizes)  # more than one where samples themselves are taken apart
+        batch = x.shape[self.axis] // sum(self.sizes)  # above one if the axis holds the samples
         return torch.split(x, [batch * size for size in self.sizes], self.axis)
 
 
 class Gather(nn.Module):
-    """Constant positions (any shape) along one axis, which their axes replace."""
+    """Look up constant positions (any shape) along one axis; the axes of the positions replace it."""
 
     def __init__(self, positions: np.ndarray, axis: int) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Gather(nn.Module):
 
 
 class Concatenate(nn.Module):
-    """Join along one axis; parts that have one entry for all samples are repeated."""
+    """Concatenate along one axis; parts with one entry for all samples are repeated."""
 
     def __init__(self, axis: int) -> None:
         super().__init__()
@@ -281,13 +281,13 @@ def _reshape_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             f"operator '{node.op}' at '{node.name}': makes {sizes} of {tuple(dim.size for dim in x)}; allowed: as many "
             "elements; sizes that are written for one sample have to follow the batch"
         )
-    if same and same < len(sizes):  # where all sizes are one, nothing else tells the batch from other axes
+    if same and same < len(sizes):  # if all sizes are one, only this distinguishes the batch from other axes
         return ((*x[:same], *regroup(node, p, x[same:], sizes[same:])),)
     return (regroup(node, p, x, sizes),)
 
 
 def _copied(node: Node, p: Propagation) -> int:
-    """Number of leading axes that a Reshape copies: sizes that are written as 0."""
+    """Number of leading axes that a Reshape copies (sizes written as 0)."""
     target = p.tensors.get(node.inputs[1]) if node.op == "Reshape" and len(node.inputs) > 1 else None
     if target is None or node.int("allowzero", 0):
         return 0
@@ -330,7 +330,7 @@ def _concat_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _shifted(p: Propagation, parts: Sequence[Dim]) -> Dim | None:
-    """The positions that were cropped by as many as stand beside them now, as where rows are shifted; None for others."""
+    """The original positions if the other parts replace exactly what was cropped (rows are shifted); None for other parts."""
     moved = [part for part in parts if not p.is_fixed(part)]
     form = moved[0].root.form if len(moved) == 1 else None
     if form is None or form.kind != "window" or not p.pool.has_positions(moved[0]):
@@ -344,9 +344,9 @@ def _lower_concat(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 
 
 def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
-    """The piece [start, stop) of a dimension; pieces that end between a concatenation's parts keep them.
+    """The piece [start, stop) of a dimension; a piece that consists of whole parts of a concatenation keeps these parts.
 
-    Position axes are cropped by as much at every resolution.
+    Position axes are cropped by the same amount at every resolution.
     """
     if (start, stop) == (0, dim.size):
         return dim
@@ -363,7 +363,7 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
                 parts.append(part)
             offset += part.size
         if parts and sum(part.size for part in parts) == stop - start:
-            if node.op != "Split" and stop != dim.size:  # counted from the begin, so what is before keeps its size
+            if node.op != "Split" and stop != dim.size:  # counted from the begin, so parts before are fixed
                 sizes = list(accumulate(part.size for part in form.parts))
                 p.freeze(form.parts[: bisect_right(sizes, start)], node, f"takes elements {start} to {stop} behind it")
             return p.pool.concat(tuple(parts))
@@ -373,7 +373,7 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
         if 2 * (stop - start) > dim.size:
             return p.pool.window(dim, 1, stop - start - dim.size)
         if stop - start == 1 and (start == 0 or stop == dim.size):
-            return p.pool.fixed(1)  # an end of the axis is there at every resolution
+            return p.pool.fixed(1)  # both ends of the axis exist at every resolution
     p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
     return p.pool.fixed(stop - start)
 
@@ -384,7 +384,7 @@ def _has_parts(dim: Dim) -> bool:
 
 
 def _whole_begin(p: Propagation, dim: Dim) -> int:
-    """How many elements at the begin of a dimension are at the same positions under every config."""
+    """Number of leading elements of a dimension that keep their positions under every config."""
     form, count = dim.root.form, 0
     if p.is_fixed(dim):
         return dim.size
@@ -422,7 +422,7 @@ def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
                 p.freeze((result[axis],), node, f"takes elements {start} to {stop}, before which others may go")
             result[axis] = _cut(node, p, result[axis], start, stop)
         elif (start, stop, step) == (result[axis].size - 1, -1, -1) and p.pool.depends_on_input(result[axis]):
-            continue  # in reverse, at every resolution
+            continue  # reversed at every resolution
         elif step > 1 and start < step and stop > result[axis].size - step and p.pool.depends_on_input(result[axis]):
             result[axis] = p.pool.window(result[axis], step, stop - start - result[axis].size)
         else:
@@ -432,7 +432,7 @@ def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _slice_order(node: Node, p: Propagation) -> Iterable[Dim]:
-    """Axes read in steps or from the end; neighbours that stay together are a piece that the axes tell."""
+    """Axes that are read in steps or from the end; for other ranges, `axes` already describes the piece."""
     x = p.of(node.inputs[0])
     return (x[axis] for axis, _, _, step in _ranges(node, p.tensors, p.graph.shapes[node.inputs[0]]) if step != 1)
 
@@ -440,7 +440,7 @@ def _slice_order(node: Node, p: Propagation) -> Iterable[Dim]:
 def _shifted_ranges(
     node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]
 ) -> list[tuple[int, int, int, int]]:
-    """Ranges under a config: a range's begin counts from the end when it was nearer to it."""
+    """Ranges under a config; a range that ends at the end of its axis is counted from the end."""
     full = shapes.full_inputs[0]
     result = []
     for axis, start, stop, step in _ranges(node, tensors, full):
@@ -465,7 +465,7 @@ def _lower_slice(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 def _slice_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
     ranges = _shifted_ranges(node, shapes, tensors)
     axes, starts, stops, steps = (np.asarray(v, np.int64) for v in zip(*ranges, strict=True))
-    stops = np.where((steps < 0) & (stops < 0), np.iinfo(np.int64).min + 1, stops)  # -1 would be the last
+    stops = np.where((steps < 0) & (stops < 0), np.iinfo(np.int64).min + 1, stops)  # -1 would mean the last element
     return {1: starts, 2: stops, 3: axes, 4: steps}
 
 
@@ -478,7 +478,7 @@ def _roll_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _roll_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
-    """The shift by the same share of the axis."""
+    """Shift by the same share of the axis."""
     axis, shift = node.int("axis", 0), node.int("shift", 0)
     full, size = shapes.full_inputs[0][axis], shapes.inputs[0][axis]
     if 2 * shift <= full:
@@ -519,7 +519,7 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     positions = p.constant(node, 1)
     if (
         positions.ndim and node.outputs[0] not in p.data
-    ):  # of a weight: what meets the positions later gives them meaning
+    ):  # a look-up in a weight: values joined with the positions later give them meaning
         p.freeze((x[axis],), node, "is looked up by position")
         return ((*x[:axis], *(p.pool.free(size) for size in positions.shape), *x[axis + 1 :]),)
     unfolded = _unfolded(positions)
@@ -531,7 +531,7 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             inside = p.pool.fixed(length)
             return ((*x[:axis], *((windows, inside) if by_row else (inside, windows)), *x[axis + 1 :]),)
     first, last = int(positions.min()), int(positions.max())
-    end = not positions.ndim and first in (0, -1) and p.pool.depends_on_input(x[axis])  # there at every resolution
+    end = not positions.ndim and first in (0, -1) and p.pool.depends_on_input(x[axis])  # exists at every resolution
     if not end and not 0 <= first <= last < _whole_begin(p, x[axis]):
         p.freeze((x[axis],), node, "is looked up by position")
     kept = tuple(p.pool.fixed(size) for size in positions.shape)
@@ -539,9 +539,9 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _unfolded(positions: np.ndarray) -> tuple[int, int, bool] | None:
-    """(step, stride, by row) where column j (or row j) holds window j of an axis: positions j · stride + i · step.
+    """(step, stride, by row) if column j (or row j) holds window j of an axis: positions j · stride + i · step.
 
-    Of two ways to see it, the one with shorter windows. None where positions are no windows.
+    If both views fit, the view with shorter windows. None if positions are no windows.
     """
     if positions.ndim != 2 or positions[0, 0] != 0:
         return None

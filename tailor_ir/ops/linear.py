@@ -1,4 +1,4 @@
-"""Matrix products: `Linear` (a weight, the IR's own), MatMul and Gemm (computed operands, or other forms), Einsum, look-ups."""
+"""Matrix products: `Linear` (an IR operator with a weight), MatMul and Gemm (other forms), Einsum, look-ups."""
 
 import string
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_o
 
 
 class LinearMap(nn.Module):
-    """x (*, I) times weight (O, I) transposed, plus bias (O), both given with each call."""
+    """x (*, I) times transposed weight (O, I), plus bias (O); both are given with each call."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return F.linear(x, weight, bias)
@@ -27,7 +27,7 @@ class MatrixProduct(nn.Module):
 
 
 class GeneralMatrixProduct(nn.Module):
-    """alpha · a @ b + beta · c, the matrices transposed where asked."""
+    """alpha · a @ b + beta · c, with a and b optionally transposed."""
 
     def __init__(self, alpha: float, beta: float, transpose_a: bool, transpose_b: bool) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def _gemm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _terms(node: Node, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Letters of each operand and of the result; an ellipsis is written out in letters that the equation does not use."""
+    """Letters of each operand and of the result; an ellipsis is expanded to letters that the equation does not use."""
     equation = str(node.attribute("equation", "")).replace(" ", "")
     left, arrow, right = equation.partition("->")
     operands = left.split(",")
@@ -104,7 +104,7 @@ def _terms(node: Node, ranks: Sequence[int]) -> tuple[list[str], str]:
             count = rank - (len(letters) - 3)
             hidden = max(hidden, count)
             operands[index] = letters.replace("...", "".join(reversed(unused[:count])))
-    if not arrow:  # letters that occur once, in alphabetical order, after what the ellipsis stands for
+    if not arrow:  # the axes of the ellipsis, then letters that occur once, in alphabetical order
         right = "..." + "".join(c for c in sorted(set(left) - set(",.")) if left.count(c) == 1)
     return operands, right.replace("...", "".join(reversed(unused[:hidden])))
 
@@ -130,7 +130,7 @@ def _embedding_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _rows(node: Node, p: Propagation) -> Dims:
-    """Rows of a table are read by their numbers."""
+    """Rows of the table, because they are read by number."""
     return p.of(node.inputs[1])[:1]
 
 

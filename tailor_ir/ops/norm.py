@@ -12,10 +12,10 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_o
 
 
 class _BatchNormLayer(nn.BatchNorm3d):
-    """torch's BatchNorm for any number of axes, as onnxruntime has it."""
+    """torch's BatchNorm for any number of axes, as in onnxruntime."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        """None is refused."""
+        """Accept every number of axes."""
 
 
 BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -35,7 +35,7 @@ class BatchNormalization(nn.Module):
 
 
 class LayerNormalization(nn.Module):
-    """LayerNorm over the last axes of x, those that the scale has."""
+    """LayerNorm over the last axes of x, as many as the scale has."""
 
     def __init__(self, epsilon: float) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class GroupNormalization(nn.Module):
 
 
 class _GroupNormLayer(nn.GroupNorm):
-    """torch's GroupNorm, which also takes groups of one value, as onnxruntime does."""
+    """torch's GroupNorm without the check that refuses groups of one value; onnxruntime accepts them."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return _group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
@@ -73,9 +73,10 @@ def _group_norm(
 
 
 class BatchStandardization(nn.Module):
-    """x (B, C, *S) with mean zero and variance one for each channel over all else, times scale plus bias (C).
+    """Standardise each channel of x (B, C, *S) over all other axes, then multiply by scale and add bias (C).
 
-    BatchNorm in training form, into which weight standardisation is exported. `F.batch_norm` refuses channels of one value.
+    This is BatchNorm in training form, to which weight standardisation is exported. `F.batch_norm` would refuse channels of
+    one value.
     """
 
     def __init__(self, epsilon: float) -> None:
@@ -165,7 +166,7 @@ def _lower_layer_norm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Mo
 
 
 def _groups(node: Node, shapes: NodeShapes) -> int:
-    """Channel groups under a config; each keeps its channels."""
+    """Number of channel groups under a config; each group keeps its channels."""
     return node.int("num_groups", 1) * shapes.inputs[0][1] // shapes.full_inputs[0][1]
 
 
@@ -231,7 +232,7 @@ def _rms_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.T
 
 
 class _OnAxis(nn.Module):
-    """A layer for the last axis, applied to another one."""
+    """A layer for the last axis, applied to another axis."""
 
     def __init__(self, layer: nn.Module, axis: int) -> None:
         super().__init__()

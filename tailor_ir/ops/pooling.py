@@ -21,7 +21,7 @@ AVERAGE_POOLS = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
 
 
 class PaddedMaxPool(nn.Module):
-    """Max-pooling whose padding differs between begin and end, or is wider than half the kernel."""
+    """Max pooling with padding that differs between begin and end, or is wider than half the kernel."""
 
     def __init__(self, pads: tuple[int, ...], pool: nn.Module) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PaddedMaxPool(nn.Module):
 
 
 class PaddedAveragePool(nn.Module):
-    """Average pooling whose padding differs between begin and end."""
+    """Average pooling with padding that differs between begin and end, or is wider than half the kernel."""
 
     def __init__(
         self, pads: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...], ceil: bool, count_padding: bool
@@ -49,7 +49,7 @@ class PaddedAveragePool(nn.Module):
 
 
 class GlobalPool(nn.Module):
-    """One number for each channel of x (B, C, *S): mean, maximum, or the norm of power `power`."""
+    """One number per channel of x (B, C, *S): mean, maximum, or the norm of power `power`."""
 
     def __init__(self, op: str, power: int = 2) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Reduction(nn.Module):
 
 
 class ArgumentOfExtreme(nn.Module):
-    """ArgMax and ArgMin: of equal entries the first, or the last."""
+    """ArgMax and ArgMin; among equal entries, the first or the last wins."""
 
     def __init__(self, op: str, axis: int, keep: bool, last: bool) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class ArgumentOfExtreme(nn.Module):
 
 
 def _serves_unpooling(graph: Graph, positions: str) -> bool:
-    """Whether positions are read by unpooling alone; ONNX numbers them in other ways than torch."""
+    """Whether only unpooling reads the positions; other readers would notice that torch and ONNX number them differently."""
     readers = graph.consumers().get(positions, [])
     return positions not in graph.outputs and all(reader.op == UNPOOL for reader in readers)
 
@@ -154,10 +154,10 @@ def _lower_pool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 
 
 def _pool_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
-    """Sides of a kernel that reach beyond the padded map end with it.
+    """Crop sides of a kernel that exceed the padded map.
 
-    Rounding up allows such kernels, in SubNets of a small resolution. They compute the same without what is beyond; runtimes
-    refuse them (OpenVINO), or read there (ncnn).
+    Rounding up allows such kernels in SubNets of a small resolution. Cropping does not change the result, but runtimes refuse
+    larger kernels (OpenVINO) or read beyond the map (ncnn).
     """
     kernel = node.ints("kernel_shape")
     rank = len(kernel)
@@ -170,7 +170,7 @@ def _pool_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
 
 
 class Unpool(nn.Module):
-    """Values (B, C, *S) at positions of a flattened map of `sizes`, zero elsewhere."""
+    """Write values (B, C, *S) to positions of a flattened map of `sizes` that is zero elsewhere."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Unpool(nn.Module):
 
 
 def _unpool_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    """Positions are numbered in the map that was pooled, so the result has its axes."""
+    """Dimensions of the result: positions are numbered in the pooled map, so the result has its axes."""
     x, positions = p.of(node.inputs[0]), p.of(node.inputs[1])
     for own, other in zip(x, positions, strict=True):
         p.unify(own, other, node)
@@ -214,7 +214,7 @@ def _lower_global(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 
 
 def _reduced(node: Node, axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """The axes that disappear, counted from the begin."""
+    """The reduced axes, counted from the beginning."""
     found = node.ints("axes", tuple(range(rank))) if axes is None else axes
     return tuple(sorted({int(a) % rank for a in found}))
 

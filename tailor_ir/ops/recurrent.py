@@ -10,19 +10,19 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
-GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
+GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc -> torch's ifgo; ONNX's zrh -> torch's rzn
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
-FIRST_STATE = 5  # position of the first initial state among the operands
+FIRST_STATE = 5  # input position of the first initial state
 LayerRun = Callable[..., tuple[torch.Tensor, ...]]
-"""Takes x, states, weights and torch's settings; gives results (T, B, D·H), then the final states (D, B, H)."""
+"""Takes x, states, weights and torch's settings; returns results (T, B, D·H), then the final states (D, B, H)."""
 PLAIN: dict[str, LayerRun] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
 
 ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh")}
-"""Those of one direction, where an operator has several."""
+"""Default activations of one direction, for operators with several."""
 
 
 def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """Rows of the gates in another order."""
+    """Reorder the rows of the gates."""
     pieces = stacked.chunk(len(order), 0)
     return torch.cat([pieces[i] for i in order], 0)
 
@@ -30,7 +30,7 @@ def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
 def _gru_of_reset_states(
     x: torch.Tensor, states: torch.Tensor, weights: Sequence[torch.Tensor], has_biases: bool, *settings: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A GRU that multiplies the state by its reset gate before the weight, as ONNX's default; torch does it behind."""
+    """A GRU that applies the reset gate before the recurrent weight (ONNX's default); torch applies it after."""
     sequences, final = [], []
     for direction, h in enumerate(states):
         size = len(weights) // len(states)
@@ -51,7 +51,7 @@ def _gru_of_reset_states(
 class Recurrent(nn.Module):
     """An LSTM, GRU or RNN over x (T, B, I); weights (D, G·H, I), (D, G·H, H), biases (D, 2·G·H) given with each call.
 
-    D directions, G gates in ONNX's order, H hidden features. Gives (T, D, B, H), then the final states (D, B, H).
+    D directions, G gates in ONNX's order, H hidden features. Returns (T, D, B, H), then the final states (D, B, H).
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Recurrent(nn.Module):
 
 
 def _named_inputs(node: Node) -> dict[str, str]:
-    """Letter of ONNX's specification -> value, absent ones left out."""
+    """Letter in ONNX's specification -> name of the value, without absent inputs."""
     letters = ("x", "w", "r", "b", "lengths", "h", "c", "peepholes")
     return {letter: name for letter, name in zip(letters, node.inputs, strict=False) if name}
 
 
 def _activations(node: Node) -> tuple[str, ...]:
-    """The activations, where they are others than torch's."""
+    """Activations that differ from torch's; () if all are torch's."""
     given = node.attribute("activations", ())
     if not isinstance(given, tuple):
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': activations {given!r}; allowed: a list of names")
@@ -132,7 +132,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         if name in given:
             for dim, wanted in zip(p.of(given[name]), state, strict=True):
                 if dim.size != 1 or wanted is not x[1] or given[name] not in p.graph.initializers:
-                    p.unify(dim, wanted, node)  # a stored state may be one row for all samples
+                    p.unify(dim, wanted, node)  # a stored state may have one row for all samples
     return (x[0], *state), state, state
 
 
@@ -155,7 +155,7 @@ def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
 
 
 def _order(node: Node, p: Propagation) -> Dims:
-    """Steps, and directions of the weights; hidden features change their places in all gates alike."""
+    """Steps, and directions of the weights; hidden features are permuted in all gates alike."""
     given = _named_inputs(node)
     return tuple(p.of(given[name])[0] for name in "xwr")
 

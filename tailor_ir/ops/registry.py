@@ -1,4 +1,4 @@
-"""The record that an operator fills in, and the arguments of its functions."""
+"""The record that describes an operator, and the arguments of its functions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Dims = tuple[Dim, ...]
 
 @dataclass(slots=True)
 class Propagation:
-    """Reading a network operator by operator: the dimensions of every value so far."""
+    """State while a network is read operator by operator: the dimensions of every value so far."""
 
     graph: Graph
     tensors: Tensors
@@ -26,13 +26,13 @@ class Propagation:
     data: frozenset[str] = frozenset()  # values that depend on the network's input
 
     def of(self, name: str) -> Dims:
-        """Dimensions of a value; an initializer's are channel groups of their own until operators join them."""
+        """Dimensions of a value; dimensions of an initializer are separate channel groups until operators join them."""
         if name not in self.dims:
             self.dims[name] = tuple(self.pool.free(size) for size in self.graph.shapes[name])
         return self.dims[name]
 
     def constant(self, node: Node, position: int) -> np.ndarray:
-        """An input that has to be known before running, such as the axes of a Squeeze."""
+        """An input that must be known before running, such as the axes of a Squeeze. ImportFailed: the input is computed."""
         name = node.inputs[position]
         if name not in self.tensors or name in self.graph.parameters:
             raise ImportFailed(
@@ -45,7 +45,7 @@ class Propagation:
         return self.graph.shapes[node.outputs[position]]
 
     def broadcast(self, node: Node, operands: Sequence[Dims]) -> Dims:
-        """Dimensions of an elementwise result. Size one stretches; equal sizes must be the same axis."""
+        """Dimensions of an elementwise result. Size one broadcasts; equal sizes must be the same axis."""
         rank = max(len(dims) for dims in operands)
         result: list[Dim] = []
         for position in range(-rank, 0):
@@ -70,7 +70,7 @@ class Propagation:
 
     @staticmethod
     def is_fixed(dim: Dim) -> bool:
-        """Whether no config changes the dimension."""
+        """Whether the dimension is the same under every config."""
         form = dim.root.form
         return form is not None and form.kind == "fixed"
 
@@ -79,7 +79,8 @@ class Propagation:
 class NodeShapes:
     """Shapes of a node's operands and results under one config.
 
-    `full_inputs`: the operands' shapes in the largest network. `open_outputs`: results, -1 where the batch is involved.
+    `full_inputs`: shapes of the operands in the largest network. `open_outputs`: shapes of the results with -1 for sizes that
+    depend on the batch.
     """
 
     full_inputs: tuple[tuple[int, ...], ...]
@@ -90,7 +91,7 @@ class NodeShapes:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A module without parameters and the names of the values (and parameters) that it is called with."""
+    """A module without parameters, and the names of the values (and parameters) with which it is called."""
 
     module: nn.Module
     inputs: tuple[str, ...]
@@ -106,17 +107,17 @@ Attributes = Callable[[Node, NodeShapes], dict[str, Attribute]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator, or several that differ in name only.
+    """One operator, or several that differ only in name.
 
-    axes: dimensions of the results, joining those of the operands.
-    order: dimensions along which it matters who stands beside whom, or at which position, as those of a window. Channels along
-    them are never sorted. None: all dimensions of operands and results, as long as nobody has shown otherwise.
-    lower: a parameterless module that computes it; None lets onnx2torch convert it.
-    operands: how many leading inputs `lower`'s module is called with; the rest are constants read beforehand.
-    layer: an ordinary torch layer that owns its parameters, for stand-alone networks; None keeps `lower`.
+    axes: dimensions of the results; joins dimensions of the operands.
+    order: dimensions along which positions or neighbours matter, such as those of a window; channels along them are never
+    sorted. None: all dimensions of operands and results (the safe default).
+    lower: a parameterless module that computes the operator; None lets onnx2torch convert it.
+    operands: number of leading inputs with which `lower`'s module is called; the others are constants read beforehand.
+    layer: an ordinary torch layer with its own parameters, for stand-alone networks; None keeps `lower`.
     constants: constant inputs whose values depend on the config, by input position.
     attributes: attributes whose values depend on the config.
-    needs_batch: the module takes the network's input as one more operand, to know the batch size.
+    needs_batch: the module takes the network's input as an additional operand, to know the batch size.
     """
 
     names: tuple[str, ...]
@@ -130,7 +131,7 @@ class Operator:
     needs_batch: bool = False
 
     def ordered(self, node: Node, p: Propagation) -> tuple[Dim, ...]:
-        """The dimensions whose order means something to a node."""
+        """The dimensions whose order matters to a node."""
         if self.order is not None:
             return tuple(self.order(node, p))
         return tuple(dim for name in (*node.inputs, *node.outputs) if name for dim in p.of(name))
@@ -142,20 +143,20 @@ class Operator:
 
 
 def no_order(node: Node, p: Propagation) -> Dims:
-    """For operators that give the same for channels in another order, in that order: a permutation goes through them.
+    """Order of operators that commute with permutations of channels: no dimension.
 
-    They work element by element, sum over whole axes, or move elements along with the axes that they state.
+    They work element by element, sum over whole axes, or move elements along with the axes that they report.
     """
     return ()
 
 
 def order_of_positions(node: Node, p: Propagation) -> Iterable[Dim]:
-    """For windows and interpolation over x (B, C, *S), with a kernel (O, I, *K) where they have one: S and K."""
+    """Order of windows and interpolations over x (B, C, *S), possibly with a kernel (O, I, *K): S and K."""
     return (dim for name in node.inputs[:2] if name for dim in p.of(name)[2:])
 
 
 def order_along(default: int = -1) -> Order:
-    """For operators whose attribute `axis` names the one axis that they read in order."""
+    """Order of operators whose attribute `axis` names the only axis that they read in order."""
 
     def ordered(node: Node, p: Propagation) -> Dims:
         return (p.of(node.inputs[0])[node.int("axis", default)],)
@@ -164,7 +165,7 @@ def order_along(default: int = -1) -> Order:
 
 
 def find(operators: Mapping[str, Operator], node: Node) -> Operator:
-    """The record of a node's operator; ImportFailed names operator and place when there is none."""
+    """The record of a node's operator. ImportFailed: no record exists."""
     if node.op not in operators:
         raise unknown_operator(node.op, node.name, operators)
     return operators[node.op]

@@ -1,4 +1,4 @@
-"""Operators that change spatial sizes without weights: padding, resizing, and moving channels into space and back."""
+"""Operators without weights that change spatial sizes: padding, resizing, and moving channels to positions and back."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -16,13 +16,13 @@ from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_o
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 LEFT_OVER = {"reflect": 0, "wrap": 1}
-"""By how many entries less than the padding is wide, and one, an axis may have."""
+"""Slack by padding mode: an axis needs at least the padding's width plus one entries, minus this number."""
 LARGEST_DENOMINATOR = 1000
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 class Pad(nn.Module):
-    """Elements added around x, or cut off where a number is negative; `pads` as in F.pad: the last axis first."""
+    """Pad x, or crop it for negative numbers; `pads` in the order of F.pad: the last axis first."""
 
     def __init__(self, pads: tuple[int, ...], mode: str, value: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Pad(nn.Module):
 
 
 class PadByPosition(nn.Module):
-    """Entries of x at `positions` along each of some axes: padding that torch has for the last axes alone."""
+    """Entries of x at `positions` along given axes: padding by entries of x, which torch supports only for the last axes."""
 
     def __init__(self, positions: Mapping[int, np.ndarray]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PadByPosition(nn.Module):
 
 
 class Resize(nn.Module):
-    """Interpolation of x (B, C, *S) to a size, or by factors where the network's own are not the ratio of the sizes."""
+    """Interpolate x (B, C, *S) to a size, or by factors if the network's factors are not the ratio of the sizes."""
 
     def __init__(self, sizes: tuple[int, ...], factors: tuple[float, ...] | None, mode: str, corners: bool) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Resize(nn.Module):
 
 
 def _pads(node: Node, tensors: Mapping[str, torch.Tensor], rank: int) -> tuple[tuple[int, int], ...]:
-    """Elements added before and after, for each axis."""
+    """Number of elements added before and after each axis."""
     values = [int(v) for v in tensors[node.inputs[1]].reshape(-1).tolist()]
     axes = range(rank)
     if len(node.inputs) > 3 and node.inputs[3]:
@@ -90,7 +90,7 @@ def _padded(node: Node, p: Propagation, dim: Dim, before: int, after: int, mode:
     if not before and not after:
         return dim
     if p.pool.depends_on_input(dim):
-        if mode in LEFT_OVER and max(before, after) > 0:  # entries that stand in the padding come from the axis itself
+        if mode in LEFT_OVER and max(before, after) > 0:  # the padding repeats entries of the axis
             p.pool.needed.append(p.pool.window(dim, 1, LEFT_OVER[mode] - max(before, after)))
         return p.pool.window(dim, 1, before + after)
     if mode == "constant" and before >= 0 and after >= 0:
@@ -111,13 +111,13 @@ def _lower_pad(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
         return PadByPosition(
             {axis: _positions(shapes.inputs[0][axis], *added, mode) for axis, added in enumerate(pads) if any(added)}
         )
-    first = first if mode == "constant" else 2  # other modes are there for all positions at once alone
+    first = first if mode == "constant" else 2  # torch's other modes pad all spatial axes at once
     flat = tuple(v for added in reversed(pads[first:]) for v in added)
     return Pad(flat, PAD_MODES[mode], value)
 
 
 def _positions(size: int, before: int, after: int, mode: str) -> np.ndarray:
-    """Positions that stand on a padded axis; numbers below zero cut off."""
+    """Source position of each entry of a padded axis; negative padding crops."""
     kept = np.arange(size)[max(0, -before) : size - max(0, -after)]
     return np.pad(kept, (max(0, before), max(0, after)), mode=mode)  # type: ignore[call-overload]
 
@@ -127,32 +127,32 @@ def _resize_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     for position in range(2, len(node.inputs)):
         if node.inputs[position]:
             p.constant(node, position)
-    coordinates(node, 2, 2, 1.0)  # refuses those that it does not know
+    coordinates(node, 2, 2, 1.0)  # raises for unknown coordinate transformations
     if sizes[:2] != tuple(d.size for d in x[:2]):
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': resizes channels; allowed: spatial axes")
     return ((*x[:2], *(_resized(p, dim, size) for dim, size in zip(x[2:], sizes[2:], strict=True))),)
 
 
 def _stretched(node: Node, p: Propagation) -> Dims:
-    """Positions between which is interpolated."""
+    """The positions between which the operator interpolates."""
     return p.of(node.inputs[0])[2:]
 
 
 def _resized(p: Propagation, dim: Dim, size: int) -> Dim:
-    """One position that is stretched becomes whatever axis it is joined with; others keep their ratio."""
+    """A resized dimension: a single position becomes a free axis; other axes keep their ratio."""
     if dim.size == 1 and size > 1:
         return p.pool.free(size)
     return p.pool.scaled(dim, size, dim.size)
 
 
 def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> tuple[str, bool] | None:
-    """torch's mode, and whether corners are aligned; None where torch has no such mode."""
+    """torch's mode, and whether corners are aligned; None if torch has no such mode."""
     mode = str(node.attribute("mode", "nearest"))
     transform = str(node.attribute("coordinate_transformation_mode", "half_pixel"))
     half = transform in ("half_pixel", "pytorch_half_pixel")
     nearest = str(node.attribute("nearest_mode", "round_prefer_floor"))
     rank = len(before) - 2
-    whole = all(b % a == 0 for a, b in zip(before, after, strict=True))  # then no position lies between two neighbours
+    whole = all(b % a == 0 for a, b in zip(before, after, strict=True))  # no position is midway between neighbours
     stretched = str(node.attribute("keep_aspect_ratio_policy", "stretch")) == "stretch"
     plain = stretched and not node.int("antialias", 0) and not node.int("exclude_outside", 0)
     if mode == "nearest" and stretched and transform == "asymmetric" and nearest == "floor":
@@ -171,9 +171,9 @@ def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> t
 
 
 def _factors(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> tuple[float, ...] | None:
-    """The network's own factors of all axes, where the coordinates depend on them; None where the sizes say it all.
+    """The network's factors of all axes, on which the coordinates depend; None if it has none or they do not fit the sizes.
 
-    The factors have to give the sizes in torch, which multiplies in float64, and in onnxruntime.
+    The factors must yield the sizes both in torch, which multiplies in float64, and in onnxruntime.
     """
     if len(node.inputs) < 3 or not node.inputs[2] or not tensors[node.inputs[2]].numel():
         return None
@@ -183,9 +183,9 @@ def _factors(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]
 
 
 def _before_rounding(factor: float) -> float:
-    """The simple fraction that a float32 stands for, if there is one: 1.7, and neither 1.69999 nor 1.70000005.
+    """The simple fraction nearest to a float32, if it rounds to it: 1.7 instead of 1.69999 or 1.70000005; else the factor.
 
-    torch's nearest neighbours of positions that fall on one exactly depend on it.
+    torch's nearest neighbours of positions that coincide exactly with a source position depend on it.
     """
     simple = float(Fraction(factor).limit_denominator(LARGEST_DENOMINATOR))
     return simple if np.float32(simple) == np.float32(factor) else factor
@@ -205,7 +205,7 @@ def _lower_filtered(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Modu
 
 
 def _filtered_attributes(node: Node, shapes: NodeShapes) -> dict[str, tuple[float, ...]]:
-    """The network's own factors, where they give the sizes."""
+    """The network's factors; () if they do not yield the sizes."""
     factors = tuple(float(f) for f in node.attribute(FACTORS, ()))  # type: ignore[union-attr]
     sizes = zip(factors, shapes.inputs[0], shapes.outputs[0], strict=False)
     return {FACTORS: factors if all(size_by_factor(a, f) == b for f, a, b in sizes) else ()}
@@ -234,7 +234,7 @@ def _space_to_depth_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 class DepthToSpace(nn.Module):
-    """Blocks of channels become blocks of positions."""
+    """Move blocks of channels to blocks of positions."""
 
     def __init__(self, block: int, by_column: bool) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class DepthToSpace(nn.Module):
 
 
 class SpaceToDepth(nn.Module):
-    """Blocks of positions become blocks of channels."""
+    """Move blocks of positions to blocks of channels."""
 
     def __init__(self, block: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Operators that read or write at positions that are computed: the largest entries, entries by index, images by coordinates."""
+"""Operators that read or write at computed positions: largest entries, entries by index, images by coordinates."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ REDUCTIONS = ("none", "add")
 
 
 class TopK(nn.Module):
-    """The `count` largest (or smallest) entries along an axis, and where they are; of equal entries the first, as in ONNX."""
+    """The `count` largest (or smallest) entries along an axis, and their positions; equal entries in order, as in ONNX."""
 
     def __init__(self, count: int, axis: int, largest: bool) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class TopK(nn.Module):
 
 
 class GatherEntries(nn.Module):
-    """Entry by entry: x at `positions` along an axis, and at the entry's own place along all others."""
+    """For each entry, x at `positions` along an axis and at the entry's own place along all other axes."""
 
     def __init__(self, axis: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class GatherEntries(nn.Module):
 
 
 class ScatterEntries(nn.Module):
-    """x with `values` written (or added) at `positions` along an axis, and at the entry's own place along all others."""
+    """x with `values` written (or added) at `positions` along an axis and at the entry's own place along all other axes."""
 
     def __init__(self, axis: int, add: bool) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def _largest_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _beside(node: Node, p: Propagation, axis: int, x: Sequence[Dim], positions: Sequence[Dim]) -> None:
-    """Along all axes but one, entries are at their own place."""
+    """Join the dimensions of x and positions along all axes but one, because entries keep their place there."""
     p.freeze((x[axis],), node, "is looked up by position")
     for index, (own, other) in enumerate(zip(x, positions, strict=True)):
         if index != axis and own.size == other.size:
@@ -119,7 +119,7 @@ def _grid_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _coordinates(node: Node, p: Propagation) -> Dims:
-    """Positions that coordinates point at."""
+    """Positions of the image, and the axis of coordinates."""
     x, grid = (p.of(name) for name in node.inputs)
     return (*x[2:], *grid[3:])
 

@@ -1,4 +1,4 @@
-"""Fourier transforms, as products with stored matrices.
+"""Fourier transforms as products with stored matrices.
 
 Legend: N points, K frequencies, c 1 for real and 2 for complex numbers (real and imaginary part).
 """
@@ -15,9 +15,10 @@ DFT = "DFT"
 
 
 def transform_matrix(before: tuple[int, int], after: tuple[int, int], *, inverse: bool) -> np.ndarray:
-    """A matrix (points · c, points' · c') that transforms a row of numbers; `before`, `after`: points and c of each side.
+    """Matrix (points · c, points' · c') that transforms a row of numbers; `before`, `after`: points and c of each side.
 
-    An inverse divides by the number of points; of one side (c' = 1), all but the first and the middle frequency count twice.
+    An inverse divides by the number of points; if it is one-sided (c' = 1), all but the first and the middle frequency count
+    twice.
     """
     (rows, parts), (columns, results) = before, after
     points = columns if inverse else rows
@@ -38,7 +39,7 @@ def transform_matrix(before: tuple[int, int], after: tuple[int, int], *, inverse
 
 
 class FourierTransform(nn.Module):
-    """One axis of x (…, N, …, c) transformed to (…, K, …, c')."""
+    """Transform one axis of x (…, N, …, c) to (…, K, …, c')."""
 
     matrix: torch.Tensor
 
@@ -74,7 +75,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     elif not onesided:
         result = dim
     elif not inverse:
-        result = p.pool.window(dim, 2, 1)  # half of them, and one
+        result = p.pool.window(dim, 2, 1)  # half of the points, plus one
     elif (
         form is not None
         and form.kind == "window"

@@ -1,4 +1,4 @@
-"""Groups of nodes that exporters write for one operator: activations and normalisations."""
+"""Rules for groups of nodes that exporters write for one operator: activations and normalisations."""
 
 import math
 
@@ -17,7 +17,7 @@ def _add(a: Pattern, b: Pattern) -> Op:
 
 
 def _half_of(factor: Pattern) -> tuple[Op, ...]:
-    """½ · x · factor, in the orders that people write it."""
+    """½ · x · factor in its usual orders."""
     half = Number(0.5)
     return (
         _mul(_mul(X, factor), half),
@@ -78,7 +78,7 @@ ACTIVATIONS = (
 
 
 def _vector(name: str, axis: int, rank: int, size: int, graph: Graph) -> str | None:
-    """The tensor (size,) that `name` spreads along `axis` of a tensor of `rank`; None when it is anything else."""
+    """The tensor (size,) that `name` broadcasts along `axis` of a tensor of `rank`; None for other tensors."""
     shape = graph.shapes[name]
     padded = (1,) * (rank - len(shape)) + shape
     if padded != tuple(size if position == axis else 1 for position in range(rank)):
@@ -95,7 +95,7 @@ def _vector(name: str, axis: int, rank: int, size: int, graph: Graph) -> str | N
 
 
 def _reduced_axis(node: Node, rank: int) -> int | None:
-    """The one axis that a reduction with kept dimensions is over."""
+    """The only axis of a reduction with kept dimensions; None for other reductions."""
     axes = node.ints("axes", ())
     return axes[0] % rank if len(axes) == 1 and node.int("keepdims", 1) else None
 
@@ -151,7 +151,7 @@ _INSTANCE = Op(
 
 
 def _group_norm(found: Match, graph: Graph, tensors: Tensors) -> Replacement | None:
-    """Scale and bias where the pattern has them and they are vectors over the channels; a bias of zero is left out."""
+    """GroupNorm with the scale and bias of the pattern, if they are vectors over the channels; a zero bias is left out."""
     x, norm, result = found.values["x"], found.named["norm"], found.nodes[0].outputs[0]
     shape, groups = graph.shapes[x], graph.shapes[norm.inputs[0]][1]
     ones, zeros = (tensors.get(norm.inputs[i]) for i in (1, 2))

@@ -1,4 +1,4 @@
-"""Smaller kernels as learned transforms of larger ones, for the kernels that a space makes elastic."""
+"""Smaller kernels as learned transforms of larger ones, for kernels that are elastic in a space."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +16,11 @@ from tailor_ir.structure.regions import Regions, groups_inside
 
 
 def transform_kernels(graph: Graph, tensors: Tensors, structure: Structure) -> tuple[Graph, Tensors]:
-    """The same network with a node between each elastic kernel and its readers, and a matrix for each step of its sizes.
+    """The same network with a transform between each elastic kernel and its readers, and a matrix per step of its sizes.
 
-    structure: of the graph; its space says which kernels are elastic.
-    Matrices start as identity, so every SubNet computes what it does without them. They are ordinary parameters:
-    `NAME.7to5`, `NAME.5to3` for the weight NAME. SpaceError where the space has no elastic kernel.
+    structure: structure of the graph; its space defines the elastic kernels.
+    Matrices start as identity, so every SubNet initially computes the same as without them. They are ordinary parameters:
+    `NAME.7to5`, `NAME.5to3` for the weight NAME. SpaceError: the space has no elastic kernel.
     Source: OFA (ICLR 2020) §3.3.
     """
     sizes = _kernel_sizes(structure)
@@ -54,7 +54,7 @@ def matrices_of(graph: Graph) -> tuple[str, ...]:
 
 
 def _kernel_sizes(structure: Structure) -> Mapping[str, tuple[int, ...]]:
-    """Weight -> the sizes below its own that its kernel can have, descending."""
+    """Weight -> the smaller sizes that its kernel can have, descending."""
     of_group: dict[int, set[int]] = {}
     for sizing in structure.space.sizings:
         of_group.setdefault(sizing.group, set()).update(sizing.sizes.reshape(-1).tolist())

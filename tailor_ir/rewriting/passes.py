@@ -1,7 +1,7 @@
-"""Rewrites that give common groups of ONNX operators one node, as people see them.
+"""Rewrites that merge common groups of ONNX operators into one node.
 
-Each pass is `Graph -> Graph` and keeps the function computed. `Linear`, `Gelu`, `Silu`, `GroupNorm`, `RmsNorm` … are the
-IR's own operators; the exporter writes them as standard ONNX again (`tailor_ir/subnets/standard_operators.py`).
+Each pass is `Graph -> Graph` and preserves the computed function. `Linear`, `Gelu`, `Silu`, `GroupNorm`, `RmsNorm` … are
+operators of the IR; the exporter writes them as standard ONNX again (`tailor_ir/subnets/standard_operators.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Pass = Callable[[Graph, Tensors], Graph]
 
 
 class _Rewriter:
-    """Producers and readers of each value, while nodes are being replaced."""
+    """Collects replacements of nodes, with the producers and readers of each value."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -39,7 +39,7 @@ class _Rewriter:
             self.replacements.get(node.name, node) for node in self.graph.nodes if node.name not in self.removed
         )
         read = {name for node in nodes for name in node.inputs} | set(self.graph.outputs)
-        while True:  # a weight's transposition that served only rewritten nodes
+        while True:  # removes transposed weights that only rewritten nodes read
             alive = tuple(node for node in nodes if any(output in read for output in node.outputs))
             if len(alive) == len(nodes):
                 return self.graph.with_nodes(nodes)
@@ -48,7 +48,7 @@ class _Rewriter:
 
 
 def fuse_linear(graph: Graph, tensors: Tensors) -> Graph:
-    """Gemm, or MatMul by a (transposed) weight with or without bias, become `Linear(x, weight (out, in)[, bias])`."""
+    """Replace Gemm and MatMul by a (transposed) weight, with or without bias, by `Linear(x, weight (out, in)[, bias])`."""
     graph = _flatten_biases(_turn_weights(graph, tensors), tensors)
     rewriter = _Rewriter(graph)
     parameters = set(graph.parameters)
@@ -63,7 +63,7 @@ def fuse_linear(graph: Graph, tensors: Tensors) -> Graph:
 
 
 def _turn_weights(graph: Graph, tensors: Tensors) -> Graph:
-    """Weights (in, out) of matrix products and Gemms become (out, in) followed by a Transpose, as modules have them."""
+    """Store weights (in, out) of MatMuls and Gemms as (out, in), as in torch modules; a MatMul gets a Transpose before it."""
     parameters, readers = set(graph.parameters), graph.consumers()
     shapes = dict(graph.shapes)
     nodes: list[Node] = []
@@ -93,7 +93,7 @@ def _turn_weights(graph: Graph, tensors: Tensors) -> Graph:
 
 
 def _flatten_biases(graph: Graph, tensors: Tensors) -> Graph:
-    """Biases (1, O) of Gemms become (O), as modules have them."""
+    """Reshape biases (1, O) of Gemms to (O), as in torch modules."""
     parameters, readers = set(graph.parameters), graph.consumers()
     shapes = dict(graph.shapes)
     for node in graph.nodes:
@@ -105,7 +105,7 @@ def _flatten_biases(graph: Graph, tensors: Tensors) -> Graph:
 
 
 def _has_bias_of_layer(node: Node, graph: Graph) -> bool:
-    """Whether a Gemm adds nothing, or one number for each of its outputs; other sums stay in it, as one number for all."""
+    """Whether a Gemm adds nothing or one number per output; Gemms with other sums, such as one number for all, stay Gemms."""
     return len(node.inputs) < 3 or graph.shapes[node.inputs[2]] == graph.shapes[node.outputs[0]][1:]
 
 
@@ -127,14 +127,14 @@ def _fuse_matmul(rewriter: _Rewriter, node: Node, parameters: set[str]) -> None:
 
 
 def fuse_known_groups(graph: Graph, tensors: Tensors) -> Graph:
-    """Activations and normalisations that exporters write as several nodes become one."""
+    """Replace activations and normalisations that exporters write as several nodes by one node."""
     for rule in RULES:
         graph = apply_rule(graph, tensors, rule)
     return graph
 
 
 def drop_expansions(graph: Graph, tensors: Tensors) -> Graph:
-    """An Expand whose readers would broadcast anyway, because their other operand has that shape already, is left out."""
+    """Remove an Expand if all its readers broadcast anyway, because another operand already has the shape."""
     consumers, outputs = graph.consumers(), set(graph.outputs)
     alias: dict[str, str] = {}
     for node in graph.nodes:
@@ -165,7 +165,7 @@ BROADCASTING = frozenset(("Add", "Div", "Mul", "Sub"))
 
 
 def simplify(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
-    """All passes in order; tensors that nothing reads any more are dropped."""
+    """Apply all passes in order and drop tensors that nothing reads any more."""
     for rewrite in PASSES:
         graph = rewrite(graph, tensors)
     return graph, {name: tensor for name, tensor in tensors.items() if name in graph.initializers}

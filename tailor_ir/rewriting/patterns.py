@@ -1,8 +1,8 @@
-"""Patterns of nodes: small trees that are compared with the nodes that compute a value.
+"""Patterns of nodes: small trees that are matched with the nodes that compute a value.
 
-A pattern is `Value` (anything, by name: the same name twice is the same value), `Number` (a constant), `Op` (a node,
-its operands patterns; Add and Mul in either order) or `Either`. A `RewriteRule` makes one node of every match whose inner
-values nothing else reads.
+A pattern is `Value` (any value; the same name twice requires the same value), `Number` (a constant), `Op` (a node whose
+operands are patterns; Add and Mul match in either order) or `Either`. A `RewriteRule` replaces every match by one node if
+nothing else reads its inner values.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tailor_ir.graph import Graph, Node, Tensors
 
 COMMUTATIVE = frozenset(("Add", "Mul"))
-CLOSE = 1e-4  # relative; constants went through float32 and through people's rounding
+CLOSE = 1e-4  # relative; constants were rounded to float32 and by people
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant of one element; with a name any number is taken and kept, else it has to be `value`."""
+    """A constant of one element; with a name, any number matches and is recorded, else the number must be `value`."""
 
     value: float = 0.0
     name: str = ""
@@ -32,7 +32,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A node of one result. `operands` may be fewer than the node has: the rest is not looked at. `name` keeps the node."""
+    """A node with one result. `operands` may be fewer than the node's: the others are ignored. `name` records the node."""
 
     op: str
     operands: tuple["Pattern", ...]
@@ -41,7 +41,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """The first pattern that fits."""
+    """Alternative patterns, tried in order."""
 
     options: tuple["Pattern", ...]
 
@@ -51,7 +51,7 @@ Pattern = Value | Number | Op | Either
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The values that a pattern's names stand for, and the nodes that the pattern covers, the last node first."""
+    """Values, numbers and nodes by name in the pattern, and the nodes that the pattern covers, the last node first."""
 
     values: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class RewriteRule:
-    """`build` gives the operator, operands and attributes that stand for a match, or None where it does not apply."""
+    """`build` returns the operator, operands and attributes that replace a match, or None if the rule does not apply."""
 
     pattern: Op
     build: "Build"
@@ -72,7 +72,7 @@ Build = Callable[[Match, Graph, Tensors], Replacement | None]
 
 
 class Matcher:
-    """Compares patterns with one graph."""
+    """Matches patterns with one graph."""
 
     def __init__(self, graph: Graph, tensors: Tensors) -> None:
         self.graph, self.tensors = graph, tensors
@@ -81,7 +81,7 @@ class Matcher:
         self.parameters = frozenset(graph.parameters)
 
     def matches(self, pattern: Pattern, value: str, found: Match) -> Iterator[Match]:
-        """All ways in which `pattern` fits the nodes that compute `value`."""
+        """All matches of `pattern` with the nodes that compute `value`."""
         match pattern:
             case Value():
                 if found.values.get(pattern.name, value) == value:
@@ -101,7 +101,7 @@ class Matcher:
                     yield from self.at(pattern, node, found)
 
     def at(self, pattern: Op, node: Node, found: Match) -> Iterator[Match]:
-        """All ways in which `pattern` fits `node`."""
+        """All matches of `pattern` with `node`."""
         if node.op != pattern.op or len(node.outputs) != 1 or len(node.inputs) < len(pattern.operands):
             return
         named = found.named | {pattern.name: node} if pattern.name else found.named
@@ -134,7 +134,7 @@ class Matcher:
 
 
 def apply_rule(graph: Graph, tensors: Tensors, rule: RewriteRule) -> Graph:
-    """The graph with one node in place of every match of a rule."""
+    """The graph with every match of a rule replaced by one node."""
     matcher = Matcher(graph, tensors)
     replaced: dict[str, Node] = {}
     removed: set[str] = set()
@@ -159,7 +159,7 @@ def apply_rule(graph: Graph, tensors: Tensors, rule: RewriteRule) -> Graph:
 
 
 def alive(graph: Graph, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes without those whose results nothing reads."""
+    """The nodes whose results are read."""
     read = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(nodes):

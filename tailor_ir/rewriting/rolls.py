@@ -1,10 +1,10 @@
-"""Cyclic shifts, which exporters write as two slices and a concatenation in the other order."""
+"""Cyclic shifts, which exporters write as two slices concatenated in swapped order."""
 
 from tailor_ir.graph import Graph, Node, Tensors
 
 
 def fuse_roll(graph: Graph, tensors: Tensors) -> Graph:
-    """Concat(x[s:], x[:s]) along one axis becomes `Roll(x; axis, shift=s)`."""
+    """Replace Concat(x[s:], x[:s]) along one axis by `Roll(x; axis, shift=s)`."""
     producers, consumers = graph.producers(), graph.consumers()
     rolls: dict[str, Node] = {}
     removed: set[str] = set()
@@ -38,7 +38,7 @@ def fuse_roll(graph: Graph, tensors: Tensors) -> Graph:
 
 
 def _range(node: Node, axis: int, graph: Graph, tensors: Tensors) -> tuple[int, int] | None:
-    """(start, stop) of a slice along `axis` alone, in steps of one."""
+    """(start, stop) of a slice along `axis` alone with step 1; None for other slices."""
     given = [tensors.get(name) for name in node.inputs[1:]]
     if len(given) < 3 or any(value is None or value.numel() != 1 for value in given):
         return None

@@ -1,4 +1,4 @@
-"""Constants that hold one row for each traced sample, such as the zeros that a recurrent cell starts from."""
+"""Constants that hold one row per traced sample, such as the initial zero state of a recurrent cell."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from tailor_ir.structure.propagation import propagate
 
 
 def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
-    """Stored tensors that follow the number of samples become one row, repeated for as many samples as there are.
+    """Replace stored tensors that follow the number of samples by one row, which is repeated to the batch size.
 
-    Which ones do is told by their axes. ImportFailed: their rows differ.
+    Their axes show which tensors follow it. MixedSamples: the rows of a tensor differ.
     """
     samples = graph.samples
     stored = (*graph.parameters, *graph.constants)
@@ -40,7 +40,7 @@ def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
 
 
 def _made_late(graph: Graph) -> Graph:
-    """Values that are repeated from constants alone are made right before their readers, so that they belong to these."""
+    """Move values that are repeated from constants alone directly before their readers, so that they belong together."""
     data = graph.data_values()
     plain = set(graph.constants)
     early: dict[str, Node] = {}
@@ -60,7 +60,7 @@ def _made_late(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.outputs[0] not in early:
             add(node)
-    for node in early.values():  # those that are outputs
+    for node in early.values():  # early values without readers are outputs
         if node.name not in ordered:
             add(node)
     return replace(graph, nodes=tuple(ordered.values()))

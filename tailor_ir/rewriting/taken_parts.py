@@ -1,4 +1,4 @@
-"""Elements that are taken of a concatenation, as the last layer's state of all layers' states."""
+"""Elements taken from a concatenation, such as the last layer's state from the states of all layers."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from tailor_ir.graph import Graph, Node, Tensors
 
 
 def take_of_parts(graph: Graph, tensors: Tensors) -> Graph:
-    """A Gather of one element of a Concat reads the part that has it, so that the other parts are not tied to what follows."""
+    """Let a Gather of one element of a Concat read the part with this element, so that other parts are not tied to it."""
     producers, shapes = graph.producers(), dict(graph.shapes)
     constants = list(graph.constants)
     nodes: list[Node] = []
@@ -29,7 +29,7 @@ def take_of_parts(graph: Graph, tensors: Tensors) -> Graph:
 
 
 def _part(node: Node, joined: Node | None, graph: Graph, tensors: Tensors) -> tuple[str, int] | None:
-    """The part of a concatenation that has the only element that a node takes, and its position there."""
+    """The part of a concatenation that holds the only element that a node takes, and its position in the part; else None."""
     index = tensors.get(node.inputs[1]) if node.inputs[1] in graph.constants else None
     if joined is None or joined.op != "Concat" or index is None or index.numel() != 1:
         return None

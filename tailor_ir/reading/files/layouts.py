@@ -175,7 +175,7 @@ def leaves_batch_open(model: onnx.ModelProto, layout: InputLayout) -> bool:
 def pin_squeezes(model: onnx.ModelProto, layout: InputLayout) -> onnx.ModelProto:
     """The model with axes written into Squeezes that have none, if its batch is open and it is read with one sample.
 
-    Such Squeezes would drop the batch; the written axes are those of size 1 for every batch size.
+    The Squeezes would otherwise drop the batch; the written axes have size 1 for every batch size.
     """
     where = {info.name: layout.batch_axes.get(info.name, NO_BATCH) for info in model.graph.input}
     sizes = {info.name: _sizes(info) for info in model.graph.input if where[info.name] != NO_BATCH}
