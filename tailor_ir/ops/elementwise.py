@@ -81,7 +81,7 @@ TYPES = {
 
 
 class Elementwise(nn.Module):
-    """A function of tensors that broadcast."""
+    """A function of broadcasting tensors."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ class FourierTransform(nn.Module):
 
 
 def ends(node: Node, shapes: NodeShapes) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Points and parts before and after."""
+    """(points, c) before and after the transform."""
     axis = node.int("axis", 1)
     before, after = shapes.inputs[0], shapes.outputs[0]
     return (before[axis], before[-1]), (after[axis], after[-1])

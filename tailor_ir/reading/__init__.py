@@ -1,4 +1,4 @@
-"""From a user's network to the IR's graph: traced or loaded, constants folded, forms normalised."""
+"""Convert a user's network to the IR's graph: trace or load it, fold constants, normalise forms."""
 
 from onnx_graphsurgeon.logger import G_LOGGER
 

@@ -281,7 +281,7 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
         _refuse_absent_data(where, target, tensor)
         try:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-        except Exception as error:  # the reader raises many types, of files and of its checks
+        except Exception as error:  # the reader raises file errors and those of its own checks
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ImportFailed(
                 f"{where}, which cannot be read ({reason}); copy it again, or save the model as one file"
@@ -291,7 +291,7 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _refuse_absent_data(where: str, target: Path, tensor: onnx.TensorProto) -> None:
-    """ImportFailed for a file that is not there, or ends before the tensor does."""
+    """ImportFailed: the file does not exist, or ends before the tensor does."""
     if not target.is_file():
         raise ImportFailed(f"{where}, which is not there; copy it beside the model, or save the model as one file")
     entries = {entry.key: entry.value for entry in tensor.external_data}

@@ -52,7 +52,7 @@ class ComplexPair:
         return apply_to_pairs(name_of(func), func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        """Methods and attributes of tensors."""
+        """Methods and attributes of tensors, applied to the pair."""
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(torch.Tensor, name)

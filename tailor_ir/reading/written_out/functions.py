@@ -26,7 +26,7 @@ class WrittenTransform(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, axis: int, inverse: bool, onesided: bool, shape: tuple[int, ...], length: int
     ) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():  # torch's own functions, not ours
+        with torch._C.DisableTorchFunction():  # torch's functions, not the replacements
             whole = torch.view_as_complex(x.contiguous()) if x.shape[-1] == 2 else x[..., 0]
             if inverse and onesided:
                 return torch.fft.irfft(whole, length, axis).unsqueeze(-1)
