@@ -90,5 +90,6 @@ def make_lazy_layers(model: nn.Module, examples: ExampleInputs) -> None:
             f"network '{type(model).__name__}': its lazy layers cannot be made with the example ({reason}); call the network "
             "once before compiling it"
         ) from error
-    for part, training in modes:
-        part.training = training
+    finally:
+        for part, training in modes:
+            part.training = training

@@ -39,8 +39,11 @@ def test_lazy_layers_are_made_with_the_example() -> None:
 
 
 def test_a_lazy_layer_that_cannot_be_made_is_told_in_one_line() -> None:
+    model = nn.Sequential(nn.LazyConv2d(16, 3), nn.Linear(3, 4))
     with pytest.raises(tailor_ir.ImportFailed, match="lazy layers cannot be made with the example"):
-        tailor_ir.compile(nn.Sequential(nn.LazyConv2d(16, 3), nn.Linear(3, 4)), X)
+        tailor_ir.compile(model, X)
+    assert model.training
+    assert all(layer.training for layer in model)
 
 
 def quantised() -> nn.Module:
