@@ -66,9 +66,7 @@ class Child:
         return reply.runtime, reply.walls
 
     async def ask(self, request: Message, payload: bytes = b"") -> tuple[ChildReply, bytes]:
-        """Send one request and return its reply. ChildDiedError when the child hit a limit or crashed. Cancelling kills the
-        child.
-        """
+        """Send one request and return its reply. ChildDiedError when the child hit a limit or crashed. Cancelling kills it."""
         self.served += 1
         self._truncate_log()
         try:

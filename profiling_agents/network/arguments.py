@@ -57,9 +57,7 @@ peer_address.__name__ = "HOST:PORT"
 
 
 def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argparse._ArgumentGroup:
-    """Add the arguments that `endpoint` reads. risk: the danger without TLS, phrased to follow "leave this machine without
-    TLS:".
-    """
+    """Add the arguments that `endpoint` reads. risk: the danger without TLS, as the help of --insecure-bind ends."""
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
     network.add_argument("--port", type=port_number, default=port, help=f"port; 0 takes any free one (default {port})")
