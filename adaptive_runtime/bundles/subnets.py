@@ -107,10 +107,10 @@ class BundledPlacement(Message):
 
     segments: name of a `ChainManifest` whose `files` have weights of their own; plans: of `PlacementPlans`. devices: besides
     the coordinator. latency_ms: predicted latency of the fastest plan over links of `bandwidth_mbps`; latency_error: its
-    standard deviation, relative. home_share: share of the whole SubNet's time for which the coordinator computes. sent_mj:
-    modelled energy of the coordinator for sending and waiting; None: unknown. coding: coding, besides fp32, in which values may
-    cross; accuracy: measured on the first split, with all values coded that some plan sends; None: the SubNet's own accuracy,
-    since values cross in fp32.
+    standard deviation, relative. home_share: computing time of the coordinator in the plan, as a share of its time for the
+    whole SubNet. sent_mj: modelled energy of the coordinator for sending and waiting; None: unknown. coding: coding, besides
+    fp32, in which values may cross; accuracy: measured on the first split, with all values coded that some plan sends; None:
+    the SubNet's own accuracy, since values cross in fp32.
     """
 
     segments: FileName

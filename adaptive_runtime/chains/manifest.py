@@ -216,9 +216,7 @@ class ChainManifest(FileMessage):
         return found
 
     def own_thresholds(self, folder: Path) -> Thresholds | None:
-        """The thresholds of the file that the manifest names, in its folder; None if it names none. AdaptiveError if
-        unreadable.
-        """
+        """The thresholds of the file that the manifest names; None if it names none. AdaptiveError if it cannot be read."""
         if self.thresholds is None:
             return None
         file = folder / self.thresholds

@@ -23,9 +23,7 @@ ENUMERATIONS = {
 
 
 class ChainRun(Protocol):
-    """Samples in progress. `next`: the answer (N, K) at the next exit.
-    `keep`: continue with the samples of a mask (N,) only.
-    """
+    """Samples in progress. `next`: the answer (N, K) at the next exit. `keep`: drop the samples outside a mask (N,)."""
 
     def next(self) -> Array: ...
 

@@ -53,9 +53,7 @@ class RequestProgress(NamedTuple):
         return self.budget_ms is not None and self.budget_ms < budget_ms
 
     def after(self, effective_ms: float, spent_ms: float) -> Self:
-        """The progress after one more run, which should have taken at most `effective_ms`;
-        spent_ms: by the request in total.
-        """
+        """The progress after one more run, which should have taken at most `effective_ms`; spent_ms: total of the request."""
         expected_ms = self.expected_ms + effective_ms
         return self._replace(left=self.left - 1, spent_ms=spent_ms, expected_ms=expected_ms)
 

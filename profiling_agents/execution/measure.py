@@ -34,7 +34,7 @@ def measure(
     prepare: Callable[[], None] | None = None,
     pace: Pace | None = None,
 ) -> Timing:
-    """Time `repeat(n)`, which runs the model n times; repeat once when the spread is above the limit.
+    """Time `repeat(n)`, which runs the model n times; measure a second time when the spread is above the limit.
 
     one_thread: the calling thread alone computes, so its CPU time is the CPU time of the model. prepare: called before each
     sample, which is then a single run. pace: speed of the core; None for models that run on several cores.
