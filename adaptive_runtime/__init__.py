@@ -1,6 +1,6 @@
-"""What stays on a device after deployment: decides with tables, without torch and without the IR.
+"""The part that stays on a device after deployment: decides with tables, without torch and without the IR.
 
-Names of this package are imported when they are asked for: its errors are those of the pipeline, too, whose ranks need no more.
+Names of this package are imported on first use: the pipeline shares its errors, and ranks of the pipeline need nothing else.
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["AdaptingOptions", "DeployedModel", "ModelAnswer", "ModelState", "WeightOptions", "check", "load"]
 
 ROOMS = {"AdaptingOptions": "adapting", "WeightOptions": "adapting_weights"}
-"""Where a name is, if not in `deployed`."""
+"""The module of a name, if it is not `deployed`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Errors on the device that are the user's to mend: one clear line each, without the passwords of addresses."""
+"""Errors on the device that the user can mend: one clear line each, without the passwords of addresses."""
 
 from profiling_agents.lines import HIDDEN, one_line_of, without_passwords
 
@@ -6,11 +6,11 @@ __all__ = ["HIDDEN", "AdaptiveError", "NotBackError", "without_passwords"]
 
 
 class NotBackError(Exception):
-    """Other devices have not answered a run within the time for which home waits before a stand-in begins."""
+    """Other devices have not answered a run in the time that the coordinator waits before its fallback begins."""
 
 
 class AdaptiveError(Exception):
-    """Bad input on the device: where, what it got, what is allowed, what to do next. `str(error)` is the finished line."""
+    """Bad input on the device: place, input, allowed values, next step. `str(error)` is the finished line."""
 
     def __init__(self, where: str, got: str, *, allowed: str = "", next_step: str = "") -> None:
         line = f"{where}: {got}"

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and that are known by their content."""
+"""Files that are written whole or not at all, and hashes of their content."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def replace_file(file: Path, content: str | bytes) -> None:
-    """Put a whole file in the place of another one: a reader sees one of them, also after the power has failed. OSError."""
+    """Replace a file as a whole: a reader sees the old or the new one, even after a power failure. OSError."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
     try:
         with open(handle, "wb") as stream:
@@ -23,7 +23,7 @@ def replace_file(file: Path, content: str | bytes) -> None:
 
 
 def json_of(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError: it is none, or is nested too deep, which json tells as a RecursionError."""
+    """The value of a JSON text. ValueError if it is invalid, or nested too deep (json raises RecursionError for that)."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -31,6 +31,6 @@ def json_of(text: str | bytes) -> Any:
 
 
 def sha256_of(file: Path) -> str:
-    """Of a file's content, hexadecimal. OSError: it cannot be read."""
+    """SHA-256 of a file's content, hexadecimal. OSError if it cannot be read."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

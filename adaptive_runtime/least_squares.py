@@ -1,7 +1,7 @@
 """Recursive least squares with forgetting, for several targets at once.
 
-Without data all coefficients are 0, and the first data pull against that by `ridge` squared units of a feature. A step takes
-O(T · P²). Legend: T targets, P features.
+Without data all coefficients are 0; the first data compete with this prior, whose weight is `ridge` squared units of a
+feature. A step takes O(T · P²). Legend: T targets, P features.
 """
 
 import numpy as np
@@ -11,9 +11,10 @@ Values = NDArray[np.float64]
 
 
 class RecursiveLeastSquares:
-    """Coefficients that predict a target from features, learned a step at a time.
+    """Coefficients that predict a target from features, learned one step at a time.
 
-    memory: steps after which old data count e times less. coefficients_TP; deviation of the last predictions is not in it.
+    memory: steps after which the weight of old data has fallen by a factor e. The deviation of the last predictions is not
+    estimated.
     """
 
     def __init__(self, targets: int, features: int, *, memory: float, ridge: float) -> None:
@@ -24,7 +25,7 @@ class RecursiveLeastSquares:
 
     @property
     def inverse_TPP(self) -> Values:
-        """Inverse of the weighted sum of squares: times the variance of the noise, it is the coefficients' covariance."""
+        """Inverse of the weighted sum of squares; times the variance of the noise, it is the coefficients' covariance."""
         return self._inverse_TPP
 
     def predict(self, features_TP: Values) -> Values:
@@ -33,14 +34,14 @@ class RecursiveLeastSquares:
         return predicted_T
 
     def learn(self, features_TP: Values, targets_T: Values) -> Values:
-        """One step with the features and the truth; returns the errors before it (T,)."""
+        """Learn one step from the features and the true targets; return the errors before it (T,)."""
         spread_TP = np.einsum("tpq,tq->tp", self._inverse_TPP, features_TP)
         whole_T = self._keep + np.einsum("tp,tp->t", features_TP, spread_TP)
         errors_T = targets_T - self.predict(features_TP)
         self.coefficients_TP += spread_TP * (errors_T / whole_T)[:, None]
         inverse_TPP = self._inverse_TPP - spread_TP[:, :, None] * spread_TP[:, None, :] / whole_T[:, None, None]
         grown_TPP = inverse_TPP / self._keep
-        # without new data in a direction, forgetting would make its inverse grow without end
+        # without new data in a direction, forgetting would make its inverse grow without bound
         small_T = np.trace(grown_TPP, axis1=1, axis2=2) <= self._most
         self._inverse_TPP = np.where(small_T[:, None, None], grown_TPP, inverse_TPP)
         return errors_T

@@ -1,4 +1,4 @@
-"""Messages that are files of their own: their text, and the message that a text has."""
+"""Messages that are files of their own: writing them as text, and reading them back."""
 
 from pathlib import Path
 from typing import ClassVar, Self
@@ -13,9 +13,9 @@ from profiling_agents.messages import Message, one_line
 class FileMessage(Message):
     """A message that is a file.
 
-    WHERE: what errors call a text whose file they do not know. NEXT_STEP: what to do where a text is no such message.
-    READ_VERSION: the latest version that is read; None: the fields say so. EARLIER_VERSIONS: others that a validator of the
-    message brings to it. CONTENT: what a file of these versions is a manifest of.
+    WHERE: name in errors for a text whose file is unknown. NEXT_STEP: advice if a text is no such message. READ_VERSION: the
+    latest readable version; None: the fields decide. EARLIER_VERSIONS: versions that a validator of the message converts.
+    CONTENT: the subject of the manifest, for errors.
     """
 
     WHERE: ClassVar[str]
@@ -30,7 +30,7 @@ class FileMessage(Message):
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Self:
-        """From a file's text. AdaptiveError in one line: no such message, or of another version. where: of the text."""
+        """Parse a file's text. AdaptiveError in one line if it is no such message or of another version. where: of the text."""
         where = where or cls.WHERE
         if cls.READ_VERSION is not None:
             cls._check_version(cls.READ_VERSION, text, where)
@@ -41,14 +41,14 @@ class FileMessage(Message):
 
     @classmethod
     def from_file(cls, file: Path) -> Self:
-        """From a file. AdaptiveError in one line: it cannot be read, is no such message, or of another version."""
+        """Read a file. AdaptiveError in one line if it is unreadable, no such message, or of another version."""
         return cls.from_json(read_bytes(file, cls.NEXT_STEP), str(file))
 
     @classmethod
     def _check_version(cls, version: int, text: str | bytes, where: str) -> None:
         try:
             content = json_of(text)
-        except ValueError as error:  # also of decoding
+        except ValueError as error:  # includes decoding errors
             raise AdaptiveError(where, f"is no JSON ({error})", next_step=cls.NEXT_STEP) from error
         if not isinstance(content, dict):
             raise AdaptiveError(where, f"is no manifest of {cls.CONTENT}", next_step=cls.NEXT_STEP)
@@ -62,7 +62,7 @@ class FileMessage(Message):
 
 
 def read_bytes(file: Path, again: str) -> bytes:
-    """The content of a file. AdaptiveError in one line: it cannot be read. again: what to do next."""
+    """The content of a file. AdaptiveError in one line if it cannot be read. again: the advice in the error."""
     try:
         return file.read_bytes()
     except OSError as error:

@@ -11,7 +11,7 @@ THREADS = Path("/proc/self/task")
 
 
 def run_at(niceness: int) -> None:
-    """All threads of this process have a niceness, and those that they start. AdaptiveError: none, or this user may not."""
+    """Set the niceness of all threads of this process and of those they start. AdaptiveError: invalid or not permitted."""
     if not FIRST <= niceness <= LAST:
         raise AdaptiveError("niceness", f"{niceness}", allowed=f"{FIRST} (first) to {LAST} (last)")
     threads = [int(thread.name) for thread in THREADS.iterdir()] if THREADS.exists() else [0]
@@ -26,5 +26,5 @@ def run_at(niceness: int) -> None:
 
 
 def step_back(niceness: int) -> None:
-    """This thread, and those that it starts, have this niceness at least, however much they go before others now."""
+    """Give this thread, and those that it starts, at least this niceness, whatever priority they have now."""
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))

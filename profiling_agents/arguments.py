@@ -13,7 +13,7 @@ from profiling_agents.startup import TOKEN_VARIABLE
 MIN_MEMORY_LIMIT_MIB = 256
 MAX_MEMORY_LIMIT_MIB = 8192
 MOST_SUBNETS = 16
-"""Of which segments are served at once."""
+"""Default limit of the SubNets whose segments are served at once."""
 RISK = (
     "the token and the models cross the network unencrypted, and whoever reads them there can use the agent to run "
     "models on its device"

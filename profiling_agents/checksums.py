@@ -1,4 +1,4 @@
-"""Checksums of all bytes between client and agent: a garbled answer is a lost connection, never a result."""
+"""Checksums of all bytes between client and agent: a garbled answer is treated as a lost connection, never as a result."""
 
 import zlib
 
@@ -7,7 +7,7 @@ SEPARATOR = b" "
 
 
 class GarbledError(Exception):
-    """The content does not fit its checksum, or has none. One line."""
+    """The content does not match its checksum, or has none. One line."""
 
 
 def checksum(content: bytes) -> str:
@@ -16,7 +16,7 @@ def checksum(content: bytes) -> str:
 
 
 def check(content: bytes, stated: str | None) -> None:
-    """GarbledError unless the content fits the checksum that its sender stated."""
+    """Raise GarbledError unless the content matches the checksum that its sender stated."""
     if stated is None:
         raise GarbledError("it has no checksum")
     if stated != checksum(content):
@@ -24,12 +24,12 @@ def check(content: bytes, stated: str | None) -> None:
 
 
 def to_line(content: bytes) -> bytes:
-    """A line of content without line breaks, and its checksum."""
+    """The content (without line breaks) and its checksum as one line."""
     return content + SEPARATOR + checksum(content).encode() + b"\n"
 
 
 def from_line(line: bytes) -> bytes:
-    """The content of a line without its end; GarbledError when it does not fit its checksum."""
+    """The content of a line without its end; GarbledError when it does not match its checksum."""
     content, separator, stated = line.rpartition(SEPARATOR)
     check(content, stated.decode(errors="replace") if separator else None)
     return content

@@ -43,7 +43,7 @@ def unpack(frame: bytes, max_payload_bytes: int) -> tuple[bytes, memoryview]:
 
 
 def describe(arrays: Sequence[np.ndarray]) -> tuple[TensorHeader, ...]:
-    """Headers of arrays; AgentError for types that do not travel."""
+    """Headers of arrays; AgentError for types that the protocol cannot send."""
     for array in arrays:
         if array.dtype.name not in TENSOR_TYPES:
             raise AgentError(f"tensor of type {array.dtype.name}; allowed: {', '.join(TENSOR_TYPES)}")

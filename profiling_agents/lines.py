@@ -15,14 +15,14 @@ NO_SPACE_WORDS = (
     "os error 122)",
     "os error 27)",
 )
-"""Signs of a full disk in errors that are no OSError: of Rust's libraries (safetensors), of SQLite, PostgreSQL and C++."""
+"""Signs of a full disk in errors other than OSError: from Rust libraries (safetensors), SQLite, PostgreSQL and C++."""
 
 
 USER_AND_PASSWORD = re.compile(r"://([^\s/:@]*):([^\s/]+)@")
 PASSWORD_OPTION = re.compile(r"(password=)[^\s&'\"]+", re.IGNORECASE)
 HIDDEN = "***"
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-"""Unicode's categories of characters that are no text: control sequences, directions, halves of pairs, separators of lines."""
+"""Unicode categories of characters that are not text: control sequences, directions, halves of pairs, separators of lines."""
 LAYOUT = "\n\t"
 
 
@@ -44,12 +44,12 @@ def without_passwords(text: str) -> str:
 
 
 def one_line_of(text: str) -> str:
-    """A text as one line that may be shown to anybody: printable, without passwords."""
+    """A text as one line that is safe to show: printable, without passwords."""
     return printable(without_passwords(" ".join(text.split())))
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, those in its group, and those that it comes from or was raised beside; each once."""
+    """An exception, the members of its group, its causes and its contexts; each once."""
     left, seen = [error], set[int]()
     while left:
         one = left.pop(0)
@@ -62,7 +62,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def no_space(error: BaseException) -> BaseException | None:
-    """The exception of a chain that says that a disk has no room left; None where none does."""
+    """The first exception of a chain that reports a full disk; None if there is none."""
     return next(filter(_says_no_space, chain(error)), None)
 
 
@@ -74,7 +74,7 @@ def _says_no_space(error: BaseException) -> bool:
 
 
 def full_disk(error: BaseException) -> str | None:
-    """What a full disk made of an exception, in one line; None for another error."""
+    """One line about a full disk behind an exception; None for another error."""
     found = no_space(error)
     if found is None:
         return None

@@ -11,7 +11,7 @@ IMPORTING = Path(importing.__file__).resolve().parent
 """The other package that an agent needs."""
 TOKEN_VARIABLE = "AUTOTAILOR_AGENT_TOKEN"
 READY = "agent ready: "
-"""The words that the agent prints before its address when it listens."""
+"""Prefix of the line with which the agent reports its address when it listens."""
 
 
 def python_path(environment: Mapping[str, str]) -> str:

@@ -1,6 +1,6 @@
-"""Bundles on the device: SubNets in one folder with a manifest, their common weights once.
+"""Bundles on the device: SubNets in one folder with a manifest, their common weights stored once.
 
-[The run time](docs/runtime.md) lists the files and says what is checked when.
+[The run time](docs/runtime.md) lists the files and the checks.
 """
 
 from typing import TYPE_CHECKING

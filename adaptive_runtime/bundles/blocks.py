@@ -1,7 +1,7 @@
-"""`blocks.json`: the segments of which SubNets of a bundle's SuperNet are chains, so that a device can put others together.
+"""`blocks.json`: segments of a bundle's SuperNet, so that a device can assemble further SubNets as chains of segments.
 
-Boundaries are counted from the network's input, 0, to its answer. A segment reads the value at one boundary and gives that at
-a later one. `bundle.json` has the digests of all files.
+Boundaries are counted from the network's input, 0, to its answer. A segment reads the value at one boundary and gives the
+value at a later one. `bundle.json` has the digests of all files.
 """
 
 from typing import Annotated, ClassVar, Self
@@ -20,11 +20,11 @@ AGAIN = "export the bundle again"
 
 
 class BundledSegment(Message):
-    """A way from one boundary to a later one.
+    """A segment that leads from one boundary to a later one.
 
-    variable, choice: the alternative that it is; None: the network's own layers. bytes: of its weights. macs: of one sample.
-    predicted_ms: None: unknown. accuracy_loss: what the largest SubNet loses with this alternative alone, as a share of
-    images; None: unknown.
+    variable, choice: the alternative that the segment implements; None: the network's own layers. bytes: size of its weights.
+    macs: for one sample. predicted_ms: None if unknown. accuracy_loss: loss of the largest SubNet with this alternative alone,
+    as a share of images; None: unknown.
     """
 
     start: int = Field(ge=0)
@@ -41,10 +41,10 @@ class BundledSegment(Message):
 
 
 class BlocksManifest(FileMessage):
-    """All segments of one SuperNet, whose variables of other kinds than `block` are as in `config`.
+    """All segments of one SuperNet; its variables of other kinds than `block` have the values of `config`.
 
-    weights: the file that segments refer to. accuracy: of the network's own layers, by split. relative_difference: the largest
-    from torch, of the SubNets that were checked, over the largest value.
+    weights: the file that segments refer to. accuracy: of the network's own layers, by split. relative_difference: largest
+    difference from torch over the checked SubNets, relative to the largest value.
     """
 
     WHERE: ClassVar[str] = BLOCKS_FILE
@@ -82,7 +82,7 @@ class BlocksManifest(FileMessage):
 
     @property
     def largest(self) -> tuple[int, ...]:
-        """The network's own layers: positions of segments in order."""
+        """The network's own layers: positions of their segments in order."""
         own = [number for number, one in enumerate(self.segments) if one.variable is None]
         return tuple(sorted(own, key=lambda number: self.segments[number].start))
 
@@ -92,7 +92,7 @@ class BlocksManifest(FileMessage):
         return {one.start: one.input.shape for one in own}
 
     def config_of(self, path: tuple[int, ...]) -> dict[str, Choice]:
-        """The config of a chain, without the variables of blocks in whose place it has another one."""
+        """The config of a chain, without the variables of blocks that the chain passes over with another alternative."""
         taken = [self.segments[number] for number in path]
         ends = {one.variable: one.end for one in self.segments if one.variable is not None}
         passed = {name for name, end in ends.items() for one in taken if one.start < end < one.end}

@@ -1,6 +1,6 @@
-"""A bundle that is open: its manifest is read at once, each other file is checked before its first use.
+"""An open bundle: its manifest is read at once; every other file is checked before its first use.
 
-A file is checked against its digest once, and again when its size, time or place on the disk has changed.
+A file is checked against its digest once, and again when its size, modification time or inode has changed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Stamp = tuple[int, int, int]
 
 
 class OpenBundle:
-    """A folder with a manifest whose files are all there in their size."""
+    """A folder with a manifest whose files all exist and have their size."""
 
     def __init__(self, folder: Path, manifest: BundleManifest, digest: str) -> None:
         """digest: sha256 of the manifest's file."""
@@ -39,7 +39,7 @@ class OpenBundle:
     def open(cls, folder: str | Path, key_file: str | Path | None = None, also: str | Path | None = None) -> Self:
         """Read a bundle; sizes of files are checked now, digests before a file is used. AdaptiveError in one line.
 
-        key_file: with it the manifest's signature is checked, too; without it nobody asks for a signature.
+        key_file: also check the manifest's signature with this key; without it no signature is needed.
         also: the folder of a search on this device, whose SubNets join those of the bundle.
         """
         folder = Path(folder)
@@ -56,7 +56,7 @@ class OpenBundle:
         return found
 
     def verified(self, *names: str) -> list[Path]:
-        """The paths of files, which are as they were written. AdaptiveError for the first one that is not."""
+        """The paths of files after their digests have been checked. AdaptiveError for the first file that differs."""
         with self._lock:
             for name in names:
                 stamp = self._stamp(name)
@@ -71,7 +71,7 @@ class OpenBundle:
         return [self.folder / name for name in names]
 
     def verify_all(self) -> None:
-        """Check all files at once. AdaptiveError for the first one that is not as it was written."""
+        """Check all files at once. AdaptiveError for the first file that differs from its digest."""
         self.verified(*self.manifest.files)
 
     def whole(self, subnet: BundledSubNet, form: BundleFormat) -> ChainManifest:
@@ -92,9 +92,9 @@ class OpenBundle:
         )
 
     def chain(self, subnet: BundledSubNet, form: BundleFormat) -> ChainManifest:
-        """The chain of a SubNet; of its files the manifest alone is read. AdaptiveError where it has none.
+        """The chain of a SubNet; only its manifest is read. AdaptiveError if the SubNet has none.
 
-        It runs with the settings of the format where these are of another precision than the chain's own.
+        The chain runs with the format's settings if these are of another precision than the chain's own.
         """
         name = subnet.nets[form].chain
         if name is None:
@@ -109,7 +109,7 @@ class OpenBundle:
         return found.model_copy(update={"settings": self.manifest.runs[form].settings})
 
     def blocks(self) -> BlocksManifest:
-        """The segments from which SubNets can be put together. AdaptiveError where the bundle has none."""
+        """The segments from which SubNets can be assembled. AdaptiveError if the bundle has none."""
         if BLOCKS_FILE not in self.manifest.files:
             next_step = "export a SuperNet with alternatives by export.blocks=true"
             raise AdaptiveError(str(self.folder), "has no segments of blocks", next_step=next_step)
@@ -121,14 +121,14 @@ class OpenBundle:
         return found
 
     def calibration(self) -> CalibrationSample | None:
-        """Inputs with expected answers; None where the bundle has none."""
+        """Inputs with expected answers; None if the bundle has none."""
         if self.manifest.calibration is None:
             return None
         (file,) = self.verified(self.manifest.calibration)
         return CalibrationSample.from_bytes(read_bytes(file, AGAIN), str(file))
 
     def vocabulary(self) -> Vocabulary | None:
-        """The words of texts; None where samples have none."""
+        """The vocabulary of texts; None if samples have no text."""
         text = text_of(self.manifest.subnets[0].preparation)
         if text is None:
             return None
@@ -136,14 +136,14 @@ class OpenBundle:
         return Vocabulary.from_file(file)
 
     def source_images(self) -> SourceImages | None:
-        """Labelled images like those of training; None where no SubNet can adapt."""
+        """Labelled images like those of training; None if no SubNet can adapt."""
         if self.manifest.source_images is None:
             return None
         (file,) = self.verified(self.manifest.source_images)
         return SourceImages.from_bytes(read_bytes(file, AGAIN), str(file))
 
     def adaptation_source(self, net: AdaptableNet) -> AdaptationSource:
-        """What is usual for a SubNet that can adapt."""
+        """The usual statistics of a SubNet that can adapt."""
         (file,) = self.verified(net.source)
         return AdaptationSource.from_bytes(read_bytes(file, AGAIN), str(file))
 

@@ -1,9 +1,8 @@
-"""Inputs with expected answers in a bundle, so that a device can check what it computes: an npz file without pickles.
+"""Inputs with expected answers in a bundle, so that a device can check its computations: an npz file without pickles.
 
 Legend: N samples, C channels, H height, W width, T words, E exits, K classes. `x.CxHxW` are images for all SubNets of this
-shape, in half precision, and `x.T` texts of so many words; of several inputs `x.` has the sizes of all, and the array a field
-for each; `y.DIGEST` answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those
-at an exit of its chain.
+shape, in half precision, and `x.T` texts of T words. For several inputs, the name after `x.` has the sizes of all, and the
+array has a field for each. `y.DIGEST` are answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those at an exit of its chain.
 """
 
 import io
@@ -26,7 +25,7 @@ MOST_BYTES = 1_000_000
 class CalibrationSample:
     """inputs: (N, C, H, W) by shape (C, H, W), texts (N, T) int64 by (T,), or several inputs (N,) by the sizes of all.
 
-    answers: (N, K) by SubNet and exit; None: of the whole SubNet.
+    answers: (N, K) by SubNet and exit; exit None: the whole SubNet.
     """
 
     inputs: Mapping[tuple[int, ...], NDArray[Any]]
@@ -45,7 +44,7 @@ class CalibrationSample:
 
     @classmethod
     def from_bytes(cls, content: bytes, where: str = CALIBRATION_FILE) -> "CalibrationSample":
-        """From a file's content. AdaptiveError: it is none."""
+        """Read a file's content. AdaptiveError if it is no calibration sample."""
         inputs: dict[tuple[int, ...], NDArray[Any]] = {}
         answers: dict[tuple[str, str | None], Array] = {}
         try:
@@ -63,7 +62,7 @@ class CalibrationSample:
 
 
 def half(x: NDArray[Any]) -> NDArray[Any]:
-    """Inputs as they come back from a file: images rounded to half precision, numbers of words as they are."""
+    """Inputs as they come back from a file: images rounded to half precision, numbers of words unchanged."""
     stored = x.astype(_stored(x))
     return stored.astype(_loaded(stored))
 
@@ -77,7 +76,7 @@ def _loaded(x: NDArray[Any]) -> np.dtype[Any]:
 
 
 def _with_floats(given: np.dtype[Any], floats: type[np.floating[Any]]) -> np.dtype[Any]:
-    """The type with other floats, also in the fields of several inputs; whole numbers in 64 bits."""
+    """The type with floats replaced, also in the fields of several inputs; whole numbers become 64 bits."""
     if given.names is not None:
         return np.dtype([(name, _with_floats(given[name].base, floats), given[name].shape) for name in given.names])
     return np.dtype(floats if np.issubdtype(given, np.floating) else np.int64)

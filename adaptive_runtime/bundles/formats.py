@@ -1,6 +1,6 @@
-"""Formats of a bundle: the files that a runtime reads, and the precision in which it computes with them.
+"""Formats of a bundle: each names the files that a runtime reads, and the precision in which it computes with them.
 
-A SubNet may be there in several. Formats of one runtime may share files: ncnn computes in bf16 with the files of fp32.
+A bundle may have a SubNet in several formats. Formats of one runtime may share files: ncnn computes in bf16 with fp32 files.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""`found.json`: SubNets that a search on the device has put together from the segments of a bundle.
+"""`found.json`: SubNets that a search on the device has assembled from the segments of a bundle.
 
-The file names files of the bundle, and has none of its own. It belongs to one bundle, by the digest of the manifest.
+The file names files of the bundle and adds none. It belongs to one bundle, by the digest of the manifest.
 """
 
 from pathlib import Path
@@ -18,14 +18,14 @@ FOUND_FILE = "found.json"
 VERSION = 1
 AGAIN = "search again: autotailor-runtime search"
 HERE = "device"
-"""The split of accuracies that a search on the device has measured."""
+"""The split of accuracies that a search on the device measures."""
 
 
 class FoundSubNets(FileMessage):
-    """What a search has found. bundle: sha256 of its manifest.
+    """The result of a search. bundle: sha256 of its manifest.
 
-    images: on which accuracies were measured. labels: given by the user, or the largest SubNet's answers. accuracies: of the
-    bundle's own SubNets on the same images, by digest. subnets: found ones; their files are run one behind the other.
+    images: number of images for measuring accuracies. labels: given by the user, or the largest SubNet's answers. accuracies:
+    of the bundle's own SubNets on the same images, by digest. subnets: found ones; their files run one behind the other.
     """
 
     WHERE: ClassVar[str] = FOUND_FILE
@@ -42,13 +42,13 @@ class FoundSubNets(FileMessage):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """From the folder of a search. AdaptiveError in one line."""
+        """Read the file in the folder of a search. AdaptiveError in one line."""
         return cls.from_file(folder / FOUND_FILE)
 
     def joined(self, manifest: BundleManifest, digest: str, folder: Path) -> BundleManifest:
-        """The manifest with these SubNets, all with the accuracies on the device first. AdaptiveError: of another bundle.
+        """The manifest plus these SubNets, all with the accuracies on the device first. AdaptiveError if of another bundle.
 
-        digest: of the manifest's file. Accuracies that only some SubNets have are not compared with those of others.
+        digest: of the manifest's file. AdaptiveError, too, if a SubNet of the bundle has no accuracy on the device.
         """
         if digest != self.bundle:
             raise AdaptiveError(str(folder / FOUND_FILE), "was found for another bundle", next_step=AGAIN)

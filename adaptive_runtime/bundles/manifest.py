@@ -1,4 +1,4 @@
-"""`bundle.json`: what a device needs to choose among the SubNets of a bundle, to run them, and to check their answers."""
+"""`bundle.json`: all that a device needs to choose among the SubNets of a bundle, to run them, and to check their answers."""
 
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
@@ -18,17 +18,17 @@ AGAIN = "export the bundle again"
 
 
 class FileFacts(Message):
-    """A file as it was written."""
+    """Digest and size of a file as it was written."""
 
     sha256: Digest
     bytes: int = Field(ge=0)
 
 
 class BundleRun(Message):
-    """How the files of one format were run when they were checked.
+    """The runtime and settings with which the files of one format were checked.
 
     settings: by the names of the runtime's own API. measured: whether latencies are of this runtime on the bundle's device.
-    tolerance: how far answers may be from the expected ones, over the largest value.
+    tolerance: largest allowed difference from the expected answers, relative to the largest value.
     """
 
     runtime: str
@@ -54,7 +54,7 @@ class BundleDevice(Message):
 
 
 class BundleOrigin(Message):
-    """What a bundle was made from. digests: by name those of the SuperNet, the look-up table and the predictors."""
+    """The origin of a bundle. digests: by name, of the SuperNet, the look-up table and the predictors."""
 
     network: dict[str, str]
     data: str
@@ -62,16 +62,16 @@ class BundleOrigin(Message):
 
 
 class BundleManifest(FileMessage):
-    """The SubNets of a bundle, which all take `batch` samples in ONNX, and one in ncnn.
+    """The SubNets of a bundle; all take `batch` samples in ONNX, and one in ncnn.
 
-    files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
-    the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers. source_images:
-    file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which a model that adapts
-    chooses; None: there are none, and the file does not name them. problem: what raw outputs tell: 'segmentation',
-    'detection_HEAD' of a head of `adaptive_runtime.boxes`, 'several_classes', whose names are TARGET: CLASS, 'tagging', of
-    words, 'restoration', of images, or 'super_resolution_x2' to 'super_resolution_x8', of images so many times as high and as
-    wide; None: a number for each class of the whole image, and the file does not name it. accuracies are then its score: mean
-    IoU, mAP@0.5, PSNR.
+    files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1|
+    over the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers.
+    source_images: file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which an
+    adapting model chooses; None: no rules, and the file does not name them. problem: meaning of raw outputs: 'segmentation',
+    'detection_HEAD' for a head of `adaptive_runtime.boxes`, 'several_classes' with class names TARGET: CLASS, 'tagging' of
+    words, 'restoration' of images, or 'super_resolution_x2' to 'super_resolution_x8', where the number is the factor of height
+    and width; None: a number for each class of the whole image, and the file does not name it. With a problem, accuracies are
+    its score, for example mean IoU, mAP@0.5 or PSNR.
     """
 
     WHERE: ClassVar[str] = BUNDLE_FILE
@@ -113,18 +113,18 @@ class BundleManifest(FileMessage):
 
     @property
     def own_format(self) -> BundleFormat:
-        """The format by which latencies were measured; ONNX where the device runs neither."""
+        """The format in which latencies were measured; ONNX if the device runs none of the formats."""
         return next((name for name, run in self.runs.items() if run.measured), "onnx")
 
     @property
     def known_formats(self) -> tuple[BundleFormat, ...]:
-        """The formats in which latencies on the device are known, that by which they were measured first."""
+        """The formats with known latencies on the device; the one in which they were measured comes first."""
         own = self.own_format
         known = {name for subnet in self.subnets for name, net in subnet.nets.items() if net.figures is not None}
         return (own, *(name for name in BUNDLE_FORMATS if name in known and name != own))
 
     def to_json(self) -> str:
-        """The file's text; fields that older run times do not know are there where they say something."""
+        """The file's text; fields that older run times do not know are left out if they are empty."""
         absent: dict[str, Any] = {name: True for name in ("policy", "problem") if getattr(self, name) is None}
         of_subnets: dict[str, Any] = {}
         if len(self.known_formats) == 1:

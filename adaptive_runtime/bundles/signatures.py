@@ -1,6 +1,6 @@
 """Signatures of manifests: HMAC-SHA256 with a secret key that exporter and device share.
 
-The manifest has the digests of all other files, so that its signature covers these, too.
+The manifest has the digests of all other files, so its signature covers them, too.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ LEAST_BYTES = 16
 
 
 def read_key(file: str | Path) -> bytes:
-    """The secret key, which is the content of a file. AdaptiveError: it cannot be read, or is too short to be secret."""
+    """The secret key, the content of a file. AdaptiveError if the file cannot be read or is too short to be secret."""
     try:
         key = Path(file).read_bytes().strip()
     except OSError as error:

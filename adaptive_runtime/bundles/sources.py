@@ -1,4 +1,4 @@
-"""What a bundle tells of the images that its SubNets were made for: npz files without pickles.
+"""Statistics and samples of the images for which a bundle's SubNets were made: npz files without pickles.
 
 Legend: A labelled images, C channels, H height, W width, F channels of all BatchNorms, N images of calibration, D statistics of
 an image, P directions.
@@ -18,10 +18,10 @@ from adaptive_runtime.errors import AdaptiveError
 
 Array = NDArray[np.float32]
 LEVELS = 255.0
-"""Of a colour in uint8."""
+"""Levels of a colour in uint8."""
 NEEDED = ("mean", "variance", "usual_mean", "usual_deviation", "calibration")
 TOGETHER = (("directions", "distances"), ("usual_light", "light_deviations"))
-"""Of `AdaptationSource`: what every file has, and what earlier versions have not written."""
+"""Arrays of `AdaptationSource`: NEEDED are in every file; TOGETHER are pairs that files of earlier versions lack."""
 
 
 def _written(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -31,7 +31,7 @@ def _written(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def _read(content: bytes, names: tuple[str, ...], where: str, newer: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
-    """Arrays by name. newer: names that files of earlier versions lack. AdaptiveError: there is one too few."""
+    """Arrays by name. newer: names that files of earlier versions lack. AdaptiveError if one of `names` is missing."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return {name: arrays[name] for name in (*names, *(name for name in newer if name in arrays))}
@@ -41,14 +41,14 @@ def _read(content: bytes, names: tuple[str, ...], where: str, newer: tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class SourceImages:
-    """Labelled images (A, C, H, W) like those of training, in uint8 and the data's resolution; training has not seen them."""
+    """Labelled images (A, C, H, W) like those of training, in uint8 and the data's resolution; never used for training."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
     @classmethod
     def of(cls, x_ACHW: Array, labels_A: NDArray[np.int64], prepared: ImagePreparation) -> Self:
-        """From images as a SubNet takes them, in the data's resolution; colours are rounded to levels of uint8."""
+        """Convert images as a SubNet takes them, in the data's resolution; colours are rounded to levels of uint8."""
         mean, deviation = _by_channel(prepared)
         levels = np.rint((x_ACHW * deviation + mean) * LEVELS)
         return cls(np.clip(levels, 0, LEVELS).astype(np.uint8), labels_A)
@@ -64,7 +64,7 @@ class SourceImages:
 
     @classmethod
     def from_bytes(cls, content: bytes, where: str) -> Self:
-        """From a file's content. AdaptiveError: it is none."""
+        """Read a file's content. AdaptiveError if it is no such file."""
         return cls(**_read(content, ("images", "labels"), where))
 
 
@@ -74,13 +74,13 @@ def _by_channel(prepared: ImagePreparation) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class AdaptationSource:
-    """What is usual for one SubNet.
+    """The usual statistics for one SubNet.
 
     mean, variance (F,): of its BatchNorms, one after another. usual_mean, usual_deviation (2F,), directions (P, 2F): of the
     features of images (`adaptive_runtime.adapting_weights.UsualFeatures`). calibration (N, 3): statistics of images like those
-    of training; distances (N,): the fourth. usual_light (6, C), light_deviations (): of images in the SubNet's size
-    (`adaptive_runtime.adapting_weights.ImageAlignment`). Files of version 0.6.0 have neither directions nor distances, those of
-    versions before 0.12.0 nothing of light; earlier run times leave out what they do not know.
+    of training; distances (N,): the fourth statistic. usual_light (6, C), light_deviations (): of images in the SubNet's size
+    (`adaptive_runtime.adapting_weights.ImageAlignment`). Files of version 0.6.0 have neither directions nor distances; files
+    before version 0.12.0 have no light. Earlier run times ignore arrays that they do not know.
     """
 
     mean: Array
@@ -105,7 +105,7 @@ class AdaptationSource:
 
     @classmethod
     def from_bytes(cls, content: bytes, where: str) -> Self:
-        """From a file's content. AdaptiveError: it is none."""
+        """Read a file's content. AdaptiveError if it is no such file."""
         found = cls(**_read(content, NEEDED, where, newer=tuple(name for pair in TOGETHER for name in pair)))
         for pair in TOGETHER:
             if len({getattr(found, name) is None for name in pair}) > 1:

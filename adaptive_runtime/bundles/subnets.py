@@ -1,4 +1,4 @@
-"""One SubNet of a bundle: its files by format, and what is known of it."""
+"""One SubNet of a bundle: its files by format, and its figures."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Self
@@ -27,10 +27,12 @@ class AdaptableNorm(Message):
 
 
 class AdaptableNet(Message):
-    """What a SubNet in ONNX needs to adapt its BatchNorm statistics.
+    """Files for adapting the BatchNorm statistics of a SubNet in ONNX.
 
-    file: the SubNet with the statistics of its BatchNorms' inputs, for so many `images` at once; it refers to the bundle's
-    common weights. norms: in the order of its outputs. source: file of `adaptive_runtime.bundles.AdaptationSource`.
+    file: the SubNet with additional outputs for the statistics of its BatchNorms' inputs, for `images` images at once; it
+    refers
+    to the bundle's common weights. norms: in the order of these outputs. source: file of
+    `adaptive_runtime.bundles.AdaptationSource`.
     """
 
     file: FileName
@@ -40,19 +42,19 @@ class AdaptableNet(Message):
 
 
 class SubNetMemory(Message):
-    """Memory that the SubNet takes: its weights, and its activations at the peak of a run of one batch [MiB], predicted."""
+    """Predicted memory of a SubNet [MiB]: its weights, and its activations at the peak of a run of one batch."""
 
     weights_mib: float
     activations_mib: float
 
     @property
     def total_mib(self) -> float:
-        """Both together [MiB]."""
+        """Weights and activations together [MiB]."""
         return self.weights_mib + self.activations_mib
 
 
 class NetFigures(Message):
-    """What is known of a SubNet in one format, on the device of the bundle.
+    """Figures of a SubNet in one format, on the device of the bundle.
 
     accuracy: by split, of whole answers. latency_error: standard deviation of `latency_ms`, relative; 0: it was measured.
     energy_mj: of one sample; None: unknown.
@@ -66,18 +68,18 @@ class NetFigures(Message):
 
     @property
     def first_accuracy(self) -> float:
-        """The accuracy on the first split, by which SubNets are compared."""
+        """The accuracy on the first split; it is used to compare SubNets."""
         return next(iter(self.accuracy.values()), 0.0)
 
 
 class BundledNet(Message):
     """A SubNet in one format.
 
-    files: of the whole SubNet: one of ONNX, or several that are run one behind the other, and the bundle's common weights;
-    `.param` and `.bin` of ncnn. chain: name of the
-    manifest of its segments; chain_files: what that names; None, (): it passes no exits. relative_difference: the largest
-    from torch, over the largest value. adaptable: None: it cannot adapt. figures: in a format that is not the one by which the
-    SubNet was measured; None: nothing is known of the SubNet in it, or it is the one.
+    files: of the whole SubNet: ONNX: one file, or several that run one behind the other, and the bundle's common weights; ncnn:
+    `.param` and `.bin`. chain: name of the manifest of its segments; chain_files: the files that the manifest names; None, ():
+    the SubNet passes no exits. relative_difference: largest difference from torch, relative to the largest value. adaptable:
+    None: it cannot adapt. figures: set in formats other than the one in which the SubNet was measured; None: this is that
+    format, or nothing is known.
     """
 
     files: Annotated[tuple[FileName, ...], Field(min_length=1)]
@@ -91,23 +93,24 @@ class BundledNet(Message):
 
     @property
     def onnx_files(self) -> tuple[FileName, ...]:
-        """The ONNX files in the order in which they are run."""
+        """The ONNX files in running order."""
         return tuple(name for name in self.files if name.endswith(ONNX_END))
 
     @property
     def weights_files(self) -> tuple[FileName, ...]:
-        """What the ONNX files refer to."""
+        """The weights files that the ONNX files refer to."""
         return tuple(name for name in self.files if not name.endswith(ONNX_END))
 
 
 class BundledPlacement(Message):
-    """A SubNet over several devices, as `autotailor partition` plans it.
+    """A SubNet split over several devices, as planned by `autotailor partition`.
 
     segments: name of a `ChainManifest` whose `files` have weights of their own; plans: of `PlacementPlans`. devices: besides
-    home. latency_ms: of the plan that is fastest over links of `bandwidth_mbps`, as predicted; latency_error: its standard
-    deviation, relative. home_share: of the time that home computes for the whole SubNet. sent_mj: what home takes for sending
-    and waiting, as modelled; None: unknown. coding: in which values may cross besides fp32; accuracy: on the first split, with
-    all values coded that some plan sends, as measured; None: that of the SubNet, whose values cross in fp32.
+    the coordinator. latency_ms: predicted latency of the fastest plan over links of `bandwidth_mbps`; latency_error: its
+    standard deviation, relative. home_share: computing time of the coordinator in the plan, as a share of its time for the
+    whole SubNet. sent_mj: modelled energy of the coordinator for sending and waiting; None: unknown. coding: coding, besides
+    fp32, in which values may cross; accuracy: measured on the first split, with all values coded that some plan sends; None:
+    the SubNet's own accuracy, since values cross in fp32.
     """
 
     segments: FileName
@@ -130,7 +133,7 @@ class BundledPlacement(Message):
 
 
 class SubNetLatency(Message):
-    """Latency on the device [ms]. spread: (p90 − p10) / p50 of `n` samples; noisy: that was too large, twice."""
+    """Latency on the device [ms]. spread: (p90 − p10) / p50 of `n` samples; noisy: the spread was too large, twice."""
 
     p50_ms: float
     p90_ms: float
@@ -140,10 +143,10 @@ class SubNetLatency(Message):
 
 
 class BundledExit(Message):
-    """An exit of a SubNet's chain. macs, latency_ms: from the input up to it.
+    """An exit of a SubNet's chain. macs, latency_ms: from the input up to the exit.
 
-    latency_ms: sum of measured segments; None: not measured. accuracy: if all samples leave there, by split; None: unknown.
-    threshold: None: nobody leaves there, or everybody who is left.
+    latency_ms: sum over measured segments; None: not measured. accuracy: by split, if all samples leave there; None: unknown.
+    threshold: None: no sample leaves there, or all remaining ones do.
     """
 
     exit: str
@@ -154,7 +157,7 @@ class BundledExit(Message):
 
 
 class EarlyAnswers(Message):
-    """Answers by thresholds, on test images that had no part in choosing them. Latencies of one sample [ms], as measured."""
+    """Answers by thresholds, on test images that were not used to choose them. Latencies of one sample [ms], as measured."""
 
     accuracy: float
     images: int
@@ -165,12 +168,11 @@ class EarlyAnswers(Message):
 
 
 class BundledSubNet(Message):
-    """A SubNet. accuracy: by split, of whole answers. latency: as measured; None: it failed. predicted_ms: what chose it.
+    """A SubNet. accuracy: by split, of whole answers. latency: measured; None: it failed. predicted_ms: led to its choice.
 
-    input_shape: of several inputs that of the first. nets: by format; at least one. exits: of its chain, in order. thresholds:
-    by which samples leave; early: what comes of it.
-    adapted: sha256 of the side file whose tensors the SubNet has in the place of shared weights; None: it has not adapted.
-    placement: None: other devices do not take part.
+    input_shape: for several inputs, that of the first. nets: by format; at least one. exits: of its chain, in order.
+    thresholds: decide which samples leave; early: the resulting figures. adapted: sha256 of the side file whose tensors replace
+    shared weights; None: the SubNet has not adapted. placement: None: other devices do not take part.
     """
 
     digest: str
@@ -212,14 +214,14 @@ class BundledSubNet(Message):
 
     @property
     def own_sizes(self) -> tuple[int, ...]:
-        """Of one sample as the SubNet takes it; of several inputs those of all, one behind the other."""
+        """Sizes of one sample as the SubNet takes it; for several inputs, those of all, one behind the other."""
         if isinstance(self.preparation, InputsPreparation):
             return tuple(size for shape in self.preparation.own_shapes.values() for size in shape)
         return self.input_shape[1:]
 
     @property
     def of_images(self) -> ImagePreparation:
-        """What is done with images. AdaptiveError: it takes texts, or several inputs."""
+        """The preparation of images. AdaptiveError if the SubNet takes texts or several inputs."""
         if isinstance(self.preparation, ImagePreparation):
             return self.preparation
         got = "takes texts" if isinstance(self.preparation, TextPreparation) else "takes several inputs"
@@ -227,22 +229,22 @@ class BundledSubNet(Message):
 
     @property
     def likely_ms(self) -> float:
-        """The measured latency [ms]; the predicted one where it was not measured."""
+        """The measured latency [ms], or the predicted one if it was not measured."""
         return self.predicted_ms if self.latency is None else self.latency.p50_ms
 
     @property
     def first_accuracy(self) -> float:
-        """The accuracy on the first split, by which SubNets are compared."""
+        """The accuracy on the first split; it is used to compare SubNets."""
         return next(iter(self.accuracy.values()), 0.0)
 
     def figures_of(self, form: BundleFormat) -> NetFigures:
-        """What is known of the SubNet in a format: the format's own figures, else those by which the SubNet was measured."""
+        """Figures of the SubNet in a format: the format's own, else those with which the SubNet was measured."""
         return self.nets[form].figures or NetFigures(
             accuracy=self.accuracy, latency_ms=self.likely_ms, energy_mj=self.energy_mj, memory=self.memory
         )
 
     def formats_among(self, forms: Sequence[BundleFormat]) -> tuple[BundleFormat, ...]:
-        """Those of some formats in which the SubNet can serve: the first one, and others in which it has figures."""
+        """The given formats in which the SubNet can serve: the first of them, and others for which it has figures."""
         return tuple(
             one for one in forms if one in self.nets and (one == forms[0] or self.nets[one].figures is not None)
         )

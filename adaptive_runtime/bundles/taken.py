@@ -16,10 +16,10 @@ from adaptive_runtime.texts import TextPreparation
 
 
 class TakenSamples(NamedTuple):
-    """shape: of one sample, an image (C, H, W) float32, or a text (T,) int64; () of several inputs.
+    """shape: of one sample: an image (C, H, W) float32, or a text (T,) int64; () for several inputs.
 
-    words: numbers of words are below it; None: samples are no texts. inputs: of several each by name; a batch is one array with
-    a field for each (`adaptive_runtime.several.packed`); None: there is one input.
+    words: upper bound (exclusive) of numbers of words; None: samples are no texts. inputs: each of several inputs by name; a
+    batch is one array with a field for each (`adaptive_runtime.several.packed`); None: one input.
     """
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class TakenSamples(NamedTuple):
 
     @classmethod
     def of(cls, preparation: SamplePreparation, input_shape: tuple[int, ...]) -> "TakenSamples":
-        """By what is done before a SubNet with an input of this shape sees a sample."""
+        """The samples for a preparation and a SubNet's input shape."""
         if isinstance(preparation, TextPreparation):
             return cls((preparation.length,), preparation.words)
         if isinstance(preparation, InputsPreparation):
@@ -38,13 +38,13 @@ class TakenSamples(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the numbers of a sample, or of a sample with several inputs."""
+        """Type of the numbers of a sample, or of a sample with several inputs."""
         if self.inputs is not None:
             return np.dtype([(name, one.dtype, one.shape) for name, one in self.inputs.items()])
         return np.dtype(np.float32 if self.words is None else np.int64)
 
     def packed(self, given: NDArray[Any] | Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Samples as one array, where they are given by the names of their inputs. AdaptiveError: other inputs, or shapes."""
+        """Samples as one array, also if given by the names of their inputs. AdaptiveError for other inputs or shapes."""
         if not isinstance(given, Mapping):
             return given
         if set(given) != set(self.inputs or ()):
@@ -55,7 +55,7 @@ class TakenSamples(NamedTuple):
         return packed({name: given[name] for name in self.inputs or ()})
 
     def check(self, x: NDArray[Any], where: str = "input") -> None:
-        """AdaptiveError for other samples, or none."""
+        """Raise AdaptiveError for samples of another kind, or for none."""
         if x.dtype != self.dtype or x.shape[1:] != self.shape or not len(x):
             if self.inputs is not None:
                 told = ", ".join(f"{name} {('N', *one.shape)}" for name, one in self.inputs.items()).replace("'", "")
@@ -69,7 +69,7 @@ class TakenSamples(NamedTuple):
             raise AdaptiveError(where, fault, allowed=f"0 to {self.words - 1}" if self.words else "")
 
     def fault(self, x: NDArray[Any]) -> str | None:
-        """Of a text: numbers that are no words of the vocabulary; None: there are none."""
+        """For a text, a line about numbers that are no words of the vocabulary; None if all are."""
         if self.words is None or (x.min() >= 0 and x.max() < self.words):
             return None
         return f"numbers of words from {x.min()} to {x.max()}"

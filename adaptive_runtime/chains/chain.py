@@ -20,7 +20,7 @@ from adaptive_runtime.several import input_forms
 
 
 class ChainAnswers(NamedTuple):
-    """Classes, positions of the exits that answered, and how sure these were: (N,) each; logits of these exits (N, K)."""
+    """Classes, positions of the exits that answered, and their confidences: (N,) each; logits of these exits (N, K)."""
 
     answers: NDArray[np.int64]
     exits: NDArray[np.int64]
@@ -29,12 +29,12 @@ class ChainAnswers(NamedTuple):
 
 
 def all_leave_at(exit: int) -> Decider:
-    """Samples leave at one exit, none before it."""
+    """A decider that lets all samples leave at one exit, none before it."""
     return Decider(Thresholds(measure="top_probability", thresholds=(None,) * exit))
 
 
 class ExitChain:
-    """A chain that is loaded, with thresholds; without them every sample goes to the last exit."""
+    """A loaded chain with thresholds; without them every sample goes to the last exit."""
 
     def __init__(self, manifest: ChainManifest, runtime: ChainRuntime, thresholds: Thresholds | None = None) -> None:
         last = len(manifest.segments) - 1
@@ -47,7 +47,7 @@ class ExitChain:
 
     @classmethod
     def open(cls, folder: str | Path, thresholds: Thresholds | None = None, manifest: str = SEGMENTS_FILE) -> Self:
-        """Load the chain of a folder; its files are checked first. AdaptiveError in one line.
+        """Load the chain of a folder after checking its files. AdaptiveError in one line.
 
         thresholds: None: those of the file that the manifest names, if it names one.
         """
@@ -60,7 +60,7 @@ class ExitChain:
     def infer(self, x_NCHW: Array, decider: Decider | None = None) -> ChainAnswers:
         """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type.
 
-        decider: when they leave; None: by the chain's own thresholds. Several threads may call it at once.
+        decider: decides when samples leave; None: by the chain's own thresholds. Several threads may call this at once.
         """
         self._check(x_NCHW)
         size = self.runtime.batch or len(x_NCHW)
@@ -69,7 +69,7 @@ class ExitChain:
         return parts[0] if len(parts) == 1 else ChainAnswers(*map(np.concatenate, zip(*parts, strict=True)))
 
     def outputs(self, x_NCHW: Array) -> Array:
-        """Raw outputs of the whole SubNet for such samples, flat: (N, numbers). No sample leaves before."""
+        """Raw outputs of the whole SubNet for such samples, flattened to (N, numbers). No sample leaves early."""
         self._check(x_NCHW)
         size, found = self.runtime.batch or len(x_NCHW), []
         for start in range(0, len(x_NCHW), size):
@@ -89,7 +89,7 @@ class ExitChain:
         return ChainAnswers(np.array([decision.answer]), exits, sureness, logits_1K)
 
     def _together(self, x_NCHW: Array, size: int, decider: Decider) -> ChainAnswers:
-        """A batch; files of a fixed batch go on with all of it while any sample is left."""
+        """Run a batch; files of a fixed batch continue with all of it while any sample is left."""
         samples, filled = len(x_NCHW), self.runtime.batch is not None
         if samples < size:
             x_NCHW = np.concatenate([x_NCHW, np.repeat(x_NCHW[-1:], size - samples, axis=0)])
@@ -108,7 +108,7 @@ class ExitChain:
 
     def _check(self, x_NCHW: Array) -> None:
         kind, shape = self._forms[0]
-        alone = len(self._forms) == 1  # told apart since this is asked before every run
+        alone = len(self._forms) == 1  # a fast path for the usual single input, since this runs before every inference
         fits = x_NCHW.dtype == kind and x_NCHW.shape[1:] == shape if alone else input_forms(x_NCHW) == self._forms
         if not fits or not len(x_NCHW):
             got = f"{x_NCHW.dtype} {x_NCHW.shape}"
@@ -116,7 +116,7 @@ class ExitChain:
             raise AdaptiveError("input", got, allowed=f"{allowed}, N from 1 on".replace("'", ""))
 
     def close(self) -> None:
-        """Free what the runtime holds."""
+        """Free the runtime's resources."""
         self.runtime.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""ONNX files that are run one behind the other, as one segment.
+"""ONNX files that run one behind the other, as one segment.
 
 Legend: N samples, C channels, H height, W width, K classes.
 """
@@ -15,9 +15,9 @@ from adaptive_runtime.chains.runs import Array, ChainRun
 
 
 class JoinedFiles:
-    """A SubNet in several files in onnxruntime; each reads what the one before it gives.
+    """A SubNet in several files in onnxruntime; each reads the output of the previous one.
 
-    session_of: the session of a file by its place, asked for when the file runs.
+    session_of: returns the session of a file by its position; called when the file runs.
     """
 
     def __init__(self, manifest: ChainManifest, count: int, session_of: Callable[[int], Any]) -> None:
@@ -28,7 +28,7 @@ class JoinedFiles:
         self.value_of = onnxruntime.OrtValue.ortvalue_from_numpy
 
     def start(self, x_NCHW: Array) -> ChainRun:
-        """Samples (N, C, H, W) at the start."""
+        """A run at its start, with samples (N, C, H, W)."""
         return _JoinedRun(self, x_NCHW)
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class _JoinedRun:
 
 
 def run_file(session: Any, value: Any) -> Any:
-    """One file with one input and one output: an `OrtValue` from an `OrtValue`."""
+    """Run a file with one input and one output: an `OrtValue` from an `OrtValue`."""
     (taken,), (given,) = session.get_inputs(), session.get_outputs()
     (found,) = run_session(session, {taken.name: value}, [given.name])
     return found

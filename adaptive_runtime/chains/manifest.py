@@ -1,4 +1,4 @@
-"""`segments.json`: what a host program needs to run a SubNet with exits, segment by segment."""
+"""`segments.json`: all that a host program needs to run a SubNet with exits, segment by segment."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -21,15 +21,15 @@ AGAIN = "export the SubNet again"
 
 ChainFormat = Literal["onnx", "ncnn"]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
-"""A name in the manifest's own folder."""
+"""A file name in the manifest's own folder."""
 NcnnPair = tuple[FileName, FileName]
 """Names of a .param and a .bin."""
 
 
 class ChainTensor(Message):
-    """An input or output by name. A size of None is any number. type: int64 of numbers of words.
+    """An input or output by name. A size of None stands for any number. type: int64 for numbers of words.
 
-    beside: of a network with several inputs those behind the first, in order.
+    beside: for a network with several inputs, those behind the first, in order.
     """
 
     name: str
@@ -39,25 +39,27 @@ class ChainTensor(Message):
 
     @property
     def every(self) -> tuple["ChainTensor", ...]:
-        """The tensor, and those beside it."""
+        """The tensor and those beside it."""
         return (self, *self.beside)
 
     @model_serializer(mode="wrap")
     def _written(self, content_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the type where it is float32, and nothing beside it: earlier run times do not know of these."""
+        """Leave out the type float32 and an empty `beside`: earlier run times do not know these fields."""
         content: dict[str, Any] = content_of(self)
         usual = {"type": "float32", "beside": ()}
         return {name: value for name, value in content.items() if name not in usual or value != usual[name]}
 
 
 class ChainSegment(Message):
-    """What is computed between an exit and the one before it.
+    """The computation between an exit and the previous one.
 
-    file: of ONNX; None: the segment is in the one net of ncnn, which goes on from what it has computed. inputs: values of the
-    network's input and of earlier segments. outputs: the answer of the exit (B, K), then values for later segments. Where a
-    SubNet is cut to be split over devices, `exit` names the value that crosses the cut, which is the first output.
-    ncnn: the same segment as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
-    macs: multiply-accumulates of one sample. latency_ms: of this segment alone, p50 on the device; None: not measured.
+    file: ONNX file; None: the segment is in the one net of ncnn, which continues from its computed values. inputs: the
+    network's
+    input or values of earlier segments. outputs: the answer of the exit (B, K), then values for later segments. If a SubNet is
+    cut to be split over devices, `exit` names the value that crosses the cut, which is the first output. ncnn: the same segment
+    as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: no such files. macs:
+    multiply-accumulates
+    of one sample. latency_ms: of this segment alone, p50 on the device; None: not measured.
     """
 
     exit: str
@@ -70,11 +72,11 @@ class ChainSegment(Message):
 
 
 class ImagePreparation(Message):
-    """What an application does with an image, with values in [0, 1], before the first segment sees it. In this order:
+    """The preparation of an image, with values in [0, 1], by the application before the first segment. In this order:
 
-    `crop`; scaled to height and width `resolution` by `interpolation`; less `mean`, over `deviation`, by channel; and scaled to
-    `size` (height, width) by `size_interpolation` where that is another. layout: samples, channels, height, width.
-    spectrogram: where data are signals, it makes the image, and nothing is cut or scaled before the mean is taken off.
+    `crop`; scaled to height and width `resolution` by `interpolation`; minus `mean`, divided by `deviation`, by channel; and
+    scaled to `size` (height, width) by `size_interpolation` if that differs. layout: samples, channels, height, width.
+    spectrogram: for signals; it makes the image, and nothing is cut or scaled before the mean is subtracted.
     """
 
     layout: Literal["NCHW"] = "NCHW"
@@ -90,19 +92,19 @@ class ImagePreparation(Message):
 
     @model_serializer(mode="wrap")
     def _written(self, content_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a spectrogram where there is none: run times of before 0.11.0 do not know of it."""
+        """Leave out an empty spectrogram: run times before 0.11.0 do not know the field."""
         content: dict[str, Any] = content_of(self)
         return {name: value for name, value in content.items() if name != "spectrogram" or value is not None}
 
 
 InputPreparation = ImagePreparation | NumbersPreparation | TextPreparation
-"""Of one of several inputs: an image, or the spectrogram of a sound; numbers; a text."""
+"""The preparation of one of several inputs: an image, or the spectrogram of a sound; numbers; a text."""
 
 
 class InputsPreparation(Message):
-    """What an application does with each input of a sample that has several, by name, in the order of the network's.
+    """The preparation of each input of a sample with several inputs, by name, in the network's order.
 
-    layout: that of each input is its own. Texts are of one vocabulary and length.
+    layout: each input has its own. All texts have one vocabulary and length.
     """
 
     layout: Literal["each"] = "each"
@@ -117,12 +119,12 @@ class InputsPreparation(Message):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """What applications give of one sample: images in the data's own size."""
+        """Shapes of one sample as applications give it: images in the data's own size."""
         return {name: _given_shape(one) for name, one in self.inputs.items()}
 
     @property
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
-        """What the SubNet takes of one sample."""
+        """Shapes of one sample as the SubNet takes it."""
         return {name: _own_shape(one) for name, one in self.inputs.items()}
 
 
@@ -142,18 +144,18 @@ SamplePreparation = Annotated[ImagePreparation | TextPreparation | InputsPrepara
 
 
 def text_of(prepared: SamplePreparation | None) -> TextPreparation | None:
-    """What is done with the text of a sample, or with each of several; None: it has none."""
+    """The preparation of the text of a sample, or of each of several inputs; None if it has no text."""
     inputs = prepared.inputs.values() if isinstance(prepared, InputsPreparation) else [prepared]
     return next((one for one in inputs if isinstance(one, TextPreparation)), None)
 
 
 class ChainManifest(FileMessage):
-    """A SubNet with exits as files, in the folder of this one.
+    """A SubNet with exits as files in the folder of this manifest.
 
-    files: sha256 by name. input: the network's; of several the first one, which has the others beside it. segments: in the
-    order in which they run, each up to its exit; the last one gives the SubNet's own answer. classes: names, in that of
-    answers. runtime, settings: with which the files were checked, by the names of the runtime's own API. thresholds: name of a
-    file of `adaptive_runtime.exits.Thresholds`; None: there is none yet.
+    files: sha256 by name. input: the network's; for several inputs the first one, with the others beside it. segments: in
+    running order, each up to its exit; the last one gives the SubNet's own answer. classes: names, in the order of answers.
+    runtime, settings: with which the files were checked, by the names of the runtime's own API. thresholds: name of a file of
+    `adaptive_runtime.exits.Thresholds`; None: it has none yet.
     """
 
     WHERE: ClassVar[str] = SEGMENTS_FILE
@@ -197,7 +199,7 @@ class ChainManifest(FileMessage):
 
     @property
     def until_ms(self) -> tuple[float | None, ...]:
-        """Latency [ms] from the input to each exit, decisions not counted; None from the first one on that was not measured."""
+        """Latency [ms] from the input to each exit, without decisions; None from the first unmeasured one on."""
         found: list[float | None] = []
         so_far: float | None = 0.0
         for segment in self.segments:
@@ -208,13 +210,13 @@ class ChainManifest(FileMessage):
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read the manifest and check that its files are there as they were written. AdaptiveError in one line."""
+        """Read the manifest and check its files against their digests. AdaptiveError in one line."""
         found = cls.from_file(file)
         check_files(file, found.files)
         return found
 
     def own_thresholds(self, folder: Path) -> Thresholds | None:
-        """Those of the file that the manifest names, in its folder; None: it names none. AdaptiveError: it cannot be read."""
+        """The thresholds of the file that the manifest names; None if it names none. AdaptiveError if it cannot be read."""
         if self.thresholds is None:
             return None
         file = folder / self.thresholds
@@ -228,7 +230,7 @@ class ChainManifest(FileMessage):
 
 
 def check_files(manifest: Path, digests: Mapping[str, str]) -> None:
-    """AdaptiveError in one line: a file beside a manifest is not the file of its digest."""
+    """Raise AdaptiveError in one line if a file beside a manifest does not have its digest."""
     for name, digest in digests.items():
         if hashlib.sha256(read_bytes(manifest.parent / name, AGAIN)).hexdigest() != digest:
             got = f"is not the file that {manifest.name} names"

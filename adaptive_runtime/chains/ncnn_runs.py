@@ -1,4 +1,4 @@
-"""Runs of a chain in ncnn, by one net that goes on from what it has computed."""
+"""Runs of a chain in ncnn, with one net that continues from its computed values."""
 
 import weakref
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from adaptive_runtime.several import unpacked
 POOLS = ("blob_allocator", "workspace_allocator")
 NO_ALLOCATOR = "none"
 THREAD_SAFE = {"UnlockedPoolAllocator": "PoolAllocator"}
-"""The memory pool that serves several threads, where one thread was measured with another one."""
+"""Thread-safe memory pools that replace the pools with which one thread was measured."""
 
 
 class NcnnChain:
-    """One net in ncnn, one sample at a time: to extract an answer computes what is missing, and nothing twice."""
+    """One net in ncnn, one sample at a time: extracting an answer computes only the missing values, and nothing twice."""
 
     batch = 1
 
@@ -50,7 +50,7 @@ class NcnnChain:
         """Free the net, at the latest when nothing refers to the chain any more."""
 
     def start(self, x_NCHW: Array) -> ChainRun:
-        """One sample (1, C, H, W) at the start."""
+        """A run at its start, with one sample (1, C, H, W)."""
         extractor = self.net.create_extractor()
         for name, values in zip(self.inputs, unpacked(x_NCHW), strict=True):
             # a Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it
@@ -72,7 +72,7 @@ class _NcnnRun:
         self._chain, self._extractor, self._outputs = chain, extractor, iter(chain.outputs)
 
     def __del__(self) -> None:
-        """Free the extractor before the net, which may go with this run."""
+        """Free the extractor before the net, which may be freed with this run."""
         self._extractor = None
 
     def next(self) -> Array:

@@ -19,9 +19,9 @@ INT64 = "tensor(int64)"
 
 
 def run_session(session: Any, given: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[Any]:
-    """Outputs of a session by their names, from inputs by theirs: each an `OrtValue`, which is not copied.
+    """Outputs of a session by name, from inputs by name: each an `OrtValue`, which is not copied.
 
-    A binding costs a quarter of the time that `run_with_ort_values` takes beside the run.
+    A binding takes a quarter of the overhead that `run_with_ort_values` adds to the run.
     """
     binding = session.io_binding()
     for name, value in given.items():
@@ -34,9 +34,9 @@ def run_session(session: Any, given: Mapping[str, Any], outputs: Sequence[str]) 
 
 
 def inputs_of(session: Any, rng: np.random.Generator | None = None) -> dict[str, NDArray[Any]]:
-    """What a session of fixed sizes can run with: standard normal numbers by `rng`, else zeros.
+    """Inputs for a session of fixed sizes: standard normal numbers by `rng`, else zeros.
 
-    Whole numbers are 0, which every look-up has.
+    Whole numbers are 0, a valid index in every look-up.
     """
     found: dict[str, NDArray[Any]] = {}
     for one in session.get_inputs():
@@ -52,8 +52,8 @@ def inputs_of(session: Any, rng: np.random.Generator | None = None) -> dict[str,
 class OnnxChain:
     """Segments in onnxruntime.
 
-    session_of: the session of a segment by its place, asked for when the segment runs. kept: the sessions stay what they are,
-    so that files of a fixed batch are bound once: to memory of a run, which the next run takes over.
+    session_of: returns the session of a segment by its position; called when the segment runs. kept: the sessions never change,
+    so that files of a fixed batch are bound only once: to the memory of a run, which the next run takes over.
     """
 
     def __init__(self, manifest: ChainManifest, session_of: Callable[[int], Any], *, kept: bool = False) -> None:
@@ -73,7 +73,7 @@ class OnnxChain:
 
     @classmethod
     def open(cls, manifest: ChainManifest, folder: Path) -> Self:
-        """With all sessions."""
+        """Open the chain with all sessions."""
         import onnxruntime
 
         options = session_options(own_settings(manifest, "onnxruntime"))
@@ -84,17 +84,17 @@ class OnnxChain:
         return cls(manifest, sessions.__getitem__, kept=True)
 
     def start(self, x_NCHW: Array) -> ChainRun:
-        """Samples (N, C, H, W) at the start."""
+        """A run at its start, with samples (N, C, H, W)."""
         if self._free is None:
             return _OnnxRun(self, x_NCHW)
         try:
             bound = self._free.pop()
-        except IndexError:  # several threads run at once
+        except IndexError:  # all memory is in use: several threads run at once
             bound = BoundRun.of(self)
         return _OnBoundMemory(self, bound, x_NCHW)
 
     def give_back(self, bound: "BoundRun") -> None:
-        """Let the next run have the memory of one that is over."""
+        """Let the next run have the memory of a finished run."""
         if self._free is not None:
             self._free.append(bound)
 
@@ -134,14 +134,14 @@ class _OnnxRun:
 
 
 class BoundRun(NamedTuple):
-    """Memory for one run at a time. inputs: of the network, in order. steps: of each segment the bound call, and its answer."""
+    """Memory for one run at a time. inputs: of the network, in order. steps: per segment the bound call and its answer."""
 
     inputs: tuple[Any, ...]
     steps: tuple[tuple[Callable[[Any], None], Any, Any], ...]
 
     @classmethod
     def of(cls, chain: OnnxChain) -> Self:
-        """For the sessions of a chain."""
+        """Memory bound to the sessions of a chain."""
         starts = [chain.memory_of(list(one.shape), np.dtype(one.type).type) for one in chain.input.every]
         values, steps = {one.name: start for one, start in zip(chain.input.every, starts, strict=True)}, []
         for at, (segment, (inputs, outputs)) in enumerate(zip(chain.segments, chain.names, strict=True)):
@@ -157,7 +157,7 @@ class BoundRun(NamedTuple):
 
 
 class _OnBoundMemory:
-    """A run that gives its memory back when nobody refers to it any more."""
+    """A run that returns its memory when nothing refers to it any more."""
 
     __slots__ = ("_at", "_bound", "_chain")
 
@@ -173,7 +173,7 @@ class _OnBoundMemory:
         run, binding, answer = self._bound.steps[self._at]
         self._at += 1
         run(binding)
-        found: Array = answer.numpy().copy()  # the next run writes where this one has written
+        found: Array = answer.numpy().copy()  # copied, since the next run overwrites this memory
         return found
 
     def keep(self, mask_N: NDArray[np.bool_]) -> None:

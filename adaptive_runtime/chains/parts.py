@@ -1,7 +1,7 @@
-"""`parts.json`: a SubNet that is split, as ONNX files that run one after the other, each on one device.
+"""`parts.json`: a split SubNet, as ONNX files that run one after the other, each on one device.
 
-A part reads values of the network's input and of earlier parts, not of its neighbour alone; a value with several readers
-has one name everywhere, so that it is sent once.
+A part reads values of the network's input and of all earlier parts, not only of its neighbour; a value with several readers
+has one name everywhere, so that it is sent only once.
 """
 
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ class PartTensor(Message):
 
 
 class SubnetPart(Message):
-    """Operators between two cuts. device: that the plan has for them. operators: how many. macs: multiply-accumulates.
+    """Operators between two cuts. device: its device in the plan. operators: their number. macs: multiply-accumulates.
 
-    ncnn: the same part as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
+    ncnn: the same part as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: no such files.
     """
 
     file: FileName
@@ -44,10 +44,10 @@ class SubnetPart(Message):
 
 
 class PartsManifest(FileMessage):
-    """A SubNet in parts, in the folder of this file. digest: of the SubNet. files: sha256 by name. home: has input and output.
+    """A SubNet in parts, in the folder of this file. digest: of the SubNet. files: sha256 by name.
 
-    parts: in the order in which they run. difference: of the parts' answer from that of the whole SubNet, over the largest
-    value.
+    home: the coordinator, which has input and output. parts: in running order. difference: of the parts' answer from the whole
+    SubNet's, relative to the largest value.
     """
 
     WHERE: ClassVar[str] = PARTS_FILE
@@ -81,13 +81,13 @@ class PartsManifest(FileMessage):
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read the manifest and check that its files are there as they were written. AdaptiveError in one line."""
+        """Read the manifest and check its files against their digests. AdaptiveError in one line."""
         found = cls.from_file(file)
         check_files(file, found.files)
         return found
 
     def needed_after(self, part: int) -> Iterator[PartTensor]:
-        """The values that later parts and the answer need of the first `part` parts and the input, each once."""
+        """The values, each once, that later parts and the answer need from the input and the first `part` parts."""
         later = {tensor.name for one in self.parts[part:] for tensor in one.inputs} | {one.name for one in self.outputs}
         known = {tensor.name: tensor for one in self.parts[:part] for tensor in one.outputs}
         for name, tensor in ({self.input.name: self.input} | known).items():

@@ -1,4 +1,4 @@
-"""Runs of a chain behind one protocol: segment after segment. Settings of runtimes, which are imported when they are needed.
+"""Runs of a chain behind one protocol: segment after segment. Settings of runtimes, which are imported on first use.
 
 Legend: N samples, K classes.
 """
@@ -23,7 +23,7 @@ ENUMERATIONS = {
 
 
 class ChainRun(Protocol):
-    """Samples on their way. `next`: the answer (N, K) at the next exit. `keep`: only these samples (N,) go on."""
+    """Samples in progress. `next`: the answer (N, K) at the next exit. `keep`: drop the samples outside a mask (N,)."""
 
     def next(self) -> Array: ...
 
@@ -31,7 +31,7 @@ class ChainRun(Protocol):
 
 
 class ChainRuntime(Protocol):
-    """A chain that is loaded. batch: samples of one run; None: any number. `start`: with samples (N, C, H, W)."""
+    """A loaded chain. batch: samples of one run; None: any number. `start`: begin a run with samples (N, C, H, W)."""
 
     @property
     def batch(self) -> int | None: ...
@@ -42,7 +42,7 @@ class ChainRuntime(Protocol):
 
 
 def session_options(settings: Mapping[str, bool | int | str]) -> Any:
-    """`onnxruntime.SessionOptions` with settings by the names of its API; names with a dot are entries of its configuration."""
+    """`onnxruntime.SessionOptions` with settings by the names of its API; names with a dot are configuration entries."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -56,12 +56,12 @@ def session_options(settings: Mapping[str, bool | int | str]) -> Any:
 
 
 def own_settings(manifest: ChainManifest, runtime: str) -> Mapping[str, bool | int | str]:
-    """The settings of a chain, where they are of this runtime."""
+    """The settings of a chain if they are for this runtime; else none."""
     return manifest.settings if manifest.runtime == runtime else {}
 
 
 def require_runtime(form: ChainFormat, where: str) -> None:
-    """Import the runtime of a format. AdaptiveError where it is not installed."""
+    """Import the runtime of a format. AdaptiveError if it is not installed."""
     try:
         importlib.import_module(RUNTIMES[form])
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Which variant a deployed model should run now: exact look-up in tables, choice under load, switching.
+"""Choice of the variant that a deployed model runs now: exact look-up in tables, choice under load, switching.
 
 [The choice at run time](docs/runtime_choice.md) explains it with examples.
 """

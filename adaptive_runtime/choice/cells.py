@@ -1,4 +1,4 @@
-"""Variants that one factor makes slower, indexed: a limit of their latency under load is a limit of their latency without.
+"""Indexes of variants that share one slow-down factor: a limit on latency under load then is a limit on latency without load.
 
 Legend: V variants of the table, N of a cell, K of these that no other one replaces.
 """
@@ -15,13 +15,13 @@ from adaptive_runtime.choice.within import LARGEST_EXACT, FirstWithin, Ranks
 
 MOST_ERRORS = 4
 MOST_LEVELS = 64
-"""Different errors among which those that are kept are found; of more, quantiles."""
+"""Limit of distinct errors among which the kept ones are found; of more, quantiles are taken."""
 
 
 class VariantCell:
-    """Variants (N,), the best first, of one load class and one error.
+    """Variants (N,) of one load class and one error, the best first.
 
-    kept: variants (K,) that can be the answer. They are replaced by none that is at least as accurate, fast, frugal and small.
+    kept: variants (K,) that can be the answer. No other variant is at least as accurate, fast, frugal and small.
     """
 
     def __init__(self, table: VariantTable, variants_N: Ranks, load_class: int, error: float) -> None:
@@ -44,17 +44,17 @@ class VariantCell:
         self._fastest = FirstWithin(np.stack([energy_K, memory_K, latency_K], 1)[fast])
 
     def best(self, latency_ms: float, energy_mj: float, memory_mib: float) -> int | None:
-        """The best variant within limits; None: there is none."""
+        """The best variant within limits; None if there is none."""
         place = self._best.first(latency_ms, energy_mj, memory_mib)
         return self.kept[place] if place < self._best.rows else None
 
     def fastest(self, energy_mj: float, memory_mib: float) -> int | None:
-        """The fastest variant within limits; None: there is none."""
+        """The fastest variant within limits; None if there is none."""
         place = self._fastest.first(energy_mj, memory_mib, inf)
         return self._fast[place] if place < self._fastest.rows else None
 
     def without(self, apart: Set[int]) -> "VariantCell":
-        """The cell without some variants: those that only they replaced are kept then."""
+        """The cell without some variants; variants that only these replaced are then kept."""
         apart_N = np.fromiter(apart, np.int64, len(apart))
         if not np.isin(self.kept_K, apart_N).any():
             return self
@@ -75,9 +75,7 @@ class VariantCell:
         all_N, by_N = self._all_N[order_N], self._by_N[order_N]
         kept_K = all_N[by_N == all_N]
         by_K = kept_K
-        if (
-            len(kept_K) <= LARGEST_EXACT
-        ):  # of a larger cell all are indexed: finding those that are replaced takes longer
+        if len(kept_K) <= LARGEST_EXACT:  # in a larger cell, all are indexed: finding the replaced ones takes longer
             by_K = kept_K[replacements(self._columns_V3[kept_K])]
         by_V = np.empty(len(place_V), np.int64)
         by_V[kept_K] = by_K
@@ -99,7 +97,7 @@ def cells(table: VariantTable, order_V: Ranks, error_V: np.ndarray) -> list[Vari
 
 
 def rounded_errors(error_V: np.ndarray) -> np.ndarray:
-    """Errors, of which at most `MOST_ERRORS` differ: rounded up where there are more, by as little as can be."""
+    """Errors, rounded up by as little as possible so that at most `MOST_ERRORS` differ."""
     levels, at_V = np.unique(error_V, return_inverse=True)
     if len(levels) <= MOST_ERRORS:
         return error_V
@@ -110,9 +108,9 @@ def rounded_errors(error_V: np.ndarray) -> np.ndarray:
 
 
 def _least_raised(levels_L: np.ndarray, count_L: np.ndarray) -> np.ndarray:
-    """Levels (L,) rounded up to `MOST_ERRORS` of them, so that all values together are raised least."""
+    """Levels (L,) rounded up to `MOST_ERRORS` of them, so that the total increase over all values is smallest."""
     count, whole = np.append(0, np.cumsum(count_L)), np.append(0.0, np.cumsum(count_L * levels_L))
-    # raised_LL[first, last]: what the values of levels first … last are raised by together
+    # raised_LL[first, last]: total increase of the values of levels first … last
     raised_LL = levels_L * (count[1:] - count[:-1, None]) - (whole[1:] - whole[:-1, None])
     raised_LL[np.tril_indices(len(levels_L), -1)] = inf
     least_L, firsts = raised_LL[0], []

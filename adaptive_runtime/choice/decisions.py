@@ -1,6 +1,6 @@
-"""Decisions: from what they follow, what they are and why; and the policies that make them.
+"""Decisions: their inputs, their content with reasons, and the policies that make them.
 
-They are plain tuples, since a request waits while they are made; the log checks their values.
+They are plain tuples, since a request waits for them; the log checks their values.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Step = Literal["start", "stay", "down", "up", "hurry"]
 
 
 class DeviceContext(Message):
-    """The device besides its load, as rules see it. charging: whether it has a supply; memory: of all; None: not sensed."""
+    """The device apart from its load, as rules see it. charging: it has a power supply; memory: of all; None: not sensed."""
 
     battery: Share | None = None
     charging: bool | None = None
@@ -27,21 +27,21 @@ class DeviceContext(Message):
 
     @property
     def memory_share(self) -> float | None:
-        """Share of the memory that is free."""
+        """Free share of the memory."""
         if self.memory_available_mib is None or not self.memory_total_mib:
             return None
         return min(1.0, self.memory_available_mib / self.memory_total_mib)
 
 
 class DecisionInputs(NamedTuple):
-    """All that a policy may see at one time.
+    """All inputs of a policy at one time.
 
-    now_s: of a clock that never goes back. factors: forecast for the time until the next decision. ratio: measured over
-    predicted latency of the running variant since the last decision; None: it did not run. load: index; None: not sensed.
-    without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first. for_run:
-    the limits are those of a request's next run, for which alone something else may be chosen. device: where rules decide.
-    late: whether a request since the last decision has taken longer than its budget. told: what is known of variants over
-    several devices now, in words, which reasons take over; it decides nothing.
+    now_s: of a monotonic clock. factors: forecast for the time until the next decision. ratio: measured over predicted latency
+    of the running variant since the last decision; None: it did not run. load: index; None: not sensed. without: variants that
+    do not work and cannot be chosen. cold: variants that would have to be loaded first. for_run: the limits apply to a
+    request's
+    next run only, for which another variant may be chosen. device: set if rules decide. late: whether a request since the last
+    decision exceeded its budget. told: notes on variants split over several devices, which reasons quote; they decide nothing.
     """
 
     now_s: float
@@ -58,11 +58,11 @@ class DecisionInputs(NamedTuple):
 
 
 class ChoiceState(NamedTuple):
-    """What a policy remembers. running: None before the start. better_since_s: since when a better variant would have fitted.
+    """The memory of a policy. running: None before the start. better_since_s: time since which a better variant would fit.
 
-    switched_s: times of the switches in the last minute. went_up_s: time of the last switch up, until a switch down.
-    dwell_s: how long a better variant has to fit now; None: as long as the policy begins with. Where rules decide: holding,
-    which of their conditions hold; mu, by the battery; rule, what is best in words.
+    switched_s: times of the switches in the last minute. went_up_s: time of the last switch up, until a switch down. dwell_s:
+    time for which a better variant now has to fit; None: the policy's initial value. If rules decide: holding: which of their
+    conditions hold; mu: by the battery; rule: the current objective in words.
     """
 
     running: int | None = None
@@ -76,11 +76,11 @@ class ChoiceState(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Which variant runs from now on; with step `hurry` for one run. within: whether it keeps all limits, as far as is known.
+    """The variant to run from now on; for step `hurry`, for one run. within: it keeps all limits, as far as is known.
 
-    effective_ms: the latency that the policy expects of it at its quantile. reason: in words and numbers. meanwhile: the
-    variant that runs until this one is loaded; None: it runs at once. rule: what is best, in words, where rules decide.
-    adapts_weights: whether weights may follow their images.
+    effective_ms: its expected latency at the policy's quantile. reason: in words and numbers. meanwhile: the variant that runs
+    until this one is loaded; None: it runs at once. rule: the objective in words, if rules decide. adapts_weights: whether
+    weights may adapt to images.
     """
 
     now_s: float

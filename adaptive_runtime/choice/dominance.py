@@ -1,6 +1,6 @@
-"""Rows of a table that can be the answer of some query: those that no other row replaces under every limit.
+"""Rows of a table that can be the answer to some query: no other row replaces them under every limit.
 
-Rows stand in the order of preference, so an earlier row replaces a later one if it is at most as large in every column.
+Rows are in order of preference, so an earlier row replaces a later one if it is at most as large in every column.
 
 Legend: N rows, D columns, S strong rows, which are preferred and small in all columns together, K other rows.
 """
@@ -13,7 +13,7 @@ STRONG_ROWS = 1024
 
 
 def replacements(columns_ND: Values) -> Ranks:
-    """For each row the kept row that replaces it (N,); a row that is kept replaces itself. Up to three columns, without NaN."""
+    """For each row the kept row that replaces it (N,); a kept row replaces itself. Up to three columns, without NaN."""
     rows, columns = columns_ND.shape
     padded_N3 = np.zeros((rows, 3))
     padded_N3[:, :columns] = columns_ND
@@ -29,6 +29,6 @@ def replacements(columns_ND: Values) -> Ranks:
 
 
 def _first(columns_S3: Values, limits_K3: Values) -> Ranks:
-    """The first of some rows within the values of each of others (K,). It is kept: what replaced it would come before it."""
+    """For each of K limits, the first row within it (K,). That row is kept: its replacement would come before it."""
     index = FirstWithin(columns_S3)
     return np.array([index.first(*limits) for limits in limits_K3.tolist()], np.int64)

@@ -1,4 +1,4 @@
-"""What a choice depends on besides the table: limits, and how much slower variants are under load.
+"""Inputs of a choice besides the table: limits, and the slow-down of variants under load.
 
 Legend: V variants, C load classes.
 """
@@ -15,11 +15,11 @@ from profiling_agents.messages import Message
 
 MOST_QUANTILE = 1 - 1e-9
 MOST_ROOM = 3.0
-"""More deviations say nothing: no load is so normal."""
+"""Cap on deviations: load is not normally distributed enough for more to mean anything."""
 ROOM_STEPS = 10
-"""In one deviation."""
+"""Steps within one deviation."""
 LEAST_SHARE = 1e-3
-"""Of the budget, for a request that has none left."""
+"""Share of the budget for a request that has none left."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 MeanAndDeviation = tuple[Positive, NotNegative]
@@ -28,8 +28,8 @@ MeanAndDeviation = tuple[Positive, NotNegative]
 class RequestProgress(NamedTuple):
     """A request before one of its runs.
 
-    runs: how many it has. left: how many of them are left. spent_ms: what it took so far. expected_ms: what its runs so far
-    should have taken at most, by their decisions. budget_ms: of the request, where it is less than the limits'; None: theirs.
+    runs: their total number. left: number of remaining runs. spent_ms: time spent up to now. expected_ms: most time that the
+    finished runs should have taken, by their decisions. budget_ms: of the request, if less than the limits'; None: the limits'.
     """
 
     runs: int = 1
@@ -40,12 +40,12 @@ class RequestProgress(NamedTuple):
 
     @property
     def pace(self) -> float:
-        """By which factor it took longer than it should have at most; 1 where it did not."""
+        """The factor by which the request took longer than it should have at most; 1 if it did not."""
         return max(1.0, self.spent_ms / self.expected_ms) if self.expected_ms else 1.0
 
     @property
     def with_usual_budget(self) -> Self:
-        """The same, as if it had no budget of its own."""
+        """The same progress without a budget of its own."""
         return self._replace(budget_ms=None)
 
     def has_less(self, budget_ms: float) -> bool:
@@ -53,13 +53,13 @@ class RequestProgress(NamedTuple):
         return self.budget_ms is not None and self.budget_ms < budget_ms
 
     def after(self, effective_ms: float, spent_ms: float) -> Self:
-        """After one more run, which should have taken `effective_ms` at most; spent_ms: of the request so far."""
+        """The progress after one more run, which should have taken at most `effective_ms`; spent_ms: total of the request."""
         expected_ms = self.expected_ms + effective_ms
         return self._replace(left=self.left - 1, spent_ms=spent_ms, expected_ms=expected_ms)
 
 
 class ChoiceLimits(Message):
-    """budget_ms: kept with probability `quantile` at least. energy_mj, memory_mib: None is no limit."""
+    """budget_ms: to be kept with probability `quantile` at least. energy_mj, memory_mib: None is no limit."""
 
     budget_ms: Positive
     quantile: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
@@ -67,14 +67,15 @@ class ChoiceLimits(Message):
     memory_mib: NotNegative | None = None
 
     def tighter(self, margin: float) -> "ChoiceLimits":
-        """The same with a share of the latency left free."""
+        """The same limits with a share of the latency left free."""
         return self.model_copy(update={"budget_ms": self.budget_ms * (1 - margin)})
 
     def for_run(self, request: RequestProgress) -> "ChoiceLimits":
-        """Of the next run of a request, whose runs that are left share the time left.
+        """Limits of the next run of a request, whose remaining runs share the remaining time.
 
-        Where the request took longer than it should have at most, the load has risen, and the runs left are expected to take as
-        much longer. Fewer runs scatter more than all of them together: so the quantile rises.
+        If the request took longer than it should have at most, the load has risen, and the remaining runs are expected to slow
+        down
+        by the same factor. Few runs scatter more than all of them together, so the quantile rises.
         """
         if request.runs == 1 and not request.has_less(self.budget_ms):
             return self
@@ -85,7 +86,7 @@ class ChoiceLimits(Message):
 
 
 class LoadFactors(Message):
-    """Mean and deviation of latency under load over latency without: of each load class (C,), and of variants by themselves."""
+    """Mean and deviation of latency under load over latency without: per load class (C,), and for single variants in `own`."""
 
     mean: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)
     deviation: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0.0,)
@@ -105,12 +106,12 @@ def quantile_of(above: float) -> float:
 
 @lru_cache(maxsize=1024)
 def deviations(quantile: float) -> float:
-    """How many deviations above its mean a normal variable has this quantile."""
+    """The number of deviations by which a normal variable's quantile lies above its mean."""
     return NormalDist().inv_cdf(quantile)
 
 
 def quantile_told(quantile: float) -> str:
-    """A quantile as text: in three digits, or in as many as tell it from 1."""
+    """A quantile as text: in three digits, or in as many as are needed to distinguish it from 1."""
     return f"{quantile:.{max(3, ceil(-log10(1 - quantile)))}g}"
 
 
@@ -123,7 +124,7 @@ def effective_factor(mean: float, deviation: float, error: float, above: float) 
 
 
 def room_of(limit: float, mean: float, deviation: float, error: float) -> int:
-    """How many tenths of a deviation a limit leaves above the mean of that product, up to `MOST_ROOM` deviations; 0: none."""
+    """Tenths of a deviation that a limit leaves above the mean of that product, up to `MOST_ROOM` deviations; 0: none."""
     spread, left = sqrt(deviation * deviation + error * error * (mean * mean + deviation * deviation)), limit - mean
     room = left / spread if spread else copysign(MOST_ROOM, left)
     return floor(min(MOST_ROOM, max(0.0, room)) * ROOM_STEPS)

@@ -1,4 +1,4 @@
-"""Decisions as lines of JSON in a file, and the same decisions made again from it."""
+"""Decisions as lines of JSON in a file, and their replay."""
 
 import hashlib
 import mmap
@@ -19,9 +19,9 @@ BY_NAME = PlainSerializer(lambda fields: fields._asdict())
 
 
 class DecisionLogHead(Message):
-    """First line of a section of a log: a process began to decide. table: digest of its table. state: that it began with.
+    """First line of a section of a log: a process began to decide. table: digest of its table. state: its initial state.
 
-    policy: the rules by which it decided; None: by none.
+    policy: the rules by which it decided; None: no rules.
     """
 
     version: Literal[1] = 1
@@ -31,14 +31,14 @@ class DecisionLogHead(Message):
 
 
 class LoggedDecision(Message):
-    """Another line of a log."""
+    """Any further line of a log."""
 
     inputs: Annotated[DecisionInputs, BY_NAME]
     decision: Annotated[Decision, BY_NAME]
 
 
 class LogSection(NamedTuple):
-    """What one process has decided. line: number of the head's line."""
+    """All decisions of one process. line: number of the head's line."""
 
     line: int
     head: DecisionLogHead
@@ -46,7 +46,7 @@ class LogSection(NamedTuple):
 
 
 class DecisionLog:
-    """A section at the end of a log; a line is in the file when `append` returns. policy: the text of rules."""
+    """Appends a section to a log; a line is in the file when `append` returns. policy: the text of rules."""
 
     def __init__(self, file: Path, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
         _cut_to_whole_lines(file)
@@ -59,7 +59,7 @@ class DecisionLog:
             raise
 
     def append(self, inputs: DecisionInputs, decision: Decision) -> None:
-        """One more decision."""
+        """Append one decision."""
         self._stream.write(LoggedDecision(inputs=inputs, decision=decision).model_dump_json() + "\n")
 
     @property
@@ -68,7 +68,7 @@ class DecisionLog:
         return os.fstat(self._stream.fileno()).st_size
 
     def close(self) -> None:
-        """Close the file, also where the disk is full."""
+        """Close the file, even if the disk is full."""
         with suppress(OSError):
             self._stream.close()
 
@@ -80,9 +80,9 @@ class DecisionLog:
 
 
 def read_log(file: Path) -> list[LogSection]:
-    """The sections of a log. A last line that was cut off is left out. AdaptiveError: damage in another line."""
+    """The sections of a log. A truncated last line is left out. AdaptiveError for damage in another line."""
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # a line is whole when its end is there
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # a line without its end is incomplete
     except (OSError, UnicodeDecodeError) as error:
         raise AdaptiveError(str(file), f"cannot be read ({error})") from error
     sections: list[LogSection] = []
@@ -103,9 +103,9 @@ def read_log(file: Path) -> list[LogSection]:
 
 
 def replay(file: Path, table: VariantTable, policy: ChoicePolicy) -> int:
-    """Decide again from the inputs of a log; how many decisions were the same. AdaptiveError: the first that differs.
+    """Decide again from the inputs of a log; return how many decisions were equal. AdaptiveError for the first that differs.
 
-    The head of a section has the rules by which it was decided, if there were some: `parse_rules` reads them.
+    The head of a section has the rules by which it was decided, if any: `parse_rules` reads them.
     """
     count = 0
     for first, head, decisions in read_log(file):
@@ -124,7 +124,7 @@ def replay(file: Path, table: VariantTable, policy: ChoicePolicy) -> int:
 
 
 def _cut_to_whole_lines(file: Path) -> None:
-    """Take away the part of a line that a process has left which was killed."""
+    """Remove the incomplete line that a killed process has left."""
     if file.exists() and file.stat().st_size:
         with file.open("r+b") as stream:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as written:

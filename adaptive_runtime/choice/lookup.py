@@ -1,6 +1,6 @@
-"""The best variant within limits, exactly, out of many in microseconds: without load and under it.
+"""The best variant within limits, exactly, out of many in microseconds: with and without load.
 
-Preferred is the more accurate variant; of equally accurate ones the faster, the more frugal, the smaller, the first one.
+The more accurate variant is preferred; among equally accurate ones the faster, the more frugal, the smaller, the first one.
 
 Legend: V variants.
 """
@@ -27,14 +27,14 @@ from adaptive_runtime.choice.within import Ranks, Values
 from adaptive_runtime.errors import AdaptiveError
 
 MOST_APART = 64
-"""Variants with factors of their own; where there are more, all variants are looked through."""
+"""Limit of variants with factors of their own; if there are more, all variants are searched without an index."""
 NONE: Set[int] = frozenset()
 KEPT_INDEXES = 4
-"""Indexes without some variants that are kept: what is warm and what is not take turns."""
+"""Limit of kept indexes that leave out some variants: decisions alternate between warm variants and all."""
 
 
 class FoundVariant(NamedTuple):
-    """A variant. effective_ms: its latency under load at the limits' quantile. within: whether it keeps all limits."""
+    """A variant. effective_ms: its latency under load at the limits' quantile. within: it keeps all limits."""
 
     variant: int
     effective_ms: float
@@ -42,7 +42,7 @@ class FoundVariant(NamedTuple):
 
 
 class VariantLookUp:
-    """A table made ready. Errors of prediction are rounded up to at most four values, `error_V`."""
+    """A table prepared for look-ups. Errors of prediction are rounded up to at most four values, `error_V`."""
 
     def __init__(self, table: VariantTable) -> None:
         self.table = table
@@ -55,9 +55,9 @@ class VariantLookUp:
         self._extras = list(zip(table.energy_mj_V.tolist(), table.memory_mib_V.tolist(), strict=True))
 
     def ranked(self, score_V: Values) -> Self:
-        """The same variants in another order of preference: the higher score (V,) first, of equal ones as here.
+        """The same variants in another order of preference: the higher score (V,) first, equal ones in the present order.
 
-        A variant that another one replaces in this order must have no higher score: those that are left out stay so.
+        A variant that another one replaces in this order must have no higher score: replaced variants stay left out.
         """
         place_V = np.argsort(np.lexsort((self.place_V, -score_V)))
         other = copy.copy(self)
@@ -66,7 +66,7 @@ class VariantLookUp:
 
     @property
     def kept(self) -> int:
-        """How many variants can be the answer of a look-up."""
+        """Number of variants that can be the answer of a look-up."""
         return len(self.kept_rows)
 
     @property
@@ -76,26 +76,28 @@ class VariantLookUp:
 
     @property
     def kept_table(self) -> VariantTable:
-        """The table without variants that no state prefers: whatever limits, slow-downs of classes and weights are.
+        """The table without variants that are never preferred, whatever the limits, the slow-downs of classes and the weights.
 
-        Another variant of their class is at least as accurate, fast, sure, frugal and small. A variant that has a factor of its
-        own, or works no more, may be worse than they are: so tables of bundles keep them.
+        For each of these, another variant of its class is at least as accurate, fast, sure, frugal and small. But that variant
+        may
+        be worse if it has a factor of its own or no longer works, so tables of bundles keep all.
         """
         errors = self.error_V.tolist() if self.table.latency_error is not None else None
         rows = sorted(self.kept_rows)
         return self.table.model_copy(update={"latency_error": errors}).of_rows(rows)
 
     def best(self, latency_ms: float, energy_mj: float = inf, memory_mib: float = inf) -> int | None:
-        """The best variant within three limits, without load. None: no variant is."""
+        """The best variant within three limits, without load; None if there is none."""
         found = [cell.best(latency_ms, energy_mj, memory_mib) for cell in self._whole]
         return found[0] if len(found) == 1 else self._first(found)
 
     def under(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
         """The best variant that keeps the budget with the limits' probability, energy and memory; none of `without`.
 
-        Where no variant keeps all limits, it is the surest of those within energy and memory, else of all: the one that most
-        probably keeps the budget; of equal ones, and where none does on average, the fastest at the limits' quantile.
-        AdaptiveError: `without` has all variants.
+        If no variant keeps all limits, return the surest one within energy and memory, else the surest of all: the variant that
+        most probably keeps the budget. Among equally sure ones, and if none keeps the budget on average, it is the fastest at
+        the
+        limits' quantile. AdaptiveError if `without` has all variants.
         """
         if len(without) >= len(self.table) and without >= set(range(len(self.table))):
             raise AdaptiveError("choice", "no variant is left")
@@ -121,7 +123,7 @@ class VariantLookUp:
         return latency_ms * self._own_factor(variant, factors, deviations(limits.quantile))
 
     def room(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> int:
-        """How many tenths of a deviation the budget leaves above the expected latency of a variant, at most 30; 0: none."""
+        """Tenths of a deviation that the budget leaves above the expected latency of a variant, at most 30; 0: none."""
         latency_ms, error, _ = self._rows[variant]
         return room_of(limits.budget_ms / latency_ms, *self._mean_and_deviation(variant, factors), error)
 
@@ -137,13 +139,13 @@ class VariantLookUp:
         return energy <= energy_mj and memory <= memory_mib
 
     def prefers(self, one: int, other: int) -> bool:
-        """Whether one variant is preferred to another where both keep the limits."""
+        """Whether one variant is preferred to another if both keep the limits."""
         return self._place[one] < self._place[other]
 
     def cells_without(self, factors: LoadFactors, without: Set[int] = NONE) -> list[VariantCell]:
-        """Cells of all variants but `without` that have no factor of their own.
+        """Cells of all variants but those in `without` and those with a factor of their own.
 
-        AdaptiveError: there are more classes than factors.
+        AdaptiveError if the table has more load classes than factors.
         """
         if len(factors.mean) < self.load_classes:
             got = f"factors of {len(factors.mean)} load classes"
@@ -161,7 +163,7 @@ class VariantLookUp:
         return cells
 
     def extra_limits(self, limits: ChoiceLimits) -> tuple[float, float]:
-        """Limits of energy and memory. AdaptiveError: the table does not know what is limited."""
+        """Limits of energy and memory. AdaptiveError if the table lacks a limited column."""
         energy_mj, memory_mib = limits.energy_mj, limits.memory_mib
         if energy_mj is not None and self.table.energy_mj is None:
             raise AdaptiveError("limit of energy", "the table knows no energy", next_step="measure it, or leave it out")
@@ -211,7 +213,7 @@ class VariantLookUp:
         return FoundVariant(variant, effective_ms, False)
 
     def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
-        """The same answer without an index."""
+        """The same answer, found without an index."""
         table, classes_V = self.table, self.table.load_class_V
         mean_V, deviation_V = np.array(factors.mean)[classes_V], np.array(factors.deviation)[classes_V]
         own = list(factors.own)

@@ -1,4 +1,4 @@
-"""What the best variant is: the most accurate one within limits, or the one with the least weighted cost.
+"""Objectives of a choice: the most accurate variant within limits, or the one with the least weighted cost.
 
 Legend: K variants of a cell that can be the answer.
 """
@@ -15,13 +15,13 @@ from adaptive_runtime.choice.lookup import NONE, FoundVariant, VariantLookUp
 from adaptive_runtime.errors import AdaptiveError
 
 KEPT_ANSWERS = 8
-"""Of one objective: with and without a margin, for variants that are warm and for all, before and after a change of limits."""
+"""Answers kept per objective: with and without margin, for warm and for all variants, before and after a change of limits."""
 
 
 class Objective(Protocol):
     """`find`: the best variant now, none of `without`.
 
-    `prefers`: whether one variant is better than another where both keep the limits.
+    `prefers`: whether one variant is better than another if both keep the limits.
     """
 
     @property
@@ -47,10 +47,10 @@ class MostAccurate:
 
 @dataclass(frozen=True, slots=True)
 class LeastCost:
-    """The variant with the least J = alpha · latency + beta · energy within the limits, at least so accurate.
+    """The variant with the least J = alpha · latency + beta · energy within the limits and with a least accuracy.
 
-    Latency: mean under load. Where none keeps all of that, the accuracy is given up first. Source: AdaScale, eq. 6 and 7, and
-    the accuracy of its eq. 1.
+    Latency: mean under load. If no variant keeps all conditions, the accuracy is given up first. Source: AdaScale, eq. 6 and 7,
+    and the accuracy of its eq. 1.
     """
 
     look_up: VariantLookUp
@@ -114,10 +114,10 @@ class LeastCost:
 
 @dataclass(slots=True)
 class FoundOnce:
-    """An objective that remembers its last answers: the same question under the same factors is looked up once.
+    """An objective that remembers its last answers: the same question under the same factors is looked up only once.
 
-    What was asked when a request or a sample came in is there when the next request waits for its decision, and the caches are
-    cold. Factors are the same where they are the same object: they never change.
+    Answers that were found when a request or a sample came in are ready when the next request waits for its decision and the
+    caches are cold. Factors are compared by identity: they never change.
     """
 
     objective: Objective

@@ -1,6 +1,6 @@
-"""Policies that others have published, and a variant that never changes: for comparisons.
+"""Published policies, and a variant that never changes: for comparisons.
 
-Both take what they know from one number and switch whenever another variant is better by it.
+Both policies know the load by one number and switch whenever another variant is better by it.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ MEDIAN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FixedChoice:
-    """One variant for ever."""
+    """The same variant for ever."""
 
     objective: Objective
     variant: int
@@ -38,8 +38,8 @@ class FixedChoice:
 class RatioChoice:
     """With r = measured over predicted latency of the running variant: the best of all within budget / r, at once.
 
-    share: of the budget that is used; published is all of it. Source: AdaptiveNet §5.3. A new search where nothing fits is not
-    part of it; then the fastest runs.
+    share: used share of the budget; as published, all of it. Source: AdaptiveNet §5.3, without its new search when no variant
+    fits; here, the fastest runs then.
     """
 
     objective: Objective
@@ -56,9 +56,9 @@ class RatioChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadBandChoice:
-    """With the slow-down that was measured in each band of the load index: the variant with the least cost, at once.
+    """The variant with the least cost under the slow-down that was measured in the present band of the load index, at once.
 
-    edges: the load index where the next band begins. by_band: factors, one more than edges. Source: AdaScale §IV.
+    edges: load indices where the next band begins. by_band: factors, one more than edges. Source: AdaScale §IV.
     """
 
     objective: LeastCost
@@ -74,7 +74,7 @@ class LoadBandChoice:
     def measured(
         cls, objective: LeastCost, loads: Sequence[float], ratios: Sequence[float], bands: int
     ) -> "LoadBandChoice":
-        """Bands of equal width over measured load indices; of each the mean of measured over predicted latency."""
+        """Bands of equal width over measured load indices, each with its mean of measured over predicted latency."""
         loads_N, ratios_N = np.asarray(loads), np.asarray(ratios)
         edges = np.linspace(loads_N.min(), loads_N.max(), bands + 1)[1:-1]
         band_N = np.searchsorted(edges, loads_N, side="right")

@@ -1,4 +1,4 @@
-"""A request of several runs: its time is looked after from run to run."""
+"""A request of several runs: its remaining time is checked from run to run."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ from adaptive_runtime.choice.switching import made
 
 @dataclass(frozen=True, slots=True)
 class RunByRun:
-    """A policy decides for a request. Before each of its later runs, the runs left share what is left of the budget.
+    """A policy decides for a request. Before each of its later runs, the remaining runs share the remaining budget.
 
-    While the decided variant keeps its share, it goes on. Else the best loaded variant that does serves the next run, for this
-    request alone: the next request begins with what the policy has decided. So does a request with less time than others have.
+    While the decided variant keeps its share, it continues. Else the best loaded variant that does serves the next run, for
+    this
+    request only: the next request begins with the policy's decision. The same applies to a request with less time than others.
     """
 
     policy: ChoicePolicy

@@ -1,4 +1,4 @@
-"""When to switch: down at once, up after a better variant has fitted with a margin for a while, never too often."""
+"""Times of switches: down at once, up after a better variant has fitted with a margin for a while, never too often."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,20 @@ from adaptive_runtime.errors import AdaptiveError
 
 MINUTE_S = 60.0
 HARDLY_SURER = 5
-"""Tenths of a deviation that another variant has to have more of room in the budget, where none keeps the limits."""
+"""Tenths of a deviation by which another variant's room in the budget has to be larger, if none keeps the limits."""
 HELD_DWELLS = 4.0
-"""A switch up was worth it if it held for so many times what was waited for it."""
+"""A switch up was worth it if it lasted this many times the wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switching:
     """Hysteresis around an objective.
 
-    margin: share of the budget that a variant leaves free when it is switched to, if one does. A better variant has to do so
-    for `dwell_s` without interruption; where none keeps the limits, the surest has to be faster by this share, or surer by
+    margin: share of the budget that a variant leaves free when it is switched to, if one does. A better variant has to do this
+    for `dwell_s` without interruption. If none keeps the limits, the surest has to be faster by this share, or surer by
     `HARDLY_SURER`. The wait doubles, up to `most_dwell_s`, with each late request that ends a switch up within `HELD_DWELLS`
-    waits, and halves with each other switch down. most_per_minute: of all switches; half of them are kept for switches down.
+    waits, and halves with each other switch down. most_per_minute: of all switches; half of them are reserved for switches
+    down.
     """
 
     objective: Objective
@@ -68,7 +69,7 @@ class Switching:
     def _away(
         self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant
     ) -> tuple[ChoiceState, Decision]:
-        """From a variant that breaks a limit."""
+        """Move away from a variant that breaks a limit."""
         look_up, given = self.objective.look_up, (inputs.limits, inputs.factors)
         hardly_faster = not best.within and best.effective_ms > (1 - self.margin) * now.effective_ms
         hardly_surer = look_up.room(best.variant, *given) < look_up.room(now.variant, *given) + HARDLY_SURER
@@ -86,7 +87,7 @@ class Switching:
     def _towards(
         self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant
     ) -> tuple[ChoiceState, Decision]:
-        """To a better variant, if there is one with a margin for long enough."""
+        """Move to a better variant, if one has fitted with a margin for long enough."""
         better = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors, inputs.without)
         if not better.within or not self.objective.prefers(better.variant, now.variant, inputs.factors):
             why = f"{self._told(best, inputs)}, less than {self.margin:.0%} below it"
@@ -117,7 +118,7 @@ class Switching:
         return self.dwell_s if state.dwell_s is None else state.dwell_s
 
     def _next_dwell_s(self, state: ChoiceState, inputs: DecisionInputs, held_s: float) -> float:
-        """How long the next switch up waits after one that held for `held_s`."""
+        """The next wait for a switch up, after one that lasted for `held_s`."""
         now_s = self._dwell_s(state)
         if inputs.late and held_s < HELD_DWELLS * now_s:
             return min(2 * now_s, max(self.dwell_s, self.most_dwell_s))

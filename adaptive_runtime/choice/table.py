@@ -1,4 +1,4 @@
-"""What is known of the variants of a deployed model, as a file: a variant is a SubNet, or a SubNet up to an exit.
+"""The variants of a deployed model as a file: a variant is a SubNet, or a SubNet up to an exit.
 
 Legend: V variants.
 """
@@ -24,10 +24,10 @@ AGAIN = "make the table again"
 
 
 class VariantTable(Message):
-    """One row for each variant, as columns (V,). None: the column is not known.
+    """One row for each variant, stored as columns (V,). None: the column is unknown.
 
     accuracy: fraction. latency_ms: predicted without load; latency_error: standard deviation of the prediction, relative.
-    energy_mj: of one sample. load_class: variants of one class become slower under load alike; None: all variants do.
+    energy_mj: of one sample. load_class: variants of one class slow down alike under load; None: all variants do.
     """
 
     version: Literal[1] = 1
@@ -53,14 +53,14 @@ class VariantTable(Message):
         return len(self.names)
 
     def of_rows(self, rows: Sequence[int]) -> Self:
-        """The table of some variants alone."""
+        """The table with only the given rows."""
         columns = {name: getattr(self, name) for name in ("names", "accuracy", "latency_ms", *OPTIONAL)}
         known = {name: tuple(column[row] for row in rows) for name, column in columns.items() if column is not None}
         return type(self)(**known)
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Columns that the table does not have."""
+        """Columns that the table lacks."""
         return tuple(name for name in OPTIONAL if getattr(self, name) is None)
 
     @property
@@ -89,7 +89,7 @@ class VariantTable(Message):
 
     @property
     def load_classes(self) -> int:
-        """How many load classes there are, C."""
+        """The number of load classes, C."""
         return int(self.load_class_V.max()) + 1
 
     def to_json(self) -> str:
@@ -98,7 +98,7 @@ class VariantTable(Message):
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "table of variants") -> Self:
-        """From a file's text. AdaptiveError in one line: another version, damage, or no such table."""
+        """Parse a file's text. AdaptiveError in one line for another version, damage, or another kind of file."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:

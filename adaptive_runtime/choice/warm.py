@@ -1,4 +1,4 @@
-"""Variants that would have to be loaded first: another one runs until they are."""
+"""Variants that must be loaded first: another one runs until they are."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from adaptive_runtime.choice.objectives import Objective
 
 @dataclass(frozen=True, slots=True)
 class WarmFirst:
-    """A policy whose variant may be cold: the best of the warm ones runs `meanwhile`, by the objective.
+    """A policy that may decide for a cold variant: the best warm one by the objective runs `meanwhile`.
 
-    The variant that is decided counts as running, also while it is loaded.
+    The decided variant counts as running, even while it is loaded.
     """
 
     policy: ChoicePolicy

@@ -1,12 +1,12 @@
 """The first row of a table in which three columns are at most their limits: exact, in a few operations on long integers.
 
-Rows stand in the order of preference. For every rank of every column there is the set of the rows below that rank, as the
-bits of one integer. A query finds the rank of each limit by bisection and intersects one set for each column. The most
-preferred row has the highest bit, and the length of the intersection tells it.
+Rows are in order of preference. For every rank of every column, one integer holds the set of the rows below that rank as
+bits. A query finds the rank of each limit by bisection and intersects one set per column. The most preferred row has the
+highest bit, so the length of the intersection gives the row.
 
-A large table keeps a set for each `BLOCK` ranks alone. Rows between such a rank and the limit's own lie in one block of each
-column. The ranks of a block's rows stand in the fields of one integer for each column, and one subtraction compares all of them
-with the limit's rank: a field's highest bit stays where the row is within. So a query is bounded.
+A large table keeps sets only for every `BLOCK`-th rank. Rows between such a rank and the limit's own lie in one block of each
+column. The ranks of a block's rows are fields of one integer per column, and one subtraction compares all of them with the
+limit's rank: a field's highest bit stays set if the row is within. This bounds the time of a query.
 
 Legend: N rows, B rows of a block.
 """
@@ -27,7 +27,7 @@ BLOCK = 1 << SHIFT
 
 
 class FirstWithin:
-    """Index over columns (N, 3), whose rows stand in the order of preference. Any values but NaN."""
+    """Index over columns (N, 3), whose rows are in order of preference. Any values but NaN."""
 
     __slots__ = ("_blocks", "_guards", "_ones", "_sets", "_steps", "_values", "_width", "rows")
 
@@ -47,7 +47,7 @@ class FirstWithin:
         self._blocks = [list(_blocks(order_N, ranks_3N, self._width)) for order_N in orders_3N] if large else []
 
     def first(self, a: float, b: float, c: float) -> int:
-        """The first row whose three values are at most the limits; the number of rows where there is none."""
+        """The first row whose three values are at most the limits; the number of rows if there is none."""
         if self._blocks:
             return self._first_of_many(a, b, c)
         values_a, values_b, values_c = self._values
@@ -73,7 +73,7 @@ class FirstWithin:
         return best
 
     def _rank(self, column: int, limit: float) -> int:
-        """How many values of a column are at most a limit: by every 128th of them first, which the caches hold."""
+        """The number of a column's values that are at most a limit: first by every 128th of them, which fit into the caches."""
         steps = bisect_right(self._steps[column], limit)
         if not steps:
             return 0
@@ -90,9 +90,9 @@ def _sets(order_N: Ranks, step: int) -> Iterator[int]:
 
 
 def _blocks(order_N: Ranks, ranks_3N: Ranks, width: int) -> Iterator[tuple[Sequence[int], int, int, int]]:
-    """Blocks of an order: their rows in the order of preference, and the ranks of these in each column as fields.
+    """Blocks of an order: their rows in order of preference, and the ranks of these in each column as fields.
 
-    The last block is filled up with rows that are within no limit.
+    The last block is padded with rows that are within no limit.
     """
     rows = len(order_N)
     for start in range(0, rows + 1, BLOCK):
@@ -103,6 +103,6 @@ def _blocks(order_N: Ranks, ranks_3N: Ranks, width: int) -> Iterator[tuple[Seque
 
 
 def _packed(numbers_B: Ranks, width: int) -> int:
-    """Numbers as fields of so many bits, the first one highest."""
+    """Numbers as fields of `width` bits, the first one highest."""
     bits_BW = (numbers_B[:, None] >> np.arange(width - 1, -1, -1)) & 1
     return int.from_bytes(np.packbits(bits_BW.astype(bool)).tobytes(), "big") >> (-bits_BW.size % 8)

@@ -1,6 +1,6 @@
 """A bundle that serves: answers in numpy, SubNets swapped between two requests.
 
-[The run time](docs/runtime.md) shows how it is used.
+[The run time](docs/runtime.md) shows its use.
 """
 
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState

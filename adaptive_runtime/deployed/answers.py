@@ -1,4 +1,4 @@
-"""What a deployed model gives: answers, and its state.
+"""Results of a deployed model: answers, and its state.
 
 Legend: N samples, K classes.
 """
@@ -19,17 +19,16 @@ from adaptive_runtime.pool import Variant
 
 
 class ModelAnswer(NamedTuple):
-    """The answer to a request, and what gave it.
+    """The answer to a request, and its origin.
 
     classes (N,): indices; logits (N, K): of the exits that answered. subnets, exits: by sample the digest of the SubNet and the
-    name of the exit. confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability.
-    Where the bundle is for boxes or pixels, `detections` (N,) or `masks` (N, H, W) are the answer, in pixels of the images that
-    were given: logits are then (N, 0), classes −1 and confidence 0. `images` (N, C, H, W) in [0, 1] are what a network makes of
-    those that were given, and larger than these by super-resolution. `tags` (N, T) are the classes of words, −1 of those that
-    the SubNet does not read. Where samples have several targets, `labels` has the class of each (N,) by target, numbered among
-    all classes of the bundle, and logits are those of all.
-    latency_ms: of the whole request, from the call to this answer, with decoding. devices: that ran segments of it, where the
-    SubNet is split over several. formats: by sample those of the files that answered.
+    name of the exit. confidence (N,): by the measure of the thresholds, else the largest probability.
+    For bundles of boxes or pixels, `detections` (N,) or `masks` (N, H, W) are the answer, in pixels of the given images; logits
+    are then (N, 0), classes −1 and confidence 0. `images` (N, C, H, W) in [0, 1] are a network's output for the given images,
+    larger than these by super-resolution. `tags` (N, T) are the classes of words, −1 for words that the SubNet does not read.
+    If samples have several targets, `labels` has the class of each (N,) by target, numbered among all classes of the bundle,
+    and logits are those of all. latency_ms: of the whole request, from the call to this answer, with decoding. devices: those
+    that ran segments, if the SubNet is split over several. formats: by sample, of the files that answered.
     """
 
     classes: NDArray[np.int64]
@@ -77,7 +76,7 @@ class ModelAnswer(NamedTuple):
 
     @property
     def subnet(self) -> str:
-        """The digest of the SubNet that gave the last answer; mostly of all."""
+        """The digest of the SubNet that gave the last answer, usually all answers."""
         return self.subnets[-1]
 
 
@@ -85,14 +84,15 @@ class ModelAnswer(NamedTuple):
 class ModelState:
     """A deployed model at one moment.
 
-    standby: what is being loaded, to serve next. warm: what starts without loading, the least recently used first. taken_out:
-    SubNets that failed, each with one line; a SubNet may go on in another format. requests, switches: since it was loaded.
-    stood_in: runs that a stand-in at home answered, since other devices had not in time.
-    latency_ms: of the latest request; None: there was none. used_mib: what the process takes more than before the first SubNet,
-    as measured after the latest loading. format: of the files that serve, also where `serving` does not name it.
-    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt. budget_ms: of each run; None: the
-    model does not adapt, or has no such limit. weights: what SubNets have
-    adapted to their images; None: weights stay as they are.
+    standby: the variant that is being loaded, to serve next. warm: variants that start without loading, the least recently used
+    first. taken_out: quarantined SubNets, each with one line; a SubNet may continue in another format. requests, switches:
+    since
+    loading. stood_in: runs that a fallback on this device answered, since other devices were not in time. latency_ms: of the
+    latest request; None: there was none. used_mib: growth of the process since before the first SubNet, as measured after the
+    latest loading. format: of the serving files, also if `serving` does not name it. adapting: load, forecast, slow-down and
+    the
+    last decision; None: the model does not adapt. budget_ms: of each run; None: the model does not adapt, or has no such limit.
+    weights: adaptations of SubNets to their images; None: weights stay fixed.
     """
 
     serving: Variant

@@ -1,4 +1,4 @@
-"""A deployed model beside the calibration sample of its bundle: what this device computes, and what torch has computed."""
+"""A deployed model against the calibration sample of its bundle: this device's answers compared with torch's."""
 
 import numpy as np
 
@@ -9,9 +9,9 @@ from adaptive_runtime.pool import Variant
 
 
 def check(model: DeployedModel) -> dict[Variant, float]:
-    """The largest difference from the expected answers of every SubNet and exit in each format, over the largest value.
+    """The largest relative difference from the expected answers, for every SubNet and exit in each format.
 
-    AdaptiveError: one is above the bundle's tolerance, or the bundle has no sample. VariantError: one does not run.
+    AdaptiveError if one is above the bundle's tolerance, or the bundle has no sample. VariantError if one does not run.
     """
     bundle, pool = model.pool.bundle, model.pool
     sample = bundle.calibration()
@@ -39,10 +39,10 @@ def check(model: DeployedModel) -> dict[Variant, float]:
 
 
 def allowed_difference(manifest: BundleManifest, subnet: BundledSubNet, form: BundleFormat) -> float:
-    """How far answers of a SubNet in a format may be from torch's, over the largest value.
+    """The largest allowed relative difference of a SubNet's answers in a format from torch's.
 
-    In int8 the exported file itself is as far from torch as the manifest tells; the tolerance is how far runtimes are from each
-    other.
+    In int8 the exported file itself differs from torch, by the amount in the manifest; the tolerance is only the difference
+    between runtimes.
     """
     run = manifest.runs[form]
     return run.tolerance + (subnet.nets[form].relative_difference if run.precision == "int8" else 0.0)

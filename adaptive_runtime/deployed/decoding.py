@@ -22,16 +22,16 @@ UNREAD = -1
 UPSCALES: Mapping[str, int] = MappingProxyType(
     {RESTORATION: 1, **{f"super_resolution_x{upscale}": upscale for upscale in range(2, 9)}}
 )
-"""By problem that gives images: how many times as high and as wide as given ones they are."""
+"""Factor of height and width from given to returned images, for each problem that returns images."""
 Array = NDArray[np.float32]
 
 
 class DecodedAnswers(NamedTuple):
-    """Of some images, in their own pixels: the boxes of each image, or the class of each pixel (N, H, W).
+    """Answers for images, in their own pixels: the boxes of each image, or the class of each pixel (N, H, W).
 
     Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle. Or images (N, C, H, W)
-    that are made of those that were given, with values in [0, 1], and larger by super-resolution. Or tags: the class of each
-    word (N, T), `UNREAD` of words that a SubNet does not read.
+    made of the given ones, with values in [0, 1], and larger by super-resolution. Or tags: the class of each word (N, T),
+    `UNREAD` for words that a SubNet does not read.
     """
 
     detections: tuple[Detections, ...] | None = None
@@ -42,13 +42,13 @@ class DecodedAnswers(NamedTuple):
 
 
 RawDecoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
-"""From a flat raw output (N, numbers) of a SubNet in one format, for images of (height, width)."""
+"""Decodes a flat raw output (N, numbers) of a SubNet in one format, for images of (height, width)."""
 
 
 def boxes_of(
     head: DetectionHead, raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
 ) -> DecodedAnswers:
-    """Boxes by a head; a SubNet that takes images in another size tells them in its own pixels, which are scaled."""
+    """Boxes by a head; a SubNet with another image size gives them in its own pixels, so they are scaled."""
     height, width = own = (subnet.input_shape[-2], subnet.input_shape[-1])
     scale_4 = np.array([size[1] / width, size[0] / height] * 2, dtype=np.float32)
     found = detect(head, raw_NV.reshape(len(raw_NV), head.positions(own), -1), own)
@@ -56,20 +56,20 @@ def boxes_of(
 
 
 def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
-    """The class of each pixel, by logits that are enlarged to the image."""
+    """The class of each pixel, by logits enlarged to the image."""
     return DecodedAnswers(masks=_enlarged(raw_NV, net, size).argmax(1))
 
 
 def images_of(
     upscale: int, raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
 ) -> DecodedAnswers:
-    """Images, enlarged to so many times the size of those that were given."""
+    """Images, enlarged by the factor `upscale` from the size of the given ones."""
     height, width = size
     return DecodedAnswers(images=np.clip(_enlarged(raw_NV, net, (upscale * height, upscale * width)), 0, 1))
 
 
 def tags_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
-    """The class of each word, of those that the SubNet reads. size: its last number is T."""
+    """The class of each word that the SubNet reads. size: its last number is T."""
     read, classes = (int(one or 0) for one in net.output.shape[-2:])
     tags_NT = np.full((len(raw_NV), size[1]), UNREAD, np.int64)
     tags_NT[:, :read] = raw_NV.reshape(-1, read, classes).argmax(2)
@@ -77,7 +77,7 @@ def tags_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[i
 
 
 def _enlarged(raw_NV: Array, net: BundledNet, size: tuple[int, int]) -> Array:
-    """Maps (N, K, H, W)."""
+    """Enlarged maps (N, K, H, W)."""
     *_, channels, height, width = (int(one or 0) for one in net.output.shape)
     maps_NKhw = raw_NV.reshape(-1, channels, height, width)
     enlarged = scaling((height, width), size, BILINEAR)
@@ -85,7 +85,7 @@ def _enlarged(raw_NV: Array, net: BundledNet, size: tuple[int, int]) -> Array:
 
 
 def targets_of(classes: Sequence[str]) -> dict[str, slice]:
-    """The places of each target's classes, whose names are `TARGET: CLASS`, one target after the other."""
+    """The slice of each target's classes, whose names are `TARGET: CLASS`, one target after the other."""
     found: dict[str, slice] = {}
     for number, name in enumerate(classes):
         target = name.partition(": ")[0]
@@ -112,7 +112,7 @@ DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
 
 
 def decoder_of(problem: str | None, classes: Sequence[str] = ()) -> RawDecoder | None:
-    """The decoder of a learning problem; None: it classifies whole images. AdaptiveError: the problem is not known."""
+    """The decoder of a learning problem; None if it classifies whole images. AdaptiveError for an unknown problem."""
     if problem is None:
         return None
     if problem == SEVERAL_CLASSES:

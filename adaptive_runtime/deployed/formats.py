@@ -10,10 +10,11 @@ from adaptive_runtime.errors import AdaptiveError
 def serving_formats(
     bundle: OpenBundle, wanted: BundleFormat | None, tell: Callable[[str], None]
 ) -> tuple[BundleFormat, ...]:
-    """The wanted format alone; None: those in which latencies are known here, that by which they were measured first.
+    """The wanted format alone; None: the formats with known latencies here, the one in which they were measured first.
 
-    Formats whose runtime is not installed are left out, which `tell` is told in one line for each runtime. AdaptiveError: no
-    format is left, or the bundle has no SubNets in the wanted one.
+    Formats whose runtime is not installed are left out; `tell` receives one line for each runtime. AdaptiveError if no format
+    is
+    left, or the bundle has no SubNets in the wanted one.
     """
     manifest, where = bundle.manifest, str(bundle.folder)
     asked = manifest.known_formats if wanted is None else (wanted,)

@@ -1,4 +1,4 @@
-"""A deployed model: answers requests with one SubNet of a bundle, and goes over to another between two requests.
+"""A deployed model: answers requests with one SubNet of a bundle, and changes to another between two requests.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -31,16 +31,16 @@ from adaptive_runtime.texts import Vocabulary
 NONE: frozenset[int] = frozenset()
 NO_CLASS = -1
 Chooser = Callable[[ModelState], Variant | None]
-"""Says what should serve, before a request is answered; None: what serves now. One call at a time."""
+"""Chooses the variant to serve before a request is answered; None: no change. One call at a time."""
 
 
 class DeployedModel:
     """A bundle that answers. Several threads may call `infer` while another one calls `use`.
 
-    serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
-    is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images. taken_out: whole SubNets
-    that do not serve, each with one line why; the pool need not have them. placed: SubNets over several devices, which are
-    closed with the model. `clock_ns`: what tells latencies; can be set, too. `taken`: the samples that `infer` takes.
+    serving: the first variant. chooser: asked before each request; may be set at any time. adaptation: decides if there is no
+    chooser, and is informed of all requests. weights: adapts the serving SubNets to their images. taken_out: quarantined whole
+    SubNets, each with one line of reason; the pool need not have them. placed: SubNets over several devices, closed with the
+    model. `clock_ns`: clock for latencies; may be set, too. `taken`: the samples that `infer` takes.
     """
 
     def __init__(
@@ -77,14 +77,15 @@ class DeployedModel:
         budget_ms: float | None = None,
         subnet: str | None = None,
     ) -> ModelAnswer:
-        """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
+        """Answer samples (N, C, H, W), prepared as the manifest says; they are scaled here if a SubNet takes another size.
 
-        Texts are numbers of words (N, T) int64, as `tokens` gives them; a SubNet of a smaller length takes the first ones. Of
-        several inputs there is an array for each by name, or all are packed (`adaptive_runtime.several.packed`).
+        Texts are numbers of words (N, T) int64, as `tokens` gives them; a SubNet of a smaller length takes the first ones.
+        Several
+        inputs are given as one array each by name, or all packed (`adaptive_runtime.several.packed`).
 
-        budget_ms: what this request may take, where it is less than the limits' budget and the model adapts.
-        subnet: the digest of the SubNet that answers this request, whole, and is loaded for it; None: the one that serves.
-        AdaptiveError: another shape or type, the model is closed, no SubNet is left that works, or `subnet` is not there.
+        budget_ms: budget of this request, if less than the limits' budget and the model adapts.
+        subnet: digest of the SubNet that answers this request, whole, and is loaded for it; None: the serving one.
+        AdaptiveError for another shape or type, a closed model, an unknown `subnet`, or if no working SubNet is left.
         """
         start_ns = self.clock_ns()
         x_NCHW = self.taken.packed(samples)
@@ -108,9 +109,9 @@ class DeployedModel:
         return answer
 
     def tokens(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """The numbers of the words of texts (N, T), which `infer` takes, also as one of several inputs.
+        """The numbers of the words of texts (N, T), as `infer` takes them, also for one of several inputs.
 
-        AdaptiveError: the bundle takes no texts.
+        AdaptiveError if the bundle takes no texts.
         """
         text = text_of(self.pool.bundle.manifest.subnets[0].preparation)
         if self._vocabulary is None:
@@ -129,17 +130,18 @@ class DeployedModel:
         placed: bool = False,
         wait: bool = True,
     ) -> None:
-        """Let a SubNet serve: whole, up to an exit of its chain, or `early`, by thresholds. At once where it is warm.
+        """Let a SubNet serve: whole, up to an exit of its chain, or `early`, by thresholds. At once if it is warm.
 
-        Otherwise it is loaded beside the one that serves. format: of its files; None: the first that it has here. placed: over
-        several devices. wait: until it serves, or another is wanted. AdaptiveError: there is no such SubNet, exit, format or
-        placement, or it was taken out.
+        Otherwise it is loaded beside the serving one. format: of its files; None: its first format here. placed: over several
+        devices. wait: until it serves, or another is wanted. AdaptiveError if the SubNet, exit, format or placement does not
+        exist,
+        or the SubNet is quarantined.
         """
         self._served.use(self.pool.answerer(Variant(digest, exit, early, format, placed)), wait=wait)
 
     @property
     def state(self) -> ModelState:
-        """What serves, what is warm, what was taken out."""
+        """The serving variant, warm variants, quarantined SubNets, and counts."""
         served = self._served
         active, standby = served.active, served.standby
         return ModelState(
@@ -165,32 +167,32 @@ class DeployedModel:
 
     @property
     def limits(self) -> ChoiceLimits:
-        """Limits within which the model adapts. AdaptiveError: it does not."""
+        """Limits within which the model adapts. AdaptiveError if it does not adapt."""
         return self._adapting().limits
 
     def set_limits(self, **changes: float | None) -> None:
-        """Other limits from the next request on, by the names of `ChoiceLimits`: `set_limits(budget_ms=3.0)`.
+        """Set other limits from the next request on, by the names of `ChoiceLimits`: `set_limits(budget_ms=3.0)`.
 
-        AdaptiveError: a limit that cannot be, or the model does not adapt.
+        AdaptiveError for an impossible limit, or if the model does not adapt.
         """
         self._adapting().set_limits(**changes)
 
     @property
     def subnets(self) -> tuple[BundledSubNet, ...]:
-        """The SubNets that can serve, with all that the bundle says of them."""
+        """The SubNets that can serve, with all their data from the bundle."""
         out, pool = self._served.taken_out, self.pool
         every = pool.bundle.manifest.subnets
         return tuple(one for one in every if any(variant not in out for variant in pool.whole_of(one)))
 
     @property
     def taken_out(self) -> Mapping[Variant, str]:
-        """Whole SubNets that do not serve any more, each with one line why."""
+        """Quarantined whole SubNets, each with one line of reason."""
         return dict(self._served.taken_out)
 
     def take_over(self, before: "DeployedModel") -> None:
-        """Go on with the counts and the record of decisions of another model, which answers no request any more.
+        """Continue the counts and the record of decisions of another model, which answers no more requests.
 
-        What was taken out there is taken out here, too.
+        SubNets that are quarantined there are quarantined here, too.
         """
         self._requests = before._requests
         self._served.take_over(before._served)
@@ -198,14 +200,14 @@ class DeployedModel:
             self.adaptation.take_over(before.adaptation)
 
     def load_ahead(self) -> None:
-        """Make ready in the background what nobody wants yet, as far as there is room; once more after room was made."""
+        """Prepare further variants in the background, as far as memory allows; call it again after memory was freed."""
         self._served.load_ahead()
 
     def close(self) -> None:
-        """Free all SubNets; requests that run end first. What comes later is ended, too, where one of them cannot be."""
+        """Free all SubNets after running requests have ended. If ending one component fails, the others are still ended."""
         with self._counting:
             self._closed = True
-        with ExitStack() as stack:  # the last one is ended first
+        with ExitStack() as stack:  # an ExitStack ends the last one first
             stack.callback(self.pool.close)
             stack.callback(self._stand_ins.close)
             if self.placed is not None:
@@ -244,7 +246,7 @@ class DeployedModel:
     def _answer_by(self, subnet: str, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
         """The answer of one SubNet alone, in the first format in which it works.
 
-        AdaptiveError: the bundle does not have it, or it was taken out in all formats.
+        AdaptiveError if the bundle lacks it, or if it is quarantined in all formats.
         """
         first, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
         working = (one for one in self.pool.whole_of(first.subnet) if one not in self._served.taken_out)
@@ -260,14 +262,14 @@ class DeployedModel:
         return ModelAnswer.of([answer], (self.clock_ns() - start_ns) / 1e6)
 
     def _run_size(self, samples: int) -> int:
-        """How many samples run together before the model adapts again: a batch of the runtime, or all."""
+        """The number of samples that run together before the model adapts again: a batch of the runtime, or all."""
         batch = (
             self._served.active.chain.runtime.batch if self.adaptation is not None and self.chooser is None else None
         )
         return batch or samples
 
     def _left_ms(self, request: RequestProgress, before_ms: float) -> float | None:
-        """What is left of the budget for the next run, which was decided in this time; None: there is no budget."""
+        """The budget left for the next run, minus the time to decide it; None: no budget."""
         if self.adaptation is None:
             return None
         return max(0.0, self.adaptation.limits.for_run(request).budget_ms - before_ms)
@@ -275,7 +277,7 @@ class DeployedModel:
     def _run(
         self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
     ) -> ModelAnswer:
-        """Answers of one variant, or of the one that takes its place when it fails; told to `served` unless it was loaded."""
+        """Answers of one variant, or of its replacement if it fails; runs of loaded variants are appended to `served`."""
         while True:
             if active.variant.placed and not np.isfinite(x_NCHW).all():  # no other device takes such values
                 active = self._at_home(active)
@@ -286,7 +288,7 @@ class DeployedModel:
                 active = self._served.active
 
     def _at_home(self, placed: Answerer) -> Answerer:
-        """The same SubNet at home; where it was taken out there, another one. AdaptiveError: there is none."""
+        """The same SubNet on this device; another one if that is quarantined. AdaptiveError if none is left."""
         known = (Variant(placed.variant.digest), *self.pool.whole_variants)
         working = next((one for one in known if one not in self._served.taken_out), None)
         if working is None:
@@ -298,7 +300,7 @@ class DeployedModel:
     def _run_once(
         self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
     ) -> ModelAnswer:
-        """Answers of one variant. within_ms: of one over several devices, for which a stand-in begins in time. VariantError."""
+        """Answers of one variant. within_ms: time limit over several devices; a fallback begins in time. VariantError."""
         start_ns = self.clock_ns()
         if active.over is None:
             return self._run_by(active, x_NCHW, served, None, start_ns)
@@ -324,7 +326,7 @@ class DeployedModel:
         return answer
 
     def _stand_in(self) -> StandInRow | None:
-        """What can answer at once at home where other devices have not in time."""
+        """The fallback that can answer at once on this device when other devices are late."""
         found = None if self.adaptation is None or self.chooser is not None else self.adaptation.stand_in()
         return found if found is not None and self._rows[found.row].is_warm else None
 
@@ -336,7 +338,7 @@ class DeployedModel:
         over: PlacedRuntime | None,
         start_ns: int,
     ) -> ModelAnswer:
-        """Answers of one variant, and what they took since `start_ns`. VariantError, NotBackError."""
+        """Answers of one variant; their time counts from `start_ns`. VariantError, NotBackError."""
         is_loaded = active.is_loaded
         found = active.answer(x_NCHW, over) if self._decoder is None else active.outputs(x_NCHW, over)
         run_ms = (self.clock_ns() - start_ns) / 1e6
@@ -362,7 +364,7 @@ class DeployedModel:
         exits: tuple[str, ...],
         run_ms: float,
     ) -> ModelAnswer:
-        """Answers by raw outputs."""
+        """Answers decoded from raw outputs."""
         assert self._decoder is not None
         count = len(raw_NV)
         *_, height, width = (0, 0, *self.taken.shape)
@@ -372,7 +374,7 @@ class DeployedModel:
         return ModelAnswer(nobody, logits, subnets, exits, np.zeros(count), run_ms, forms, (), *found)
 
     def _choose(self, chooser: Chooser) -> None:
-        """Ask the chooser, unless another thread does."""
+        """Ask the chooser, unless another thread is asking it."""
         if self._choosing.acquire(blocking=False):
             try:
                 chosen, served = chooser(self.state), self._served
@@ -397,9 +399,9 @@ class DeployedModel:
         return self.adaptation
 
     def _adapted(self, request: RequestProgress) -> tuple[Answerer, float]:
-        """What serves the next run of a request, and what that should take at most [ms].
+        """The variant for the next run of a request, and the most time that the run should take [ms].
 
-        Where the model does not adapt, or another thread asks, it is what serves now, in no known time (0).
+        If the model does not adapt, or another thread is choosing, it is the serving variant, with unknown time (0).
         """
         served, adaptation = self._served, self.adaptation if self.chooser is None else None
         if adaptation is None or not self._choosing.acquire(blocking=False):

@@ -42,18 +42,20 @@ def load(
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
     budget_ms: the most accurate SubNet whose measured latency is within it serves first; None: the most accurate of all.
-    memory_mib: what SubNets may take; None: all that were used stay. format: in which SubNets serve; None: in all formats in
-    which they were measured on the bundle's device, and whose runtime is installed here. chooser: asked before each request
-    what should serve. adapts: while the load changes, the most accurate variant within `budget_ms` and `memory_mib` serves;
-    SubNets are loaded ahead as far as there is room. policy: with it the model adapts, by rules as text or as they were read,
-    or by how it switches between variants, as in `AdaptingOptions`; None: by the rules of the bundle, where it has some, and of
-    `adapts`. first: what serves first, whatever the budget is; where it cannot serve, the log tells so. key_file: with it the
-    bundle must be signed. prepares: ONNX files are optimised once and kept in `cache`; None: in the bundle's folder. also: the
-    folder of a search on this device, whose SubNets serve, too, by the accuracies that it measured, in the first format alone.
-    weights: the SubNet that serves follows its images while they drift, in the first format alone, by a `WeightOptions.method`;
-    None: they stay. taken_out: whole SubNets that do not serve, each with one line why, if the pool has them. after: a model in
-    whose place this one comes: what serves there serves first, and its memory counts for `memory_mib`. devices: by the names of
-    the bundle's plans; a model that adapts chooses among SubNets over them, too.
+    memory_mib: memory for SubNets; None: all used ones stay. format: in which SubNets serve; None: all formats in which they
+    were
+    measured on the bundle's device and whose runtime is installed here. chooser: asked before each request for the variant to
+    serve. adapts: while the load changes, the most accurate variant within `budget_ms` and `memory_mib` serves; SubNets are
+    loaded ahead as far as memory allows. policy: makes the model adapt, by rules as text or parsed, or by a function that makes
+    the switching policy, as in `AdaptingOptions`; None: by the rules of the bundle, if any, and of `adapts`. first: the first
+    variant, whatever the budget; a warning is logged if it cannot serve. key_file: requires a signed bundle. prepares: ONNX
+    files
+    are optimised once and kept in `cache`; None: in the bundle's folder. also: the folder of a search on this device, whose
+    SubNets serve, too, by the accuracies that it measured, in the first format only. weights: the serving SubNet adapts to its
+    images while they drift, in the first format only, by a `WeightOptions.method`; None: weights stay fixed. taken_out:
+    quarantined whole SubNets, each with one line of reason, if the pool has them. after: the model that this one replaces: its
+    serving variant serves first, and its memory counts for `memory_mib`. devices: by the names of the bundle's plans; a model
+    that adapts chooses among SubNets split over them, too.
     """
     bundle = OpenBundle.open(folder, key_file, also)
     adapting = None if weights is None else load_method(weight_options(weights))
@@ -80,9 +82,9 @@ def _deciding(
     *,
     alone: bool,
 ) -> Iterator[tuple[Adaptation | None, PlacedSubNets | None]]:
-    """What decides, and SubNets over devices; both are ended where the block fails, else with its model.
+    """The adaptation, and SubNets over devices. Both are ended if the block fails; otherwise they end with its model.
 
-    options: None: nothing decides. budgets: of latency [ms] and memory [MiB]. alone: without SubNets of a search here.
+    options: None: no adaptation. budgets: of latency [ms] and memory [MiB]. alone: without SubNets of a search here.
     """
     _check_devices(devices, options, alone=alone)
     with ExitStack() as stack:
@@ -96,7 +98,7 @@ def _deciding(
 
 
 def _placed(pool: SubNetPool, devices: Mapping[str, DeviceAddress], stack: ExitStack) -> PlacedSubNets | None:
-    """SubNets over devices, which the pool can ask for; None: there are no devices."""
+    """SubNets over devices, registered with the pool; None if no devices are given."""
     if not devices:
         return None
     placed = PlacedSubNets.open(pool.bundle, devices)
@@ -106,7 +108,7 @@ def _placed(pool: SubNetPool, devices: Mapping[str, DeviceAddress], stack: ExitS
 
 
 def _check_devices(devices: Mapping[str, DeviceAddress], options: AdaptingOptions | None, *, alone: bool) -> None:
-    """AdaptiveError in one line: other devices can take no part."""
+    """Raise AdaptiveError in one line if other devices cannot take part."""
     if devices and options is None:
         got, next_step = "the model does not adapt", "let it adapt, or leave devices out"
         raise AdaptiveError("devices", got, next_step=next_step)
@@ -116,7 +118,7 @@ def _check_devices(devices: Mapping[str, DeviceAddress], options: AdaptingOption
 
 
 def weight_options(weights: str | WeightOptions) -> WeightOptions:
-    """The options of weights that adapt. AdaptiveError: there is no such way."""
+    """The options of weight adaptation. AdaptiveError for an unknown method."""
     if isinstance(weights, WeightOptions):
         return weights
     if weights not in get_args(WeightMethod):
@@ -130,7 +132,7 @@ def _options(
     policy: str | ChoiceRules | Callable[[Objective], ChoicePolicy] | None,
     bundled: str | None,
 ) -> AdaptingOptions | None:
-    """How the model adapts; None: it does not. bundled: the rules of the bundle, which others replace."""
+    """The options of adaptation; None: the model does not adapt. bundled: the rules of the bundle, which others replace."""
     if adapts is False and policy is None:
         return None
     options = adapts if isinstance(adapts, AdaptingOptions) else AdaptingOptions()
@@ -142,7 +144,7 @@ def _options(
 
 
 def _possible(pool: SubNetPool, first: Variant) -> Variant | None:
-    """The variant as the pool names it; None: the pool does not have it, which the log tells."""
+    """The variant by the pool's name; None, with a warning in the log, if the pool does not have it."""
     try:
         return pool.answerer(first).variant
     except AdaptiveError as error:
@@ -151,7 +153,7 @@ def _possible(pool: SubNetPool, first: Variant) -> Variant | None:
 
 
 def _best_within(pool: SubNetPool, budget_ms: float | None) -> Variant:
-    """The most accurate whole SubNet within a budget; where none is, the fastest."""
+    """The most accurate whole SubNet within a budget; if none is within it, the fastest."""
     known = [(one, pool.answerer(one).figures) for one in pool.whole_variants]
     within = [pair for pair in known if budget_ms is None or pair[1].latency_ms <= budget_ms]
     if not within:

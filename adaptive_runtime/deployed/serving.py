@@ -1,4 +1,4 @@
-"""Which variant of a bundle serves, which one is loaded to serve next, and which SubNets were taken out."""
+"""The serving variant of a bundle, the variant that is loaded to serve next, and the quarantined SubNets."""
 
 import logging
 import threading
@@ -13,10 +13,10 @@ LOG = logging.getLogger("adaptive_runtime")
 
 
 class ServedVariants:
-    """What serves, read before each request and changed by one assignment; a thread loads what is to serve next.
+    """The serving variant is read before each request and changed by one assignment; a thread loads the next one.
 
-    useful: variants that are worth being loaded ahead, the most useful first. active: serves. standby: is on its way to serve.
-    taken_out: whole SubNets that do not serve, each with one line why; the pool need not have those that are given.
+    useful: variants worth loading ahead, the most useful first. active: the serving variant. standby: the next one. taken_out:
+    quarantined whole SubNets, each with one line of reason; the pool need not have the given ones.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ServedVariants:
         self._worker.start()
 
     def use(self, answerer: Answerer, *, wait: bool) -> None:
-        """Let a variant serve, at once where it is warm, otherwise when it is loaded. AdaptiveError: it was taken out.
+        """Let a variant serve, at once if it is warm, otherwise when it is loaded. AdaptiveError if it is quarantined.
 
         wait: until it serves, or another is wanted.
         """
@@ -58,7 +58,7 @@ class ServedVariants:
                 self.refuse(answerer)
 
     def go_towards(self, wanted: Answerer, meanwhile: Answerer | None) -> None:
-        """Let a variant serve; where it has to be loaded first, another one serves meanwhile."""
+        """Let a variant serve; if it has to be loaded first, another one serves meanwhile."""
         if wanted is self.active and self.standby is None:
             return
         with self._changed:
@@ -71,15 +71,15 @@ class ServedVariants:
             self._changed.notify_all()
 
     def refuse(self, answerer: Answerer) -> None:
-        """AdaptiveError: it was taken out."""
+        """Raise AdaptiveError if the variant is quarantined."""
         if (line := self.taken_out.get(answerer.variant.whole)) is not None:
             raise AdaptiveError(f"SubNet {answerer.variant.files}", f"was taken out: {line}")
 
     def replace(self, failed: Answerer, error: Exception) -> None:
-        """Take out a SubNet that failed while it served, and let another one serve. AdaptiveError: there is none."""
+        """Quarantine a SubNet that failed while it served, and let another one serve. AdaptiveError if none is left."""
         with self._changed:
             self._take_out(failed, error)
-            if self.active is not failed:  # another thread has replaced it, or it was to serve one run alone
+            if self.active is not failed:  # another thread has replaced it, or it was chosen for one run only
                 return
             for answerer in self._others(failed):
                 try:
@@ -95,21 +95,21 @@ class ServedVariants:
             raise AdaptiveError(str(self.pool.bundle.folder), line, next_step="export the bundle again") from error
 
     def take_over(self, before: "ServedVariants") -> None:
-        """Go on with the counts of others, which serve no more. What was taken out there is taken out here, too."""
+        """Continue the counts of another instance, which serves no more. Its quarantined SubNets are quarantined here, too."""
         self.switches = before.switches
         for variant, line in dict(before.taken_out).items():
             if variant not in self.taken_out:
-                with suppress(AdaptiveError):  # it is not here, or none is left, as the next request finds
+                with suppress(AdaptiveError):  # unknown here, or the last one: the next request reports it
                     self.replace(self.pool.answerer(variant), VariantError(line))
 
     def load_ahead(self) -> None:
-        """Make ready in the background what nobody wants yet, as far as there is room; once more after room was made."""
+        """Prepare further variants in the background, as far as memory allows; call it again after memory was freed."""
         with self._changed:
             self._looks_ahead = True
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Load nothing any more; who waits for a variant goes on."""
+        """Load nothing any more; callers that wait for a variant continue."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -121,7 +121,7 @@ class ServedVariants:
                 self._take_out(self.pool.answerer(variant), VariantError(line))
 
     def _start(self) -> None:
-        """Load what serves first; where it fails, or was taken out, another SubNet."""
+        """Load the first variant; if it fails or is quarantined, another SubNet."""
         line = self.taken_out.get(self.active.variant.whole)
         try:
             if line is not None:
@@ -154,9 +154,9 @@ class ServedVariants:
         LOG.warning("SubNet %s is taken out: %s", answerer.variant.files, line)
 
     def _others(self, failed: Answerer) -> list[Answerer]:
-        """Whole SubNets in the order in which they take the place of a variant that failed.
+        """Whole SubNets in the order in which they replace a failed variant.
 
-        Warm ones first; of these, and of the others, those that take no longer, the most accurate first.
+        Warm ones come first. Within warm ones and within the others, those that are no slower come first, by accuracy.
         """
         most_ms = failed.figures.latency_ms
 
@@ -168,13 +168,13 @@ class ServedVariants:
         return sorted(self._working(), key=order)
 
     def _working(self) -> list[Answerer]:
-        """Whole SubNets in the formats that were not taken out."""
+        """Whole SubNets in the formats that are not quarantined."""
         return [self.pool.answerer(one) for one in self.pool.whole_variants if one not in self.taken_out]
 
     def _make_way(self, wanted: Answerer) -> None:
-        """Where the budget does not hold a standby beside what serves, let a small SubNet serve that it holds beside either.
+        """Let a small SubNet serve that fits beside each of standby and serving variant, if the budget cannot hold both.
 
-        Where there is none, requests wait for the standby.
+        If none fits, requests wait for the standby.
         """
         serving = self.active
         if self.pool.holds(serving, wanted):
@@ -191,14 +191,14 @@ class ServedVariants:
             LOG.warning("%g MiB do not hold two SubNets: requests wait while one is loaded", self.pool.budget_mib)
 
     def _go_over_from(self, serving: Answerer, wanted: Answerer, now: Answerer) -> None:
-        """Let `now` serve, unless something else serves or is wanted meanwhile."""
+        """Let `now` serve, unless another variant serves or is wanted meanwhile."""
         with self._changed:
             if self.active is serving and self.standby is wanted:
                 self.active = now
                 self.switches += 1
 
     def _work(self) -> None:
-        """Load standbys, and between them make ready what nobody wants yet, until this is stopped."""
+        """Load standbys, and in between prepare variants ahead, until stopped."""
         ahead = list[tuple[Answerer, bool]]()
         while True:
             with self._changed:
@@ -215,19 +215,19 @@ class ServedVariants:
                 self._prepare(*ahead.pop())
 
     def _useful_ahead(self) -> list[tuple[Answerer, bool]]:
-        """What to prepare, and whether to load it, too; the last one first."""
+        """The variants to prepare, with whether to load them, too; the last one first."""
         prepared = [(self.pool.answerer(variant), False) for variant in self.pool.variants()]
         return prepared + [(self.pool.answerer(variant), True) for variant in reversed(self._useful())]
 
     def _prepare(self, answerer: Answerer, loads: bool) -> None:
-        """Prepare the files of a variant, and load it as far as there is room."""
+        """Prepare the files of a variant, and load it as far as memory allows."""
         try:
             self.pool.prepare(answerer)
             if loads and answerer.variant.whole not in self.taken_out:
                 self.pool.warm_ahead(answerer)
                 self.used_mib = self.pool.used_mib
         except VariantError as error:
-            if not answerer.is_warm:  # what is loaded goes on without its file
+            if not answerer.is_warm:  # a loaded variant continues without its file
                 with self._changed:
                     self._take_out(answerer, error)
 
@@ -242,7 +242,7 @@ class ServedVariants:
                 self._take_out(wanted, error)
                 self.standby = None if self.standby is wanted else self.standby
                 self._changed.notify_all()
-            return  # where it serves, the next request finds another one
+            return  # if it serves, the next request finds another one
         with self._changed:
             if self.standby is wanted and not self._go_over(wanted):
                 return  # freed meanwhile: it is loaded again

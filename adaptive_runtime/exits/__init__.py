@@ -1,4 +1,4 @@
-"""Exits on the device: whether an answer is good enough to leave, which exit fits a budget, what both cost.
+"""Exits on the device: whether an answer is good enough to leave, which exit fits a budget, and the costs.
 
 [Policies of exits](docs/exit_policies.md) explains the promise behind thresholds.
 """

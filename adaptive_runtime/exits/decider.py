@@ -23,13 +23,13 @@ from adaptive_runtime.exits.thresholds import Thresholds
 
 NOT_YET = -1
 FEW_CLASSES = range(2, 33)
-"""With so many one sample is judged by plain numbers."""
+"""Numbers of classes for which one sample is judged by plain numbers."""
 NEAR = 1e-9
-"""Of a threshold: there a sample is judged as batches are, to the last digit."""
+"""Distance from a threshold within which a sample is judged exactly as batches are."""
 
 
 class Decider:
-    """Thresholds made ready. Has no state: that of samples is in the decisions that it starts."""
+    """Prepared thresholds. Stateless: the state of samples is in the decisions that it starts."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._measure = MEASURES[thresholds.measure]
@@ -41,16 +41,16 @@ class Decider:
         return len(self._bars)
 
     def sample(self) -> "SampleDecision":
-        """For a sample that starts."""
+        """The decision of a sample at its start."""
         return SampleDecision(self._measure, self._bars)
 
     def batch(self, samples: int) -> "BatchDecision":
-        """For a batch that starts."""
+        """The decisions of a batch at its start."""
         return BatchDecision(self._measure, self._bars, samples)
 
 
 class SampleDecision:
-    """One sample on its way. `answer`, `confidence`: of the latest exit, whose index is `exit`."""
+    """One sample in progress. `answer`, `confidence`: of the latest exit, whose index is `exit`."""
 
     __slots__ = ("_bars", "_measure", "_seen", "_state", "answer", "confidence", "exit", "left")
 
@@ -61,7 +61,7 @@ class SampleDecision:
         self.answer, self.exit, self.confidence, self.left = NOT_YET, NOT_YET, 0.0, False
 
     def leaves(self, logits: NDArray[Any]) -> bool:
-        """Whether the sample leaves at the next exit, of logits (K,) or (1, K). AdaptiveError: it has left."""
+        """Whether the sample leaves at the next exit, by logits (K,) or (1, K). AdaptiveError if it has left already."""
         if self.left:
             raise AdaptiveError(f"exit {self.exit + 1}", f"the sample left at exit {self.exit}")
         self.exit += 1
@@ -76,7 +76,7 @@ class SampleDecision:
         return self.left
 
     def _judged(self, logits_K: NDArray[Any]) -> tuple[int, float]:
-        """The answer and the confidence in it."""
+        """The answer and its confidence."""
         if len(logits_K) not in FEW_CLASSES:
             answer, confidence, self._state = self._measure.step(logits_K, self._state)
             return int(answer), float(confidence)
@@ -90,9 +90,9 @@ class SampleDecision:
 
 
 class BatchDecision:
-    """A batch on its way. `rows` (B,): the samples that are left.
+    """A batch in progress. `rows` (B,): the samples that have not left yet.
 
-    answers, confidences, exits (N,): of samples that have left; `NOT_YET` where a sample has not.
+    answers, confidences, exits (N,): of samples that have left; `NOT_YET` for the others.
     """
 
     def __init__(self, measure: ConfidenceMeasure, bars: tuple[float, ...], samples: int) -> None:
@@ -105,7 +105,7 @@ class BatchDecision:
         self.confidences = np.zeros(samples)
 
     def leave(self, logits_BK: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of the samples that are left leave at the next exit (B,); the host goes on with the others."""
+        """Which of the remaining samples leave at the next exit (B,); the host continues with the others."""
         if len(logits_BK) != len(self.rows):
             where, got = f"exit {self._next}", f"logits of {len(logits_BK)} samples"
             raise AdaptiveError(where, got, allowed=f"{len(self.rows)}, of the samples that are left")

@@ -1,8 +1,8 @@
-"""How sure an exit is of its answer: measures behind one protocol.
+"""The confidence of an exit in its answer: measures behind one protocol.
 
 A measure sees the logits of one exit after the other, of one sample (K,) or of several (B, K), by the same arithmetic in
-double precision, so that a batch is decided as its samples are. Higher is surer. One sample of few classes is judged by plain
-numbers, too: a call of numpy takes longer than their whole arithmetic. Both agree to rounding.
+double precision, so that a batch is decided exactly as its samples are. Higher is surer. One sample of few classes is also
+judged by plain numbers: a numpy call takes longer than their whole arithmetic. Both agree up to rounding.
 
 Legend: N samples, B of them at once, E exits, K classes.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 MeasureName = Literal["top_probability", "margin", "entropy", "patience", "ensemble"]
 MeasureState = tuple[Any, ...]
-"""What a measure remembers of samples: arrays (B, …), or scalars and vectors of one sample; empty before the first exit."""
+"""A measure's memory of samples: arrays (B, …), or scalars and vectors of one sample; empty before the first exit."""
 FADING = 0.5
 Step = tuple[Any, Any, MeasureState]
 """Answers, confidences and the state after an exit."""
@@ -26,7 +26,7 @@ class ConfidenceMeasure(Protocol):
     """One way to judge the answer of an exit.
 
     remembers: whether earlier exits count, too. `step`: for logits (…, K) of the next exit, its answers and confidences (…).
-    `quick_step`: the same for one sample's logits as a list of floats, whose state is its own.
+    `quick_step`: the same for one sample's logits as a list of floats, with its own kind of state.
     """
 
     @property
@@ -52,7 +52,7 @@ class TopProbability:
 
 
 class Margin:
-    """The largest probability less the second largest."""
+    """The largest probability minus the second largest."""
 
     remembers = False
 
@@ -68,7 +68,7 @@ class Margin:
 
 
 class Entropy:
-    """One less the entropy of the softmax, as a share of the largest possible one."""
+    """One minus the entropy of the softmax, as a share of the largest possible entropy."""
 
     remembers = False
 
@@ -88,7 +88,7 @@ class Entropy:
 
 
 class Patience:
-    """How many exits in a row have given this answer, this one counted. Source: PABEE (NeurIPS 2020)."""
+    """The number of exits in a row, including this one, that gave this answer. Source: PABEE (NeurIPS 2020)."""
 
     remembers = True
 
@@ -104,7 +104,7 @@ class Patience:
 
 
 class Ensemble:
-    """The largest probability of the geometric ensemble of all heads so far, whose answer it is.
+    """The largest probability of the geometric ensemble of all heads up to this one; the answer is the ensemble's.
 
     A head has `FADING` times the weight of the next one. Source: Zero Time Waste (NeurIPS 2021), where weights are learned.
     """
@@ -143,6 +143,6 @@ def trace(measure: ConfidenceMeasure, logits_NEK: NDArray[Any]) -> tuple[NDArray
 
 
 def _below_top(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Logits less the largest of them, in double precision: at most 0."""
+    """Logits minus their largest, in double precision: at most 0."""
     top = np.maximum.reduce(logits, -1, keepdims=True)
     return np.subtract(logits, top, dtype=np.float64)

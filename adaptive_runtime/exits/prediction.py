@@ -1,7 +1,7 @@
-"""What leaving early costs on average and at worst: exit rates, and the latency and energy that follow from them.
+"""Average and worst cost of leaving early: exit rates, and the latency and energy that follow from them.
 
 Means are sums over segments: a segment costs its own latency times the share of samples that reach it, so the search can add
-them up like operators. Legend: N samples, E exits up to the full answer, R runs that were timed.
+them up like operators. Legend: N samples, E exits up to the full answer, R timed runs.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitPrediction:
-    """rates: share of samples that leave at each exit. Latencies [ms] of one sample; expected_mj: energy, if it is known."""
+    """rates: share of samples that leave at each exit. Latencies [ms] of one sample; expected_mj: energy, if known."""
 
     rates: tuple[float, ...]
     expected_ms: float
@@ -27,7 +27,7 @@ class ExitPrediction:
 
 
 def exits_taken(confidences_NE: Values, bars: Sequence[float]) -> NDArray[np.int64]:
-    """Where each sample leaves (N,): the first exit where its confidence reaches the bar, else the one behind all bars."""
+    """The exit of each sample (N,): the first at which its confidence reaches the bar, else the one behind all bars."""
     leaves = confidences_NE[:, : len(bars)] >= np.asarray(bars, np.float64)
     whole = np.ones((len(leaves), 1), bool)
     return np.concatenate([leaves, whole], 1).argmax(1)
@@ -39,14 +39,14 @@ def exit_rates(exits_N: NDArray[np.int64], exits: int) -> Values:
 
 
 def reach(rates_E: Values) -> Values:
-    """Share of samples that run each segment (E,): those that leave at its end or later."""
+    """Share of samples that run each segment (E,): all that leave at its end or later."""
     return np.cumsum(rates_E[::-1])[::-1]
 
 
 def predict(rates_E: Values, runs_ms: Values, segments_mj_E: Values | None = None) -> ExitPrediction:
     """Latency and energy of samples that leave at these rates.
 
-    runs_ms: cumulative latency of leaving at each exit, once (E,) or by run (E, R) [ms]. segments_mj_E: energy of each segment
+    runs_ms: cumulative latency of leaving at each exit, once (E,) or per run (E, R) [ms]. segments_mj_E: energy of each segment
     with its head [mJ].
     """
     runs_ms_ER = runs_ms.reshape(len(rates_E), -1)
@@ -64,7 +64,7 @@ def predict(rates_E: Values, runs_ms: Values, segments_mj_E: Values | None = Non
 
 
 def weighted_quantile(values: Values, weights: Values, share: float) -> float:
-    """The smallest value at or below which there is at least this share of the weight."""
+    """The smallest value whose cumulative weight is at least this share."""
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[order])
     place = int(np.searchsorted(below, share * below[-1] - ROUNDING))

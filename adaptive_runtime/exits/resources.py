@@ -1,4 +1,4 @@
-"""Which SubNet to run, and up to which exit, within a budget of latency: the best of what was measured, exits or not."""
+"""The SubNet, and the exit up to which it runs, within a latency budget: the best measured choice, with or without exits."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ NO_EXIT = -1
 
 
 class ExitChoice(NamedTuple):
-    """A SubNet, run up to one of its exits. accuracy: fraction, measured; latency_ms: measured on the device, that exit's."""
+    """A SubNet, run up to one of its exits. accuracy: fraction, measured; latency_ms: up to the exit, measured on device."""
 
     subnet: int
     exit: int
@@ -18,7 +18,7 @@ class ExitChoice(NamedTuple):
 
 
 def best_within(choices: Sequence[ExitChoice], budget_ms: float) -> ExitChoice | None:
-    """The most accurate choice within a budget, of equal ones the fastest, then one without exits. None: nothing fits."""
+    """The most accurate choice within a budget, among equal ones the fastest, then one without exits. None if nothing fits."""
     fitting = [choice for choice in choices if choice.latency_ms <= budget_ms]
     return min(fitting, key=_worse, default=None)
 
@@ -38,6 +38,6 @@ class ResourcePolicy:
         self._latencies = [choice.latency_ms for choice in self.best]
 
     def choose(self, budget_ms: float) -> ExitChoice | None:
-        """The best choice within a budget [ms]. None: nothing fits."""
+        """The best choice within a budget [ms]; None if nothing fits."""
         place = bisect_right(self._latencies, budget_ms)
         return self.best[place - 1] if place else None

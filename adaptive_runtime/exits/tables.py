@@ -1,4 +1,4 @@
-"""What was measured of exits on one device, as a file: the choices that `ResourcePolicy` looks up."""
+"""Measurements of exits on one device, as a file: the choices among which `ResourcePolicy` looks up."""
 
 from typing import ClassVar, Literal, Self
 
@@ -9,9 +9,9 @@ from adaptive_runtime.message_files import FileMessage
 
 
 class ExitTable(FileMessage):
-    """SubNets by name, exits by name, and what each SubNet takes up to each exit.
+    """SubNets by name, exits by name, and the measured choices.
 
-    subnets, exits: what the numbers of an `ExitChoice` count. choices: as measured on the device.
+    subnets, exits: the names that the numbers of an `ExitChoice` index. choices: as measured on the device.
     """
 
     WHERE: ClassVar[str] = "exit table"

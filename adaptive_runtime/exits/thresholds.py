@@ -1,4 +1,4 @@
-"""Thresholds as a file: what a device needs to leave early, and the promise that stands behind it."""
+"""Thresholds for leaving early, as a file, and the promise behind them."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
@@ -13,10 +13,11 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Promise(Message):
-    """Of images like those that were tested, at most a share `epsilon` less is answered rightly than by the full answer.
+    """For images like the tested ones, leaving early answers at most a share `epsilon` fewer correctly than the full answer.
 
-    confidence: the least probability, over the draw of the tested images, that this holds. lost, gained: tested images that
-    the full answer has right and leaving early has not, and the other way around. p_value: of "more than epsilon is lost".
+    confidence: least probability, over the draw of the tested images, that this holds. lost, gained: tested images that only
+    the
+    full answer, or only leaving early, gets right. p_value: of "more than epsilon is lost".
     """
 
     epsilon: Share
@@ -36,9 +37,10 @@ class Promise(Message):
 
 
 class Thresholds(FileMessage):
-    """When a sample leaves: at the first exit where its confidence is at least the threshold.
+    """A sample leaves at the first exit where its confidence is at least the threshold.
 
-    thresholds: one for each exit before the full answer; null: nobody leaves there. The exit behind them answers what is left.
+    thresholds: one for each exit before the full answer; null: no sample leaves there. The next exit answers the remaining
+    ones.
     """
 
     WHERE: ClassVar[str] = "thresholds"
@@ -56,14 +58,14 @@ class Thresholds(FileMessage):
 
     @property
     def bars(self) -> tuple[float, ...]:
-        """Thresholds as numbers: infinity where nobody leaves."""
+        """Thresholds as numbers: infinity for exits at which no sample leaves."""
         return tuple(float("inf") if bar is None else bar for bar in self.thresholds)
 
     @property
     def needed(self) -> tuple[int, ...]:
-        """The exits whose heads have to run: where samples leave, and that of the full answer.
+        """The exits whose heads have to run: those at which samples leave, and that of the full answer.
 
-        All up to the last of these where the measure remembers earlier exits.
+        If the measure remembers earlier exits, these include all exits up to the last one at which samples leave.
         """
         leaving = [place for place, bar in enumerate(self.thresholds) if bar is not None]
         if leaving and MEASURES[self.measure].remembers:
@@ -71,6 +73,6 @@ class Thresholds(FileMessage):
         return (*leaving, self.full_exit)
 
     def at(self, places: Sequence[int]) -> "Thresholds":
-        """For a network with some of the exits alone, all that are `needed` among them."""
+        """Thresholds for a network with only some of the exits, which include all `needed` ones."""
         early = tuple(self.thresholds[place] for place in places if place < self.full_exit)
         return self.model_copy(update={"thresholds": early})

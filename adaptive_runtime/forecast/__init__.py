@@ -1,4 +1,4 @@
-"""The near future of a signal, such as the load index: by an autoregressive model where a running backtest finds it better.
+"""The near future of a signal, for example the load index: by an autoregressive model if a running backtest finds it better.
 
 [Sensing](docs/runtime_sensing.md#forecast) explains how.
 """

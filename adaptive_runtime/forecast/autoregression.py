@@ -1,7 +1,7 @@
 """An autoregressive model of a signal, for several horizons at once, learned by recursive least squares.
 
-Each horizon has coefficients of its own, which predict the change from now; without data all are 0, which forecasts "as now".
-A step takes O(H · order²). Legend: H horizons of 1, 2, … steps; P features.
+Each horizon has its own coefficients, which predict the change from now; without data all are 0, which forecasts "as now"
+(persistence). A step takes O(H · order²). Legend: H horizons of 1, 2, … steps; P features.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ MEMORY = 150.0
 RIDGE = 0.1
 MEAN_KEEPS = 0.98
 OFFSET = 0.1
-"""The constant among the features: of the size of a usual change of a signal between 0 and 1."""
+"""The constant among the features: as large as a usual change of a signal between 0 and 1."""
 
 
 class Autoregression:
-    """Learns from a signal of about 0 to 1, a value each step. order: values that count."""
+    """Learns from a signal of about 0 to 1, one value per step. order: number of past values that count."""
 
     def __init__(self, horizons: int, order: int) -> None:
         self._model = RecursiveLeastSquares(horizons, order + 1, memory=MEMORY, ridge=RIDGE)
@@ -31,7 +31,7 @@ class Autoregression:
         self._count = 0
 
     def observe(self, value: float) -> None:
-        """The next value."""
+        """Add the next value."""
         if len(self._past) == self._horizons:
             features_HP = np.stack([features_P for _, features_P in reversed(self._past)])
             changes_H = np.array([value - before for before, _ in reversed(self._past)])
@@ -43,7 +43,7 @@ class Autoregression:
             self._past.append((value, self._features()))
 
     def forecast(self) -> Values | None:
-        """Values at each horizon (H,); None before there are enough values."""
+        """Forecast values at each horizon (H,); None before there are enough values."""
         if not self._past:
             return None
         value, features_P = self._past[-1]
@@ -51,7 +51,7 @@ class Autoregression:
         return forecast_H
 
     def interrupt(self) -> None:
-        """A value is missing: what comes next does not follow what was last."""
+        """A value is missing: the next values are not treated as a continuation of the last ones."""
         self._values.clear()
         self._past.clear()
 

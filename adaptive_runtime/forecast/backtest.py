@@ -1,4 +1,7 @@
-"""A running backtest: forecasts of several methods against what came, over the last steps. Legend: M methods, H horizons."""
+"""A running backtest: forecasts of several methods against the true values over the last steps.
+
+Legend: M methods, H horizons.
+"""
 
 from collections import deque
 
@@ -9,7 +12,7 @@ Values = NDArray[np.float64]
 
 
 class Backtest:
-    """Mean absolute errors of methods over a window. Forecasts are kept until their time has come."""
+    """Mean absolute errors of methods over a window. Forecasts are kept until their true values are known."""
 
     def __init__(self, horizons: int, window: int) -> None:
         self._open: deque[Values] = deque(maxlen=horizons)
@@ -17,29 +20,29 @@ class Backtest:
 
     @property
     def steps(self) -> int:
-        """Steps of the window for which all horizons were compared."""
+        """Number of steps in the window for which all horizons were compared."""
         return len(self._errors)
 
     def observe(self, value: float) -> None:
-        """Compare what came with what was forecast for it."""
+        """Compare the true value with its forecasts."""
         if len(self._open) == self._open.maxlen:
             forecasts_MH = np.stack([made_MH[:, ahead] for ahead, made_MH in enumerate(reversed(self._open))], axis=1)
             self._errors.append(np.abs(forecasts_MH - value))
 
     def made(self, forecasts_MH: Values) -> None:
-        """Forecasts at this step, of each method for each horizon."""
+        """Add the forecasts of this step, of each method for each horizon."""
         self._open.append(forecasts_MH)
 
     def interrupt(self) -> None:
-        """A value is missing: forecasts that are open are compared with nothing."""
+        """A value is missing: drop all open forecasts."""
         self._open.clear()
 
     def errors(self) -> Values | None:
-        """Mean absolute errors (M, H); None before anything was compared."""
+        """Mean absolute errors (M, H); None before the first comparison."""
         return np.mean(self._errors, axis=0) if self._errors else None
 
     def gain(self, method: int, against: int) -> tuple[Values, Values]:
-        """By how much the error of a method was smaller than that of another on average, and the standard error: (H,), (H,)."""
+        """Mean reduction of a method's error compared with another's, and its standard error: (H,), (H,)."""
         errors_NMH = np.stack(self._errors)
         gains_NH = errors_NMH[:, against] - errors_NMH[:, method]
         return gains_NH.mean(0), gains_NH.std(0) / np.sqrt(len(gains_NH))

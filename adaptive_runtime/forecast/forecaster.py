@@ -1,6 +1,6 @@
-"""Forecasts by whichever method was better lately: the autoregressive model, or "as now".
+"""Forecasts by the recently better method: the autoregressive model, or "as now" (persistence).
 
-Legend: H horizons of 1, 2, … steps; M methods: as now, autoregressive, what was used.
+Legend: H horizons of 1, 2, … steps; M methods: as now, autoregressive, the used one.
 """
 
 from collections import deque
@@ -21,18 +21,18 @@ METHODS = 3
 WINDOW = 60
 FEWEST = 20
 SURE = 2.0
-"""Standard errors by which the model must have been better. Signals that stand still and jump make it look better by chance."""
+"""Standard errors by which the model must have been better. Signals that rest and jump make it look better by chance."""
 MOST_LOST = 1.02
-"""Where what was used had an error that many times as large as that of "as now", the model is not used."""
+"""Fall back to persistence when the used forecasts' error exceeds persistence's by this factor."""
 REMEMBERED = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """values_H: the signal at each horizon. methods: what made each value.
+    """values_H: the signal at each horizon. methods: the method of each value.
 
-    Recent mean absolute errors of each method and of what was used (H,), NaN before there are any; `used_errors_H` less
-    `as_now_errors_H` is by how much the choice of a method was worse than "as now".
+    Recent mean absolute errors of each method and of the used forecasts (H,), NaN before there are any; `used_errors_H` minus
+    `as_now_errors_H` is the loss from choosing a method instead of always using "as now".
     """
 
     values_H: Values
@@ -45,9 +45,10 @@ class Forecast:
 class Forecaster:
     """Forecasts one signal between `low` and `high`, which is observed once a step.
 
-    The autoregressive model is used for a horizon where its error over the last `WINDOW` steps was smaller than that of
-    "as now" by `SURE` standard errors, once `FEWEST` steps were compared, and where what was used has not lost. A forecast
-    stays within the range of the last `REMEMBERED` values.
+    The autoregressive model is used for a horizon if its error over the last `WINDOW` steps was smaller than that of "as now"
+    by
+    `SURE` standard errors, at least `FEWEST` steps were compared, and the used forecasts have not lost. A forecast stays within
+    the range of the last `REMEMBERED` values.
     """
 
     def __init__(self, *, horizons: int = 5, order: int = 8, low: float = 0.0, high: float = 1.0) -> None:
@@ -62,11 +63,11 @@ class Forecaster:
 
     @property
     def forecast(self) -> Forecast | None:
-        """From the last value on; None before the first."""
+        """The forecast from the last value on; None before the first."""
         return self._forecast
 
     def observe(self, value: float | None) -> Forecast | None:
-        """The next value of the signal; None where it is unknown: then what was last forecast stays."""
+        """Observe the next value of the signal. None: the value is unknown, and the last forecast stays."""
         if value is None:
             self._model.interrupt()
             self._backtest.interrupt()

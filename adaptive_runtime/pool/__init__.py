@@ -1,6 +1,6 @@
-"""The pool of a bundle's SubNets: which are in memory, within a budget.
+"""The pool of a bundle's SubNets: keeps some in memory, within a budget.
 
-[The run time](docs/runtime.md#memory) says what is shared, what a SubNet takes, and what goes first.
+[The run time](docs/runtime.md#memory) explains sharing, the memory of a SubNet, and the order of freeing.
 """
 
 from adaptive_runtime.pool.parts import VariantError, failure

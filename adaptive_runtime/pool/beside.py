@@ -1,4 +1,4 @@
-"""Preparing files beside requests: parts serve from their files as they are until their prepared forms are there."""
+"""Preparing files beside requests: parts serve from the original files until their prepared forms exist."""
 
 import queue
 import threading
@@ -8,7 +8,7 @@ Work = Callable[[], None]
 
 
 class Beside:
-    """One thread that works what it is given, in order; it begins with the first. Whatever is given twice is worked once."""
+    """One thread that runs given work in order; it starts with the first work. Work that is added twice runs once."""
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[Work | None] = queue.Queue()
@@ -18,7 +18,7 @@ class Beside:
         self._closed = False
 
     def add(self, key: object, work: Work) -> None:
-        """Work something later, unless something of this key waits already."""
+        """Run work later, unless work with this key is already waiting."""
         with self._lock:
             if self._closed or key in self._known:
                 return
@@ -29,11 +29,11 @@ class Beside:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing waits."""
+        """Wait until no work is left."""
         self._waiting.join()
 
     def close(self) -> None:
-        """Preparations that have begun end; those that wait are left."""
+        """Let running work end; drop waiting work."""
         with self._lock:
             self._closed = True
             thread = self._thread

@@ -12,9 +12,11 @@ KIB_PER_MIB = 1024
 
 
 def resident_mib() -> float | None:
-    """What of this process is in memory [MiB], with all pages that others have, too; None: unknown here.
+    """Resident memory of this process [MiB], including pages shared with others; None if unknown here.
 
-    Its share of these pages (PSS) would be less, and change whenever another process with the same libraries starts or ends.
+    The proportional share of these pages (PSS) would be less, and change whenever another process with the same libraries
+    starts
+    or ends.
     """
     try:
         return int(STATM.read_text().split()[1]) * PAGE_BYTES / KIB_PER_MIB**2
@@ -27,11 +29,11 @@ def _trim() -> Callable[[int], int] | None:
     try:
         found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
         return found
-    except (AttributeError, OSError, TypeError):  # of another C library than glibc, or none
+    except (AttributeError, OSError, TypeError):  # another C library than glibc, or none
         return None
 
 
 def give_back() -> None:
-    """Give freed memory back to the system, where the C library keeps it: after loading a network as much as its weights."""
+    """Return freed memory to the system if the C library keeps it: after loading a network, as much as its weights."""
     if (trim := _trim()) is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Parts: what is loaded and freed as a whole; one ONNX file, or one net of ncnn."""
+"""Parts: the units of loading and freeing; one ONNX file, or one net of ncnn."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,17 +16,17 @@ from adaptive_runtime.several import packed
 from profiling_agents.messages import RuntimeSettings
 
 FATAL_ALONE = 4
-"""Errors are raised, and told in one line; onnxruntime need not print them, too."""
+"""Errors are raised and reported in one line; onnxruntime need not print them, too."""
 
 
 class VariantError(Exception):
-    """A variant whose loading or running failed. One line."""
+    """Loading or running a variant failed. One line."""
 
 
 class PoolPart:
-    """A part by name. value: what is loaded; None: nothing. need_mib: what it takes at most, while it is loaded.
+    """A part by name. value: the loaded object; None: not loaded. need_mib: its largest memory while it is loaded.
 
-    used: the number of the latest request that used it. own: loads it as its file is; loads: as it is wanted now.
+    used: number of the latest request that used it. own: loads it from its file; loads: the present way of loading.
     """
 
     __slots__ = ("_kept_mib", "loads", "name", "need_mib", "own", "used", "value")
@@ -39,22 +39,22 @@ class PoolPart:
 
     @property
     def kept_mib(self) -> float:
-        """What it takes once it is loaded, as far as is known."""
+        """Memory of the loaded part, as far as known."""
         return self._kept_mib or self.need_mib
 
     def grew(self, mib: float, kept_mib: float) -> None:
-        """The process grew by so much while the part was loaded, and kept some of it.
+        """Record that the process grew by `mib` while the part was loaded, and by `kept_mib` afterwards.
 
-        Both are less than what the part takes where it used memory again that others had freed, so none ever shrinks.
+        Both underestimate if the part reused memory that others had freed, so neither value ever shrinks.
         """
         self.need_mib = max(mib, self.need_mib)
         self._kept_mib = max(kept_mib, self._kept_mib)
 
 
 class PartFiles:
-    """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: takes a line for people.
+    """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: receives lines for people.
 
-    waits: a file is prepared before it is loaded; else it is loaded as it is where it is not prepared yet.
+    waits: prepare a file before it is loaded; else load the original file if it is not prepared yet.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PartFiles:
         self.bundle, self.prepared, self.tell, self.waits = bundle, prepared, tell, waits
 
     def prepare(self, *files: Names) -> None:
-        """Make the prepared forms of ONNX files, where there are none; where that fails, the files themselves will do."""
+        """Prepare ONNX files that are not prepared yet; if that fails, the original files are used."""
         if self.prepared is not None:
             try:
                 self.prepared.get(*files)
@@ -92,13 +92,13 @@ class PartFiles:
         return session
 
     def is_early(self, names: Names) -> bool:
-        """Whether a file is to be loaded as it is for now, since its prepared form is not there yet."""
+        """Whether the original file is to be loaded for now, since its prepared form does not exist yet."""
         return not self.waits and self.prepared is not None and self.prepared.ready(names) is None
 
     def plain_session(
         self, manifest: ChainManifest, names: Names, constants: Mapping[str, NDArray[np.float32]] | None = None
     ) -> Any:
-        """A session of a file as it is, not prepared. constants: by name, in the place of those in the weights' file."""
+        """A session of an original, unprepared file. constants: by name; they replace those in the weights file."""
         return _session(self.bundle.verified(*names)[0], manifest.settings, constants)
 
     def net(self, manifest: ChainManifest, folder: Path) -> NcnnChain:
@@ -116,7 +116,7 @@ def _prepared_session(prepared: PreparedFiles, names: Names, settings: RuntimeSe
     (file,) = prepared.get(names)
     try:
         return _session(file, prepared_settings(settings))
-    except Exception as error:  # of many kinds, none of them ours
+    except Exception as error:  # exceptions of many kinds, none of them ours
         raise PreparationError(f"its prepared form does not load ({failure(error)})") from error
 
 
@@ -129,12 +129,12 @@ def _session(file: Path, settings: RuntimeSettings, constants: Mapping[str, NDAr
     if values:
         options.add_external_initializers(list(values), list(values.values()))
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    session.constants = constants  # their memory is the session's
+    session.constants = constants  # keeps their memory alive as long as the session
     return session
 
 
 def failure(error: Exception) -> str:
-    """An error as one line; of a runtime with its kind."""
+    """An error as one line; errors of a runtime with their type."""
     if isinstance(error, AdaptiveError | VariantError | PreparationError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

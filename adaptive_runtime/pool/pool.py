@@ -1,7 +1,7 @@
 """The pool: parts of SubNets in memory, as many as a budget allows; the least recently used goes first.
 
-One thread at a time loads; requests run beside it, and load what they miss. A part that is freed while a request still runs
-it goes when that request is done.
+One thread at a time loads; requests run beside it, and load missing parts. A part that is freed while a request still runs it
+is released when that request is done.
 """
 
 import itertools
@@ -35,18 +35,17 @@ from adaptive_runtime.pool.variants import Answerer, Array, PlacedRuns, Variant
 
 LOG = logging.getLogger(__name__)
 PROGRAM_MIB = 4.0
-"""What a session takes besides weights and activations at most, until it is measured."""
+"""Assumed largest memory of a session besides weights and activations, until it is measured."""
 RESERVE_MIB = 1.0
-"""Of a budget, what parts leave free: the rest of the process, with its requests, moves by half of it."""
+"""Part of a budget that stays free: the rest of the process, with its requests, varies by half of it."""
 
 
 class SubNetPool:
     """Parts of a bundle's SubNets. forms: formats in which they may serve. budget_mib: of all together; None: all stay.
 
-    serving: gives the parts that are not to be freed. placed: what runs SubNets over several devices, by digest; it can be set
-    before a variant is asked for. tell: takes lines for people. prepares: ONNX files are optimised once, by
-    a child process, and kept in `cache`, else in the bundle's folder. start_mib: of the process before the first SubNet; None:
-    now.
+    serving: gives the parts that must not be freed. placed: runs SubNets over several devices, by digest; to be set before a
+    variant is requested. tell: receives lines for people. prepares: ONNX files are optimised once, by a child process, and kept
+    in `cache`, else in the bundle's folder. start_mib: memory of the process before the first SubNet; None: the present memory.
     """
 
     def __init__(
@@ -84,12 +83,12 @@ class SubNetPool:
 
     @property
     def form(self) -> BundleFormat:
-        """The first format: that of variants which name none."""
+        """The first format: that of variants that name none."""
         return self.forms[0]
 
     def answerer(self, variant: Variant) -> Answerer:
-        """A variant, of which nothing is loaded yet if it is new. AdaptiveError: the bundle has no such."""
-        known = self._answerers.get(variant)  # without waiting for what another thread loads
+        """The answerer of a variant; a new one has nothing loaded yet. AdaptiveError if the bundle has no such variant."""
+        known = self._answerers.get(variant)  # without the lock: another thread may hold it while it loads
         if known is not None:
             return known
         with self._lock:
@@ -110,7 +109,7 @@ class SubNetPool:
         return tuple(variant for subnet in self.bundle.manifest.subnets for variant in self.whole_of(subnet))
 
     def variants(self) -> tuple[Variant, ...]:
-        """All SubNets in each format, whole, and by thresholds where they have some."""
+        """All SubNets in each format, whole, and by thresholds if they have some."""
         early = [
             self._named(one, form, Variant(one.digest, early=True))
             for one in self.bundle.manifest.subnets
@@ -120,7 +119,7 @@ class SubNetPool:
         return (*self.whole_variants, *early)
 
     def prepare(self, answerer: Answerer) -> None:
-        """Prepare the ONNX files of a variant, where there is no prepared form of them; without a budget, beside requests.
+        """Prepare the ONNX files of a variant that are not prepared yet; without a budget, beside requests.
 
         VariantError.
         """
@@ -136,17 +135,17 @@ class SubNetPool:
                 self._beside.add((answerer.form, part.name), partial(self._prepare_beside, files, own, part))
 
     def finish_preparing(self) -> None:
-        """Wait until all is prepared that is wanted so far."""
+        """Wait until all wanted files are prepared."""
         self._beside.wait()
 
     def warm(self, answerer: Answerer) -> None:
-        """Load what a variant needs to start. VariantError."""
+        """Load all parts that a variant needs to start. VariantError."""
         self.prepare(answerer)
         for part in answerer.needed:
             _guarded(partial(answerer.work, self._value, part))
 
     def warm_ahead(self, answerer: Answerer) -> None:
-        """Load the other parts of a variant, too, as far as there is room for them. VariantError."""
+        """Load the other parts of a variant, too, as far as memory allows. VariantError."""
         for part in answerer.parts:
             with self._lock:
                 has_room = self._has_room(self.used_mib + part.need_mib)
@@ -155,7 +154,7 @@ class SubNetPool:
 
     @property
     def used_mib(self) -> float:
-        """What the process takes more than when the pool was made; where it cannot be measured, what its parts need."""
+        """Growth of the process since the pool was made [MiB]; if that cannot be measured, the memory of loaded parts."""
         now_mib = resident_mib()
         if now_mib is None or self.start_mib is None:
             return sum(part.need_mib for part in self._parts.values() if part.value is not None)
@@ -176,7 +175,7 @@ class SubNetPool:
         )
 
     def holds(self, *answerers: Answerer) -> bool:
-        """Whether the budget holds some variants at once, and nothing else."""
+        """Whether the budget holds these variants at once, and nothing else."""
         loaded_mib = sum(part.kept_mib for part in self._parts.values() if part.value is not None)
         others_mib = max(0.0, self.used_mib - loaded_mib)
         wanted = {part for answerer in answerers for part in answerer.needed}
@@ -184,7 +183,7 @@ class SubNetPool:
         return self._has_room(others_mib + sum(part.kept_mib for part in wanted) + loading_mib)
 
     def keep_within_budget(self, room_mib: float = 0.0, keep: Collection[PoolPart] = ()) -> None:
-        """Free parts until the budget has so much room, or all that is left serves."""
+        """Free parts until the budget has this much room, or only parts in use are left."""
         with self._lock:
             while not self._has_room(self.used_mib + room_mib):
                 kept = {*self.serving(), *keep}
@@ -195,16 +194,16 @@ class SubNetPool:
                 give_back()
 
     def free(self, answerer: Answerer) -> None:
-        """Free the parts of a variant, which another one may load again."""
+        """Free the parts of a variant; they may be loaded again."""
         with self._lock:
             for part in answerer.parts:
                 part.value = None
             give_back()
 
     def renew(self, answerer: Answerer, loads: Callable[[], Any] | None, value: Any = None) -> None:
-        """Let a variant of one file be loaded in another way, or as its file is (None): from the next run on.
+        """Load a variant of one file in another way, or from its own file (None), from the next run on.
 
-        value: what `loads` gives, where it is there already. Runs that have begun end with what they began with.
+        value: the result of `loads`, if it exists already. Running requests end with the old one.
         """
         (part,) = answerer.parts
         wanted = part.own if loads is None else loads
@@ -216,7 +215,7 @@ class SubNetPool:
                 part.value = value
 
     def close(self) -> None:
-        """Free everything; requests that run end first."""
+        """Free everything after running requests have ended."""
         for files in self.files.values():
             if files.prepared is not None:
                 files.prepared.stop()
@@ -229,7 +228,7 @@ class SubNetPool:
             give_back()
 
     def _loaded(self, form: BundleFormat, name: str, manifest: ChainManifest, names: tuple[str, ...]) -> Any:
-        """A session of an ONNX file; where its prepared form is not there yet, it is of the file, and made anew later."""
+        """A session of an ONNX file; of the original if its prepared form does not exist yet, to be replaced later."""
         files = self.files[form]
         is_early = files.is_early(names)
         session = files.session(manifest, names)
@@ -238,7 +237,7 @@ class SubNetPool:
         return session
 
     def _prepare_beside(self, files: PartFiles, names: tuple[str, ...], part: PoolPart) -> None:
-        """Prepare a file; the part, if it is loaded from the file as it is, serves from the prepared one from then on."""
+        """Prepare a file; a part that was loaded from the original file then serves from the prepared one."""
         try:
             _guarded(partial(files.prepare, names))
             before = part.value
@@ -246,7 +245,7 @@ class SubNetPool:
                 return
             made: list[Any] = []
             _guarded(lambda: made.append(part.own()))
-        except VariantError as error:  # what is loaded goes on, and a request that loads it says so
+        except VariantError as error:  # the loaded part continues, and a request that loads it reports the error
             LOG.debug("%s: %s", names[0], error)
             return
         with self._lock:
@@ -255,11 +254,11 @@ class SubNetPool:
         give_back()
 
     def _has_room(self, mib: float) -> bool:
-        """Whether the budget has room for what the process would take."""
+        """Whether the budget has room if the process takes `mib`."""
         return self.budget_mib is None or mib + RESERVE_MIB <= self.budget_mib
 
     def _value(self, part: PoolPart) -> Any:
-        """What is loaded of a part, loaded now where it is not; other parts make room."""
+        """The loaded object of a part; if it is not loaded, other parts make room and it is loaded now."""
         value, part.used = part.value, next(self._clock)
         if value is not None:
             return value
@@ -269,7 +268,7 @@ class SubNetPool:
             self.keep_within_budget(part.need_mib, {part})
             before_mib = self.used_mib
             value = part.loads()
-            grown_mib = self.used_mib - before_mib  # with what loading needs for a moment
+            grown_mib = self.used_mib - before_mib  # includes temporary memory of loading
             give_back()
             part.grew(grown_mib, self.used_mib - before_mib)
             self._tell_excess(part, before_mib + grown_mib)
@@ -278,7 +277,7 @@ class SubNetPool:
             return value
 
     def _tell_excess(self, part: PoolPart, used_mib: float) -> None:
-        """Say once of a part that the budget did not hold it while it was loaded."""
+        """Report once per part that the budget was exceeded while it was loaded."""
         if self.budget_mib is not None and used_mib > self.budget_mib and part.name not in self._told:
             self._told.add(part.name)
             self.tell(
@@ -290,11 +289,11 @@ class SubNetPool:
         return subnet.formats_among(self.forms)
 
     def _named(self, subnet: BundledSubNet, form: BundleFormat, variant: Variant) -> Variant:
-        """A variant of a SubNet in a format: it names the format where that is not the first."""
+        """A variant of a SubNet in a format; it names the format unless that is the SubNet's first."""
         return variant._replace(form=None if variant.placed or form == self._forms_of(subnet)[0] else form)
 
     def _files_of(self, variant: Variant) -> tuple[BundledSubNet, BundleFormat]:
-        """The SubNet of a variant, and the format of its files. AdaptiveError: the bundle has no such."""
+        """The SubNet of a variant, and the format of its files. AdaptiveError if the bundle has no such variant."""
         found = self.bundle.manifest.by_digest.get(variant.digest)
         forms = () if found is None else self._forms_of(found)
         if found is None or not forms:
@@ -327,7 +326,7 @@ class SubNetPool:
         return Answerer(variant, subnet, form, chain, decider, parts[:1] if variant.early else parts, parts, scale)
 
     def _joined_parts(self, subnet: BundledSubNet, form: BundleFormat, manifest: ChainManifest) -> tuple[PoolPart, ...]:
-        """The files of a whole SubNet in ONNX: one, or several that are run one behind the other."""
+        """The files of a whole SubNet in ONNX: one, or several that run one behind the other."""
         names, memory = subnet.nets[form].onnx_files, subnet.figures_of(form).memory
         need_mib = PROGRAM_MIB + memory.activations_mib + memory.weights_mib / len(names)
         return tuple(self._session(subnet, form, manifest, name, need_mib) for name in names)
@@ -352,12 +351,12 @@ class SubNetPool:
         return self._part(form, name, partial(self._loaded, form, name, manifest, _names(subnet, form, name)), need_mib)
 
     def _part(self, form: BundleFormat, name: str, load: Callable[[], Any], need_mib: float) -> PoolPart:
-        """A part, which variants of one format share."""
+        """A part; variants of one format share it."""
         return self._parts.setdefault((form, name), PoolPart(name, load, need_mib))
 
 
 def _names(subnet: BundledSubNet, form: BundleFormat, name: str) -> tuple[str, ...]:
-    """An ONNX file, and that with its weights."""
+    """An ONNX file and its weights files."""
     return name, *subnet.nets[form].weights_files
 
 
@@ -369,7 +368,7 @@ def _guarded(load: Callable[[], Any]) -> None:
 
 
 def _decider(variant: Variant, subnet: BundledSubNet, manifest: ChainManifest) -> Decider:
-    """When samples leave. AdaptiveError: no such exit, no thresholds."""
+    """The decider of a variant. AdaptiveError for an unknown exit or missing thresholds."""
     where = f"SubNet {variant.digest}"
     if variant.early:
         if subnet.thresholds is None or variant.exit is not None:
@@ -390,7 +389,7 @@ def _runtime(manifest: ChainManifest, parts: tuple[PoolPart, ...], value_of: Cal
 
 
 class _PooledNet:
-    """A net of ncnn that is asked for when samples come."""
+    """A net of ncnn that is fetched from the pool when samples come."""
 
     batch: int | None = 1
 
@@ -398,8 +397,8 @@ class _PooledNet:
         self._net = net
 
     def start(self, x_NCHW: Array) -> ChainRun:
-        """One sample (1, C, H, W) at the start."""
+        """A run at its start, with one sample (1, C, H, W)."""
         return self._net().start(x_NCHW)
 
     def close(self) -> None:
-        """The pool frees the net."""
+        """Do nothing: the pool frees the net."""

@@ -1,7 +1,7 @@
-"""ONNX files as the runtime on this machine has optimised them, kept beside the bundle: they load fast, and memory-mapped.
+"""ONNX files as optimised by the runtime on this machine, kept beside the bundle: they load fast, and memory-mapped.
 
-A prepared file is of one runtime, one processor and one group of settings. Its folder's name is the digest of these and of
-the file.
+A prepared file is valid for one runtime, one processor and one group of settings. Its folder's name is the digest of these
+and of the file.
 """
 
 import hashlib
@@ -25,19 +25,19 @@ FOLDER = "prepared"
 DIGESTS_FILE = "digests.json"
 DIGITS = 32
 PACKAGES = str(Path(__file__).resolve().parents[2])
-"""Where the child imports this very package from."""
+"""The folder from which the child imports this package."""
 MOST_S = 600
 LAST_LINE = 300
 Names = tuple[str, ...]
-"""A file of the bundle, then those that it refers to."""
+"""A file of the bundle, then the files that it refers to."""
 
 
 class PreparationError(Exception):
-    """A file that cannot be prepared. One line."""
+    """A file cannot be prepared. One line."""
 
 
 class PreparedFiles:
-    """The prepared files of a bundle's ONNX files. `folder`: where they are kept, `prepared/` in the bundle's own."""
+    """Prepared forms of a bundle's ONNX files. `folder`: where they are kept; default: `prepared/` in the bundle's folder."""
 
     def __init__(self, bundle: OpenBundle, settings: RuntimeSettings, folder: Path | None = None) -> None:
         self.bundle, self.settings = bundle, settings
@@ -49,7 +49,7 @@ class PreparedFiles:
         self.stopped = False
 
     def get(self, *files: Names) -> list[Path]:
-        """The prepared forms of files of the bundle, made in a child process where they are not there. PreparationError."""
+        """The prepared forms of files of the bundle; missing ones are made in a child process. PreparationError."""
         with self._lock:
             places = {self.folder / self._key(names): names for names in files}
             new = [place for place in places if place.name not in self._checked]
@@ -59,7 +59,7 @@ class PreparedFiles:
             return [place / MODEL_FILE for place in places]
 
     def ready(self, names: Names) -> Path | None:
-        """The prepared form of a file, if it is there; whoever asks waits for nothing that is being prepared."""
+        """The prepared form of a file, or None if it does not exist; never waits for a running preparation."""
         place = self.folder / self._key(names)
         if place.name not in self._checked and not _is_whole(place):
             return None
@@ -67,7 +67,7 @@ class PreparedFiles:
         return place / MODEL_FILE
 
     def stop(self) -> None:
-        """End the child that prepares, and start none any more."""
+        """End the child that prepares, and start no further one."""
         self.stopped = True
         if self._child is not None:
             self._child.kill()
@@ -84,7 +84,7 @@ class PreparedFiles:
         return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
     def _make(self, sources: Mapping[Path, Path]) -> None:
-        """Prepare files by their places."""
+        """Prepare files; `sources` maps the folder of each prepared form to its original."""
         try:
             self.folder.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.folder, prefix=".partial-") as name:
@@ -126,7 +126,7 @@ class PreparedFiles:
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether a prepared file is as it was made."""
+    """Whether a prepared file still has the digests with which it was written."""
     try:
         digests = json_of((place / DIGESTS_FILE).read_text())
         return MODEL_FILE in digests and all(sha256_of(place / name) == digest for name, digest in digests.items())
@@ -135,7 +135,7 @@ def _is_whole(place: Path) -> bool:
 
 
 def _machine() -> list[str]:
-    """The runtime and the processor that a prepared file is of."""
+    """The runtime and the processor for which a prepared file is valid."""
     import onnxruntime
 
     from profiling_agents.sensing.sensors import cpu_model

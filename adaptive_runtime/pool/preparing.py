@@ -1,7 +1,7 @@
-"""The child process that prepares ONNX files: `python -m adaptive_runtime.pool.preparing ORDER`, which is JSON.
+"""The child process that prepares ONNX files: `python -m adaptive_runtime.pool.preparing ORDER`, where ORDER is JSON.
 
-The runtime optimises each model, which takes time and three times its memory, and writes what comes of it: the optimised graph,
-and its weights in the kernels' own layout. Both models answer the same inputs before the files count.
+The runtime optimises each model, which takes time and three times its memory, and writes the optimised graph, and its weights
+in the kernels' own layout. A prepared file is valid only if both models give the same answers to the same inputs.
 """
 
 import json
@@ -23,14 +23,14 @@ UNCHANGED = "ORT_DISABLE_ALL"
 
 
 class PreparationOrder(Message):
-    """What to prepare: ONNX files, each with an existing folder for what comes of it, with the settings of the runtime."""
+    """The ONNX files to prepare, each with an existing folder for the result, and the settings of the runtime."""
 
     places: tuple[tuple[Path, Path], ...]
     settings: RuntimeSettings
 
 
 def prepare(source: Path, folder: Path, settings: RuntimeSettings) -> None:
-    """Write the optimised model and its weights. ValueError: it answers otherwise."""
+    """Write the optimised model and its weights. ValueError if its answers differ."""
     import onnxruntime
 
     options = session_options(settings)
@@ -49,7 +49,7 @@ def prepare(source: Path, folder: Path, settings: RuntimeSettings) -> None:
 
 
 def prepared_settings(settings: RuntimeSettings) -> dict[str, Any]:
-    """The settings with which a prepared model runs: it is optimised as it is."""
+    """The settings with which a prepared model runs: without further optimisation."""
     return {**settings, "graph_optimization_level": UNCHANGED}
 
 

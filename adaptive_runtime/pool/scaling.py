@@ -1,4 +1,4 @@
-"""Samples in a SubNet's size: images bilinear with anti-aliasing, as the network was trained, and the first words of texts.
+"""Samples in a SubNet's size: images scaled bilinearly with anti-aliasing, as in training, and the first words of texts.
 
 Legend: N samples, C channels, H height, W width; O output size, I input size.
 """
@@ -20,7 +20,7 @@ BILINEAR = "bilinear, antialiased"
 
 
 def scaling(before: tuple[int, int], after: tuple[int, int], interpolation: str) -> Callable[[Array], Array] | None:
-    """What scales images (N, C, *before) to (N, C, *after); None: the sizes are the same. AdaptiveError: another method."""
+    """A function that scales images (N, C, *before) to (N, C, *after); None if not needed. AdaptiveError: another method."""
     if before == after:
         return None
     if interpolation != BILINEAR:
@@ -35,7 +35,7 @@ def scaling(before: tuple[int, int], after: tuple[int, int], interpolation: str)
 
 
 def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> Callable[[Array], Array] | None:
-    """What brings samples of the data's own size to a SubNet with an input of this shape; None: it takes them so."""
+    """A function that scales samples of the data's own size for a SubNet with this input shape; None if not needed."""
     if isinstance(preparation, TextPreparation):
         return _scaling_of_input(preparation)
     if isinstance(preparation, InputsPreparation):

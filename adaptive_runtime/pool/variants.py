@@ -22,13 +22,13 @@ Array = NDArray[np.float32]
 Found = TypeVar("Found")
 Work = Callable[..., Found]
 STACK_FRAME = re.compile(r" in SubNet (\S+) in (\S+)\n")
-"""Digest and format of a SubNet that a thread works for, in the stacks of a process that has crashed."""
+"""Digest and format of a SubNet for which a thread works, in the stack traces of a crashed process."""
 
 
 class Variant(NamedTuple):
-    """What answers: a SubNet by its digest, whole; up to an exit of its chain; or `early`, by thresholds, sample by sample.
+    """A SubNet by its digest: whole; up to an exit of its chain; or `early`, by thresholds, sample by sample.
 
-    form: the format of its files; None: the first one of the pool that the SubNet has. placed: over several devices, whole.
+    form: the format of its files; None: the first format of the pool that the SubNet has. placed: over several devices, whole.
     """
 
     digest: str
@@ -51,10 +51,10 @@ class Variant(NamedTuple):
 
 
 class PlacedRuntime(ChainRuntime, Protocol):
-    """Runs a SubNet over several devices, for one request. devices: that have run parts of it so far.
+    """Runs a SubNet over several devices, for one request. devices: those that have run parts of it.
 
-    A run gives up once where a stand-in has to begin (NotBackError). away: its answer, once it is there, which it gives when it
-    is asked again. leave: nobody asks again. until_s: of `time.monotonic`; the answer of the stand-in is kept until then.
+    A run gives up once when a fallback has to begin (NotBackError). away: its answer, when it arrives; the run returns it if
+    called again. leave: the answer is no longer wanted. until_s: of `time.monotonic`; the fallback's answer is held until then.
     """
 
     until_s: float
@@ -69,20 +69,21 @@ class PlacedRuntime(ChainRuntime, Protocol):
 
 
 class PlacedRuns(Protocol):
-    """What runs a SubNet over several devices within a time [ms], or None: within any, for so many samples together.
+    """Makes a runtime over several devices for a time limit [ms], or None: no limit, and a number of samples together.
 
-    stand_in_ms: what a stand-in takes for them, for which the run gives up in time; None: there is none.
+    stand_in_ms: time of a fallback for these samples; the run gives up early enough for it; None: no fallback.
     """
 
     def __call__(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> PlacedRuntime: ...
 
 
 class Answerer:
-    """A variant that can answer. form: the format of its files, also where the variant does not name it.
+    """A variant that can answer. form: the format of its files, also if the variant does not name it.
 
-    needed: parts without which it does not start; parts: all that its samples may come to. work: calls what it is given, with
-    what follows; stacks show it by the SubNet and the format. over: runs it over several devices, where it is placed so; then
-    it has no parts of the pool.
+    needed: parts without which it does not start; parts: all that its samples may reach. work: calls a function with arguments;
+    stack traces show it under the name of SubNet and format. over: runs it over several devices, if it is placed; it then has
+    no
+    parts of the pool.
     """
 
     __slots__ = ("chain", "decider", "form", "needed", "over", "parts", "scale", "subnet", "variant", "work")
@@ -106,34 +107,34 @@ class Answerer:
 
     @property
     def figures(self) -> NetFigures:
-        """What is known of the whole SubNet in this format."""
+        """Figures of the whole SubNet in this format."""
         return self.subnet.figures_of(self.form)
 
     @property
     def is_warm(self) -> bool:
-        """Whether it starts without loading anything."""
+        """Whether it starts without loading a part."""
         return all(part.value is not None for part in self.needed)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether no sample of it has to wait for loading."""
+        """Whether none of its samples has to wait for loading."""
         return all(part.value is not None for part in self.parts)
 
     @property
     def need_mib(self) -> float:
-        """What it takes to start [MiB], as far as is known."""
+        """Memory that it needs to start [MiB], as far as known."""
         return sum(part.need_mib for part in self.needed)
 
     def answer(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> ChainAnswers:
         """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError, NotBackError.
 
-        runtime: of this request, where the variant is placed over several devices.
+        runtime: of this request, if the variant is placed over several devices.
         """
         chain = self._chain(runtime)
         return self._run(x_NCHW, lambda x: chain.infer(x, self.decider))
 
     def outputs(self, x_NCHW: Array, runtime: PlacedRuntime | None = None) -> Array:
-        """Raw outputs of such samples, flat: (N, numbers). VariantError, NotBackError."""
+        """Raw outputs of such samples, flattened to (N, numbers). VariantError, NotBackError."""
         return self._run(x_NCHW, self._chain(runtime).outputs)
 
     def _chain(self, runtime: PlacedRuntime | None) -> ExitChain:
@@ -150,7 +151,7 @@ class Answerer:
 
 
 def _named(name: str) -> Work[Any]:
-    """`_call` by another name, which costs nothing while it runs, and which no file has to keep."""
+    """`_call` under another name; this costs nothing at run time and needs no source file."""
     return cast(Work[Any], FunctionType(_call.__code__.replace(co_name=name, co_qualname=name), globals()))
 
 

@@ -1,4 +1,4 @@
-"""What a deployed model knows of its device: samples of its state, its load, the hit rate of its caches, energy.
+"""A deployed model's view of its device: samples of its state, its load, the hit rate of its caches, energy.
 
 [Sensing](docs/runtime_sensing.md) explains each value.
 """

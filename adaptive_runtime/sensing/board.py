@@ -1,4 +1,4 @@
-"""Clock, heat and supply of the device, as the agents' sensing reads them."""
+"""Clock, temperature and power supply of the device, as the agents' sensing reads them."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class FrequencySensor:
         self._root = root
 
     def read(self) -> dict[str, Any]:
-        """The field of the state."""
+        """The sensor's field of the state."""
         found = [frequency_mhz(core, root=self._root) for core in available_cores()]
         known = [mhz for mhz in found if mhz is not None]
         return {"frequency_mhz": sum(known) / len(known) if known else None}
@@ -39,13 +39,13 @@ class TemperatureSensor:
         self._root = root
 
     def read(self) -> dict[str, Any]:
-        """Fields of the state."""
+        """The sensor's fields of the state."""
         hottest = max((each.celsius for each in temperatures(self._root)), default=None)
         return {"temperature_c": hottest, "throttled": throttled(self._root)}
 
 
 class BatterySensor:
-    """Charge of the device's battery, and whether it has a supply."""
+    """Charge of the device's battery, and whether the device has a power supply."""
 
     name = "battery"
 
@@ -53,7 +53,7 @@ class BatterySensor:
         self._root = root
 
     def read(self) -> dict[str, Any]:
-        """Fields of the state. Several batteries: their mean charge."""
+        """The sensor's fields of the state; with several batteries, their mean charge."""
         charges: list[int] = []
         for folder in sorted((self._root / "sys/class/power_supply").glob("*")):
             if read_text(folder / "type") == "Battery" and read_text(folder / "scope") != "Device":

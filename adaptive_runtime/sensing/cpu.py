@@ -13,13 +13,13 @@ from profiling_agents.sensing.sensors import SYSTEM, read_text
 
 IDLE, IO_WAIT, STEAL = 3, 4, 7
 COLUMNS = 8
-"""user, nice, system, idle, iowait, irq, softirq, steal; the columns behind them are parts of user and nice."""
+"""user, nice, system, idle, iowait, irq, softirq, steal; later columns are parts of user and nice."""
 
 
 class CpuSensor:
-    """Use of the machine's CPUs since the reading before, the number of usable CPUs, and the tasks that want to run.
+    """Use of the machine's CPUs since the previous reading, the number of usable CPUs, and the number of runnable tasks.
 
-    The first reading compares with the moment when the sensor was made; where no tick has passed, use is None, not 0.
+    The first reading compares with the time when the sensor was made; if no tick has passed, use is None, not 0.
     own_s: CPU time of this process [s].
     """
 
@@ -82,7 +82,7 @@ class _Snapshot:
 
 
 def _group_use(before: _Snapshot, now: _Snapshot) -> dict[str, float]:
-    """Use of the quota, and the share of periods in which it was used up."""
+    """Used share of the quota, and the share of periods in which it was used up."""
     earlier, after = before.group, now.group
     if earlier is None or after is None or now.at_s <= before.at_s:
         return {}

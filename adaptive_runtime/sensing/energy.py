@@ -1,8 +1,8 @@
 """Energy of running a network by AdaScale's eq. 3, from a calibration of the device.
 
-The energy of the processor's accesses that the caches answer falls with its frequency as in the equation, and so does that
-of memory. Multiply-accumulates, which the equation leaves out, have a coefficient of their own. It is for programs of
-users: the choice goes by the energies of the bundle.
+The energy of accesses that the caches answer falls with the processor's frequency as in the equation, and so does that of
+memory accesses with memory's. Multiply-accumulates, which the equation leaves out, have their own coefficient. This is for
+users' programs: the choice uses the energies of the bundle.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -20,7 +20,7 @@ class EnergyCalibration(FileMessage):
 
     mac_pj: energy of one multiply-accumulate [pJ]. cpu_w, gpu_w, memory_w: power while accesses are answered [W].
     accesses_per_cycle: accesses that one cycle answers. memory_mhz, gpu_mhz: their clocks. error: mean absolute relative
-    error of energies against measured ones, where some were measured.
+    error of energies against measured ones, if any were measured.
     """
 
     WHERE: ClassVar[str] = "energy calibration"
@@ -42,7 +42,7 @@ class EnergyCalibration(FileMessage):
         """Energy of one run [mJ].
 
         accesses, gpu_accesses: memory accesses of its operators, Σ (input + output + weights + bias). hit_rate: share that the
-        caches answer. AdaptiveError: a rate that is no share, no frequency, or work for a GPU whose clock is unknown.
+        caches answer. AdaptiveError for a rate outside 0 to 1, a frequency of 0, or GPU work without a known GPU clock.
         """
         if not 0.0 <= hit_rate <= 1.0:
             raise AdaptiveError("energy", f"hit rate {hit_rate:g}", allowed="0 to 1")

@@ -1,4 +1,4 @@
-"""Use of NVIDIA GPUs, where the library `pynvml` is installed and finds one."""
+"""Use of NVIDIA GPUs, if the library `pynvml` is installed and finds one."""
 
 import importlib
 import importlib.util
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class GpuSensor:
-    """Use of the busiest GPU and of its memory. `GpuSensor.find()` makes one only where there is a GPU."""
+    """Use of the busiest GPU and of its memory. `GpuSensor.find()` makes a sensor only if a GPU exists."""
 
     name = "gpu"
 

@@ -1,6 +1,6 @@
 """Limits of this process's control group, of version 2 or 1: CPU quota, CPU time, memory.
 
-A limit counts at each level above the process, too: the tightest level is the one that is felt.
+Limits of all levels above the process apply, too: the tightest level decides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ from profiling_agents.sensing.sensors import SYSTEM, read_number, read_text
 
 MOUNT = "sys/fs/cgroup"
 NO_LIMIT_BYTES = 1 << 60
-"""Version 1 writes a limit that is not set as the largest number of pages."""
+"""Version 1 writes an unset limit as the largest number of pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCpu:
-    """CPU of one group since it was made. quota: CPUs that it may use."""
+    """CPU counters of one group since it was made. quota: CPUs that it may use."""
 
     quota: float
     used_s: float | None
@@ -34,7 +34,7 @@ class ControlGroup:
         self._memory_levels = _levels(root, paths, "memory", ("memory.max", "memory.limit_in_bytes"))
 
     def cpu(self) -> GroupCpu | None:
-        """The level with the smallest quota; None where no level has a quota."""
+        """The level with the smallest quota; None if no level has a quota."""
         quotas = [(quota, level) for level in self._cpu_levels if (quota := _quota(level)) is not None]
         if not quotas:
             return None
@@ -43,9 +43,9 @@ class ControlGroup:
         return GroupCpu(quota, self._used_s(level, counts), counts.get("nr_periods"), counts.get("nr_throttled"))
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """(limit, what is left of it) at the level with the least left; None where no level has a limit.
+        """(limit, remaining memory) at the level with the least left; None if no level has a limit.
 
-        Files in the page cache that were not used lately can be dropped, so they count as left.
+        Files in the page cache that were not used lately can be dropped, so they count as free.
         """
         found = [pair for level in self._memory_levels if (pair := _memory(level)) is not None]
         return min(found, key=lambda pair: pair[1]) if found else None
@@ -53,7 +53,7 @@ class ControlGroup:
     def _used_s(self, level: Path, counts: dict[str, int]) -> float | None:
         if "usage_usec" in counts:
             return counts["usage_usec"] / 1e6
-        for other in self._time_levels:  # version 1 may have it elsewhere, below the same names
+        for other in self._time_levels:  # version 1 may have it in another folder, below the same names
             if _below_mount(other) == _below_mount(level):
                 used_ns = read_number(other / "cpuacct.usage")
                 return None if used_ns is None else used_ns / 1e9
@@ -71,7 +71,7 @@ def _paths(text: str) -> Iterator[tuple[str, str]]:
 def _levels(root: Path, paths: dict[str, str], controller: str, files: Sequence[str]) -> list[Path]:
     """Folders from the process's group up to the mount that have one of `files`.
 
-    In a container the mount often is the group itself, below another name: so the mount counts as well.
+    In a container the mount often is the group itself, below another name, so the mount counts as well.
     """
     mounts = [(root / MOUNT / name, paths.get(controller)) for name in (controller, "cpu,cpuacct")]
     mounts += [(root / MOUNT / name, paths.get("")) for name in ("", "unified")]

@@ -19,7 +19,7 @@ class LoadWeights(Message):
 
 
 def load_index(state: SensedState, weights: LoadWeights | None = None) -> float | None:
-    """(W_cpu · U_cpu + W_gpu · U_gpu + W_m · U_m) / W, over the parts that the state has; None without parts."""
+    """(W_cpu · U_cpu + W_gpu · U_gpu + W_m · U_m) / W, over the known parts; None if none is known."""
     weights = weights or LoadWeights()
     parts = [(weights.cpu, state.cpu_use), (weights.gpu, state.gpu_use), (weights.memory, state.memory_use)]
     known = [(weight, use) for weight, use in parts if use is not None]

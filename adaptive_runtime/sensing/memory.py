@@ -1,4 +1,4 @@
-"""Memory of the device, or of the control group where it has less left."""
+"""Memory of the device, or of the control group if it has less left."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ KIB_PER_MIB = 1024
 
 
 class MemorySensor:
-    """Total and available memory [MiB]: each the smaller one of the machine's and the control group's."""
+    """Total and available memory [MiB]: each the smaller of the machine's and the control group's."""
 
     name = "memory"
 

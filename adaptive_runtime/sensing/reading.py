@@ -1,7 +1,7 @@
-"""Sensors read in turn in a thread of their own, so that a sensor that stalls stops neither the others nor the caller.
+"""Sensors are read in turn in a separate thread, so that a stalled sensor stops neither the others nor the caller.
 
-A thread that waits for a stalled sensor is left behind, and a new thread goes on with the next sensor. The stalled sensor is
-read again once its thread has come back. So there is one thread, and one more for each sensor that is stalled.
+A thread that waits for a stalled sensor is left behind, and a new thread continues with the next sensor. The stalled sensor
+is read again once its thread has returned. There is one thread, and one more for each stalled sensor.
 """
 
 import logging
@@ -21,7 +21,7 @@ Values = Mapping[str, Any]
 
 
 class Sensor(Protocol):
-    """A part of the device. read: the fields that it knows now; it may be slow, and may raise."""
+    """A part of the device. read: the currently known fields; it may be slow, and may raise."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class Sensor(Protocol):
 
 
 class _Round:
-    """Sensors that one thread reads in turn. `current`: the sensor that is being read. `left`: the caller waits no more."""
+    """Sensors that one thread reads in turn. `current`: the sensor being read. `left`: the caller waits no more."""
 
     def __init__(self, sensors: Sequence[Sensor]) -> None:
         self.sensors = sensors
@@ -52,7 +52,7 @@ class _Round:
 
 
 class DeadlineReader:
-    """Reads sensors, each within `deadline_s`. Tells in the log when a sensor falls silent, and when it is back."""
+    """Reads sensors, each within `deadline_s`. Logs when a sensor falls silent, and when it answers again."""
 
     def __init__(self, sensors: Sequence[Sensor], deadline_s: float) -> None:
         self._sensors = tuple(sensors)
@@ -78,13 +78,13 @@ class DeadlineReader:
         return values, tuple(faults.values())
 
     def close(self) -> None:
-        """End the thread, once it has no sensor to wait for."""
+        """End the thread once it waits for no sensor."""
         if self._rounds is not None:
             self._rounds.put(None)
             self._rounds = None
 
     def _read(self, sensors: Sequence[Sensor]) -> _Round:
-        """One round, up to its end or to a sensor that stalls, whose thread is left behind."""
+        """Run one round, up to its end or to a stalled sensor, whose thread is left behind."""
         started = _Round(sensors)
         if self._rounds is None:
             self._rounds = SimpleQueue()
@@ -123,12 +123,12 @@ class DeadlineReader:
 
 
 def _checked(values: Values) -> Values:
-    """The values, if they are values of a state."""
+    """The values, if they are valid fields of a state."""
     SensedState.model_validate({"at_s": 0.0, "wall_s": 0.0, **values})
     return values
 
 
 def _serve(rounds: "SimpleQueue[_Round | None]") -> None:
-    """Run rounds until None comes or a round was left."""
+    """Run rounds until None is received."""
     while (each := rounds.get()) is not None:
         each.run()

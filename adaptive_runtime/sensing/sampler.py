@@ -18,7 +18,7 @@ from profiling_agents.sensing.sensors import SYSTEM
 
 
 def device_sensors(root: Path = SYSTEM) -> tuple[Sensor, ...]:
-    """All sensors; the GPU's only where there is one."""
+    """All sensors; the GPU's only if there is one."""
     gpu = GpuSensor.find()
     return (
         CpuSensor(root),
@@ -32,11 +32,11 @@ def device_sensors(root: Path = SYSTEM) -> tuple[Sensor, ...]:
 
 
 class Sensing:
-    """Takes a sample every `every_s` seconds from `start` (or the begin of a with block) on. `latest`: the last sample.
+    """Takes a sample every `every_s` seconds after `start` (or in a with block). `latest`: the last sample.
 
-    deadline_s: how long one sensor may take. hit_rate: fills the state's cache-hit rate; True: the chain of this
-    device, which is calibrated now. tell: hears each sample that is taken in the background, in its thread.
-    Time is that of the monotonic clock; the wall clock is only written down.
+    deadline_s: time limit of one sensor. hit_rate: fills the state's cache-hit rate; True: the chain of this device, which is
+    calibrated now. tell: receives each sample that is taken in the background, in its thread. Times are those of the monotonic
+    clock; the wall clock is only recorded.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Sensing:
         self.latest: SensedState | None = None
 
     def sample(self) -> SensedState:
-        """A sample now, in the calling thread."""
+        """Take a sample now, in the calling thread."""
         with self._lock:
             values, faults = self._reader.read()
             state = SensedState(at_s=self._clock(), wall_s=self._wall_clock(), faults=faults, **values)

@@ -1,4 +1,4 @@
-"""One sample of the device's state, as a message. A value that the device does not have, or did not tell, is None."""
+"""One sample of the device's state, as a message. A value that the device lacks or did not report is None."""
 
 from typing import Annotated, Literal
 
@@ -15,8 +15,8 @@ HitRateSource = Literal["counters", "probe", "learned"]
 class Pressure(Message):
     """Pressure stall information of one resource: the time in which at least one task of the system waited for it.
 
-    avg10: share of the last ten seconds. total_s: since the system started. since_last: share of the time since the sample
-    before, None in the first sample.
+    avg10: share of the last ten seconds. total_s: since the system started. since_last: share of the time since the previous
+    sample, None in the first sample.
     """
 
     avg10: Share
@@ -25,7 +25,7 @@ class Pressure(Message):
 
 
 class SensorFault(Message):
-    """A sensor without values in this sample: it has not answered yet, or it failed. `line`: what to tell the user."""
+    """A sensor without values in this sample: it has not answered yet, or it failed. `line`: message for the user."""
 
     sensor: str
     kind: Literal["stalled", "failed"]
@@ -37,12 +37,12 @@ class SensedState(Message):
 
     at_s: monotonic clock, for all arithmetic with time. wall_s: seconds since 1970, for people; it may jump.
     usable_cpus: CPUs that this process may use, no more than its control group's quota.
-    cpu_use: of the whole machine since the sample before; time that a hypervisor took away counts as used. cpu_use_others:
-    the same without this process. cpu_stolen: what the hypervisor took away. runnable: tasks that run or wait for a CPU.
+    cpu_use: of the whole machine since the previous sample; time that a hypervisor took away counts as used. cpu_use_others:
+    the same without this process. cpu_stolen: share that the hypervisor took away. runnable: tasks that run or wait for a CPU.
     group_cpu_use: of the control group's quota. group_throttled: share of the periods in which the quota was used up.
     memory_*: within the control group's limit. frequency_mhz: mean of the usable CPUs. temperature_c: the hottest sensor.
-    battery: charge. plugged: whether the device has a supply. gpu_use, gpu_memory_use: the busiest GPU.
-    hit_rate: of the processor's caches; hit_rate_by: the source that gave it.
+    battery: charge. plugged: whether the device has a power supply. gpu_use, gpu_memory_use: the busiest GPU.
+    hit_rate: of the processor's caches; hit_rate_by: its source.
     """
 
     at_s: float

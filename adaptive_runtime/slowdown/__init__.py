@@ -1,4 +1,4 @@
-"""Latencies under load: one slow-down factor of all variants, their own factors where data show them, and the effect of load.
+"""Latencies under load: one slow-down factor for all variants, own factors if data show them, and the effect of load.
 
 [Sensing](docs/runtime_sensing.md#slow-down) explains how.
 """

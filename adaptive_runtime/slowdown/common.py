@@ -1,11 +1,11 @@
 """The slow-down factor that all variants share: a Kalman filter of its logarithm, as in ALERT (USENIX ATC 2020).
 
-The factor drifts as a random walk, whose variance follows the corrections lately made; the variance of single requests comes
-from differences of requests in a row. What disturbs a request, waiting for a core say, takes a time that hardly depends on its
-length, which is its predicted latency: the deviation of the logarithm is taken as inverse to the length, within `MOST_SCALED`.
-Without requests the factor goes back to the average of the last ones: nothing else would end a level by which nothing runs. An
-outlier alone moves the factor by no more than any usual value could; a second one to the same side is a step, and the factor
-goes to the nearer of the two.
+The factor drifts as a random walk, whose variance follows the recent corrections; the variance of single requests comes from
+differences of successive requests. Disturbances of a request, such as waiting for a core, take a time that hardly depends on
+its length, the predicted latency: the deviation of the logarithm is taken as inverse to the length, within `MOST_SCALED`.
+Without requests the factor returns to the average of the last ones; otherwise a level at which no variant runs would never
+end. A single outlier moves the factor by no more than a usual value could; a second one to the same side is a step, and the
+factor moves to the nearer of the two.
 """
 
 import math
@@ -24,13 +24,13 @@ LEAST_NOISE = 1e-4
 FIRST_NOISE = 2.5e-3
 FIRST_VARIANCE = 0.25
 MOST_SCALED = 4.0
-"""How many times smaller or larger the deviation of other variants may be than that of what was served last."""
+"""Limit of the ratio between the deviation of other variants and that of the last served one, in both directions."""
 NOISE_VALUES = 32
 FEWEST_VALUES = 8
 SIGMA_OF_MEDIAN = 1.4826
 """Deviation of a normal distribution, as a multiple of the median distance from its middle."""
 HALF_S = 10.0
-"""After so long without a request the factor is as far from its level as from the average of the last ones."""
+"""After this time without a request the factor is half-way between its level and the average of the last requests."""
 IDLE_DRIFT_PER_S = 1e-3
 MOST_IDLE_S = 60.0
 
@@ -55,7 +55,7 @@ class CommonFactor:
         self._at_s: float | None = None
 
     def at(self, at_s: float | None) -> tuple[float, float]:
-        """Mean and variance of the logarithm, by the time since the last request. A clock that runs backwards adds nothing."""
+        """Mean and variance of the logarithm at a time since the last request. A clock that runs backwards adds nothing."""
         if at_s is None or self._at_s is None:
             return self.log_mean, self.variance
         idle_s = max(0.0, at_s - self._at_s)
@@ -66,28 +66,28 @@ class CommonFactor:
         return self._usual + left * off, variance + left * (1 - left) * off * off
 
     def move(self, by: float) -> None:
-        """Another meaning of the values from now on: all that was learned moves along."""
+        """Shift all learned values when their meaning changes."""
         self.log_mean += by
         self._values = deque(((value + by, latency_ms) for value, latency_ms in self._values), maxlen=NOISE_VALUES)
         self._usual += by
         self._outlier = None if self._outlier is None else self._outlier + by
 
     def noise(self, length_ms: float) -> float:
-        """Variance of the logarithm of one request of a variant so long."""
+        """Variance of the logarithm of one request of a variant with this length."""
         if self._noise_ms is None:
             return FIRST_NOISE
         scaled_ms = min(MOST_SCALED * self._served_ms, max(self._served_ms / MOST_SCALED, length_ms))
         return max(LEAST_NOISE, (self._noise_ms / scaled_ms) ** 2)
 
     def noise_V(self, length_ms_V: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same of all variants (V,)."""
+        """The same for all variants (V,)."""
         if self._noise_ms is None:
             return np.full(len(length_ms_V), FIRST_NOISE)
         scaled_ms_V = np.clip(length_ms_V, self._served_ms / MOST_SCALED, MOST_SCALED * self._served_ms)
         return np.maximum(LEAST_NOISE, (self._noise_ms / scaled_ms_V) ** 2)
 
     def observe(self, value: float, at_s: float, length_ms: float) -> None:
-        """The logarithm of measured / predicted of one request."""
+        """Observe the logarithm of measured / predicted of one request."""
         self.log_mean, variance = self.at(at_s)
         self.variance = variance + self._drift
         self._at_s = at_s
@@ -112,7 +112,7 @@ class CommonFactor:
         self._drift = max(LEAST_DRIFT, DRIFT_KEEPS * self._drift + (1 - DRIFT_KEEPS) * min(1.0, (gain * error) ** 2))
 
     def _learn_noise(self) -> None:
-        """From the median difference of values in a row: steps and outliers are few among them."""
+        """Learn the noise from the median difference of successive values: few of them are steps or outliers."""
         if len(self._values) < FEWEST_VALUES:
             return
         differences = [

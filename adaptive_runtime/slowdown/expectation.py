@@ -1,4 +1,4 @@
-"""What the next request of each variant will take. Legend: V variants."""
+"""Expected latency of the next request of each variant. Legend: V variants."""
 
 import math
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from adaptive_runtime.errors import AdaptiveError
 
 Values = NDArray[np.float64]
 MOST_LOG = 100.0
-"""Of a factor and of its variance, beyond which a table has nothing to do with the device; both stay finite and above 0."""
+"""Cap on the logarithm of a factor and on its variance. Beyond it, a table does not fit the device; both stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyExpectation:
     """Latency of one request by variant: predicted_ms_V times a factor, whose logarithm has a mean and a deviation.
 
-    predicted_ms_V: what the request takes on the quiet device, with what it takes there beside the run.
-    log_deviation_V has the uncertainty of the factor and the noise of a single request in it. own_V: whether the
-    variant's own factor is used. score: deviations above the mean within which a share of requests stays. most_V: of a share
-    the factors by variant (V,) that no request of late exceeds, as far as so many are known.
+    predicted_ms_V: latency of the request on the quiet device, including its time beside the run. log_deviation_V: from the
+    uncertainty of the factor and the noise of a single request. own_V: whether the variant's own factor is used. score:
+    deviations above the mean within which a share of requests stays. most_V: for a share, the factors by variant (V,) that no
+    recent request exceeds, if enough requests are known.
     """
 
     predicted_ms_V: Values
@@ -56,7 +56,7 @@ class LatencyExpectation:
 
 
 def stretched(deviations: Values) -> Values:
-    """The factor of a request so far from the mean: what disturbs it adds to its latency, so upwards it is linear."""
+    """The factor of a request at this distance from the mean: disturbances add to its latency, so upwards it is linear."""
     return np.where(deviations > 0, 1 + deviations, np.exp(np.minimum(deviations, 0.0)))
 
 

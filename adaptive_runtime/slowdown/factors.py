@@ -20,14 +20,14 @@ from adaptive_runtime.slowdown.scores import RequestScores
 from adaptive_runtime.slowdown.slowest import SlowestRequests
 
 NOTICEABLE = 0.01
-"""Change of the time beside the runs, relative to the fastest request, below which it stays as it is."""
+"""Least change of the time beside the runs, relative to the fastest request, that is adopted."""
 Values = NDArray[np.float64]
 
 
 class SlowDown:
     """Factors of measured to predicted latency. predicted_ms_V: latency of each variant on the quiet device.
 
-    at_s is that of the monotonic clock. AdaptiveError: a latency that is not above 0, a variant that is not there.
+    at_s is that of the monotonic clock. AdaptiveError for a latency that is not above 0, or an unknown variant.
     """
 
     def __init__(self, predicted_ms_V: Sequence[float] | Values) -> None:
@@ -43,11 +43,11 @@ class SlowDown:
         self._beside_at(0.0)
         self._response = LoadResponse()
         self._scores, self._slowest = RequestScores(), SlowestRequests()
-        self._moved = 0.0  # by the last request, squared
+        self._moved = 0.0  # shift of the level by the last request, squared
         self._served = False
 
     def observe(self, variant: int, measured_ms: float, at_s: float, load: float | None = None) -> None:
-        """A served request. load: the device's when it was served, for instance the load index."""
+        """Observe a served request. load: of the device at that time, for example the load index."""
         self._check(variant, measured_ms, at_s)
         length_ms = float(self._length_ms_V[variant])
         noise, before = self._common.noise(length_ms), self._log(variant)
@@ -73,16 +73,16 @@ class SlowDown:
             self._response.observe(value, load)
 
     def observe_runs(self, variants: Sequence[int], measured_ms: float, at_s: float, load: float | None = None) -> None:
-        """A request of several runs, which took so long together, as one of their first variant.
+        """Observe a request of several runs, with their total time, as one of their first variant.
 
-        What disturbs runs comes now and then: single ones tell less of it than their sum.
+        Disturbances of runs are occasional: their sum carries more information than single runs.
         """
         whole_ms = sum(float(self._whole_ms_V[variant]) for variant in variants)
         first = variants[0]
         self.observe(first, measured_ms * float(self._whole_ms_V[first]) / whole_ms, at_s, load)
 
     def expect(self, load: float | None = None, at_s: float | None = None) -> LatencyExpectation:
-        """What the next request of each variant takes.
+        """The expected latency of the next request of each variant.
 
         load: foreseen, in the measure of `observe`; None: as now. at_s: now; time without requests makes it less certain.
         """
@@ -100,7 +100,7 @@ class SlowDown:
         )
 
     def _beside_at(self, beside_ms: float) -> None:
-        """Another time beside the runs. Lengths are rounded to powers of two: variants of like length scatter alike."""
+        """Set the time beside the runs. Lengths are rounded to powers of two: variants of similar length scatter alike."""
         self._beside_ms, self._shortest_ms = beside_ms, float(self._predicted_ms_V.min())
         self._whole_ms_V: Values = self._predicted_ms_V + beside_ms
         self._length_ms_V: Values = np.exp2(octaves_V(self._whole_ms_V).astype(np.float64))

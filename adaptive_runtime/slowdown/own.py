@@ -1,12 +1,12 @@
-"""How single variants react differently from the others: a time that each request takes beside its run, and own factors.
+"""Deviations of single variants from the common slow-down: a time that each request takes beside its run, and own factors.
 
-The time beside the run, of scaling and of starting it, is the same for all variants; so it weighs most for the fastest, and
-load multiplies it as it does their runs. Own factors multiply the common one.
+The time beside the run, for scaling and starting it, is the same for all variants, so it weighs most for the fastest. Load
+multiplies it as it does their runs. Own factors multiply the common one.
 
-One extended Kalman filter has the common logarithm, the time beside, and the own logarithms of the variants that were served
-last; their covariance tells what of an error belongs to which. Which of two variants that differ is the normal one, no data
-tell: so an own factor is measured against the mean of all served variants. It is used where it is further from 1 than
-`SIGNIFICANT` deviations.
+One extended Kalman filter holds the common logarithm, the time beside, and the own logarithms of the most recently served
+variants; their covariance divides an error among them. Data cannot show which of two differing variants is the normal one, so
+an own factor is measured against the mean of all served variants. It is used if it is further from 1 than `SIGNIFICANT`
+deviations.
 
 Legend: V variants, S variants with a place in the filter.
 """
@@ -20,11 +20,11 @@ COMMON, BESIDE = 0, 1
 """Rows of the filter; those of variants follow."""
 VARIANTS = 2
 BESIDE_DEVIATION = 0.5
-"""Of the time beside the run, before data, as a share of the latency of the fastest variant."""
+"""Prior deviation of the time beside the run, as a share of the latency of the fastest variant."""
 DEVIATION = 0.1
-"""Of own logarithms, before data: variants differ by some 10 %."""
+"""Prior deviation of own logarithms: variants differ by some 10 %."""
 MEMORY_S = 600.0
-"""Time in which an own factor that is not seen falls to a third."""
+"""Time in which an own factor that is not observed falls to a third."""
 AGED_EVERY_S = 1.0
 SIGNIFICANT = 4.0
 COMMON_FIRST = 1.0
@@ -32,9 +32,9 @@ GATE = 3.0
 
 
 class OwnFactors:
-    """log_V: logarithm of the own factor where it is used, else 0. variance_V: of it. used_V: where it is used.
+    """log_V: logarithm of the own factor if it is used, else 0. variance_V: its variance. used_V: whether it is used.
 
-    beside_ms: what every request takes beside its run on the quiet device. predicted_ms_V: the runs' latencies there.
+    beside_ms: time of every request beside its run on the quiet device. predicted_ms_V: the runs' latencies there.
     """
 
     def __init__(self, predicted_ms_V: Values) -> None:
@@ -50,7 +50,7 @@ class OwnFactors:
         self._at_s: float | None = None
 
     def observe(self, variant: int, measured_ms: float, *, at_s: float, drift: float, noise: float) -> None:
-        """One request. drift: variance by which the common logarithm may have moved since the request before.
+        """Observe one request. drift: variance by which the common logarithm may have moved since the previous request.
 
         noise: variance of the logarithm of one request.
         """
@@ -63,19 +63,19 @@ class OwnFactors:
         seen[[COMMON, BESIDE, place]] = 1.0, 1.0 / length_ms, 1.0
         spread = self._covariance @ seen
         whole = seen @ spread + noise
-        if error * error > GATE * GATE * whole:  # a step of the load is likelier than anything of the variants
+        if error * error > GATE * GATE * whole:  # a step of the load is likelier than a difference between variants
             self._covariance[COMMON, COMMON] += error * error
             spread = self._covariance @ seen
             whole = seen @ spread + noise
         self._mean += spread * (error / whole)
         self._mean[BESIDE] = max(0.0, self._mean[BESIDE])
         self._covariance -= np.outer(spread, spread) / whole
-        if len(self._variants) > 1:  # one variant alone tells nothing of it
+        if len(self._variants) > 1:  # one variant alone carries no information about it
             self.beside_ms = float(self._mean[BESIDE])
         self._tell()
 
     def _place(self, variant: int) -> int:
-        """Where the variant is in the filter; the variant that was not served for longest makes room."""
+        """The variant's row in the filter; the least recently served variant makes room."""
         last = VARIANTS - 1
         if self._variants and self._variants[-1] == variant:
             return last + len(self._variants)
@@ -100,7 +100,7 @@ class OwnFactors:
         return last + len(self._variants)
 
     def _age(self, at_s: float) -> None:
-        """Own factors fall back towards 1, and become as uncertain as they were at first; about once a second."""
+        """Let own factors decay towards 1, and their uncertainty to the prior; about once a second."""
         passed_s = 0.0 if self._at_s is None else at_s - self._at_s
         if self._at_s is not None and 0.0 <= passed_s < AGED_EVERY_S:
             return
@@ -112,7 +112,7 @@ class OwnFactors:
         self._covariance += np.diag((1 - keeps**2) * DEVIATION**2)
 
     def _tell(self) -> None:
-        """Own factors against the mean of all that have a place."""
+        """Update own factors, relative to the mean of all with a place."""
         count = len(self._variants)
         own_S, covariance_SS = self._mean[VARIANTS:], self._covariance[VARIANTS:, VARIANTS:]
         from_mean_S = own_S - own_S.mean()

@@ -1,18 +1,18 @@
-"""How the common factor follows the load: a regression of its logarithm on the load, learned while requests are served."""
+"""The response of the common factor to the load: a regression of its logarithm on the load, learned while serving."""
 
 import numpy as np
 
 from adaptive_runtime.least_squares import RecursiveLeastSquares
 
 MEMORY = 300.0
-"""Changes of the load."""
+"""Number of changes of the load."""
 RIDGE = 0.05
 FIRST = 2
-"""Lessons from which level and slope begin: their errors are the response itself, not the noise around it."""
+"""Lessons that initialise level and slope: their errors are the response itself, not the noise around it."""
 FEWEST = 4
-"""Lessons after which the slope may be used: so a load that comes and goes is known when it comes for the third time."""
+"""Lessons before the slope may be used: a load that comes and goes is known when it comes for the third time."""
 INFLATION = 4.0
-"""Errors in a row are alike, so there is less to learn from them than from as many independent ones."""
+"""Successive errors are alike, so they carry less information than as many independent ones."""
 SIGNIFICANT = 2.0
 ERROR_KEEPS = 0.98
 
@@ -31,11 +31,11 @@ class LoadResponse:
 
     @property
     def load(self) -> float | None:
-        """Under which the last request was served."""
+        """The load under which the last request was served."""
         return self._load
 
     def observe(self, value: float, load: float) -> None:
-        """The logarithm of a request's factor, under this load. Requests under one load are one lesson, by their median."""
+        """Observe the logarithm of a request's factor. Requests under one load are one lesson, by their median."""
         if self._load is not None and load != self._load:
             self._learn(float(np.median(self._values)), self._load)
             self._values = []
@@ -43,7 +43,7 @@ class LoadResponse:
         self._values.append(value)
 
     def shift(self, load: float | None) -> tuple[float, float]:
-        """What another load adds to the logarithm of the factor, and the variance of that."""
+        """The change of the factor's logarithm under another load, and its variance."""
         if load is None or self._load is None:
             return 0.0, 0.0
         change = load - self._load

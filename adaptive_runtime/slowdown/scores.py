@@ -1,4 +1,4 @@
-"""How far requests were from what was expected, in deviations: the quantiles of the last ones."""
+"""Distances of requests from their expectation, in deviations: the quantiles of the last ones."""
 
 from statistics import NormalDist
 
@@ -7,12 +7,13 @@ from numpy.typing import NDArray
 
 REMEMBERED = 2048
 BEYOND = 10
-"""So many scores beyond a quantile make it known. Higher ones are as in a normal distribution, and no lower than
-the highest that is known."""
+"""Number of scores beyond a quantile that make it known. Higher quantiles are as in a normal distribution, and no lower than
+the highest known one.
+"""
 MOST_ABOVE_NORMAL = 1.6
-"""No quantile is more times as high as that of a normal distribution. Deviations that were underestimated give wild scores."""
+"""Cap on a quantile relative to that of a normal distribution: underestimated deviations give wild scores."""
 LEAST_KNOWN = 0.8
-"""Lower quantiles tell nothing of the tail."""
+"""Lower quantiles carry no information about the tail."""
 RENEWED_EVERY = 32
 
 
@@ -25,7 +26,7 @@ class RequestScores:
         self._known: dict[float, tuple[int, float]] = {}
 
     def observe(self, score: float) -> None:
-        """One request: measured less expected logarithm, in deviations."""
+        """Observe one request: measured minus expected logarithm, in deviations."""
         self._scores[self._count % REMEMBERED] = score
         self._count += 1
 

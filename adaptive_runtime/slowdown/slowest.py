@@ -1,6 +1,7 @@
-"""The slowest of the last requests: how slow requests become at most. Legend: V variants.
+"""The slowest of the last requests: a bound on how slow requests become. Legend: V variants.
 
-A load that comes and goes makes requests either fast or slow. By mean and deviation some would be much slower than any is.
+A load that comes and goes makes requests either fast or slow. By mean and deviation alone, some requests would be expected to
+be much slower than any is.
 """
 
 import math
@@ -12,26 +13,26 @@ from numpy.typing import NDArray
 
 REMEMBERED = 4096
 TIMES = 3
-"""A share of requests is known by so many times as many requests as have one beyond it on average."""
+"""A share is known after this many times the requests among which one exceeds it on average."""
 ABOVE = 1.05
-"""Over the slowest, for what the last requests have not shown."""
+"""Margin over the slowest, for effects that the last requests have not shown."""
 Values = NDArray[np.float64]
 
 
 class SlowestRequests:
-    """Measured over expected latency of the last requests, and what was added to it [ms]."""
+    """Measured over expected latency of the last requests, and the added time [ms]."""
 
     def __init__(self) -> None:
         self._requests: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
 
     def observe(self, measured_ms: float, quiet_ms: float) -> None:
-        """One request. quiet_ms: expected without load."""
+        """Observe one request. quiet_ms: expected without load."""
         self._requests.append((measured_ms / quiet_ms, measured_ms - quiet_ms))
 
     def factors_V(self, quiet_ms_V: Values, q: float) -> Values:
-        """The factor that no request of late would exceed, by variant (V,); infinite before enough are known.
+        """The factor that no recent request would exceed, by variant (V,); infinite before enough are known.
 
-        What has slowed a request down slows a longer one by the same factor at most, and a shorter one by the same time.
+        A disturbance of one request slows a longer one by the same factor at most, and a shorter one by the same time.
         """
         wanted = math.ceil(TIMES / (1 - q))
         if len(self._requests) < wanted:

@@ -62,14 +62,14 @@ BACKEND_MODULES = {
     "openvino": ("onnx", "openvino"),
     "torch": ("onnx", "onnx2torch", "torch"),
 }
-"""What a backend needs besides the agent's own packages; they are installed under the names by which they are imported."""
+"""Python packages that a backend needs besides the agent's own. Each is installed under the name by which it is imported."""
 
 ELSEWHERE = frozenset({"ncnn-adb"})
-"""Backends whose models run on another machine: no walls are raised around the process that talks to it."""
+"""Backends whose models run on another machine: no sandbox is set up around the process that talks to it."""
 
 
 def open_backend(options: RuntimeOptions) -> Backend:
-    """The backend of this name; AgentError for an unknown name, an option it has not, a runtime that is not there."""
+    """The backend of this name. AgentError for an unknown name, an unsupported option, or a runtime that is not installed."""
     name = options.backend
     if name not in BACKENDS:
         raise AgentError(f"backend: got '{name}'; allowed: {', '.join(sorted(BACKENDS))}")
@@ -80,7 +80,7 @@ def open_backend(options: RuntimeOptions) -> Backend:
 
 
 def installation(name: str) -> str:
-    """How the runtime of a backend is installed."""
+    """How to install the runtime of a backend."""
     bare = f"pip install {' '.join(BACKEND_MODULES.get(name, (name,)))}"
     if name in EXTRAS:
         return f"install it in the clone with: pip install -e '.[{name}]' (on a bare device: {bare})"

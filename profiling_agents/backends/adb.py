@@ -18,7 +18,7 @@ BENCHMARK = f"{FOLDER}/benchncnn"
 MODELS = f"{FOLDER}/autotailor"
 ALL_CORES, LITTLE_CORES, BIG_CORES = 0, 1, 2
 POWERSAVE = {"all": ALL_CORES, "little": LITTLE_CORES, "big": BIG_CORES}
-"""benchncnn's own choice of cores."""
+"""Values of benchncnn's `powersave` argument: it chooses the cores."""
 CPU_ONLY = -1
 NO_COOLING_DOWN = 0
 RUN_LIMIT_S = 50
@@ -48,7 +48,7 @@ class Phone:
 
     @classmethod
     def parse(cls, provider: str | None) -> "Phone":
-        """The target in SERIAL or SERIAL/CORES; AgentError for anything else."""
+        """The device given as SERIAL or SERIAL/CORES; AgentError for anything else."""
         serial, _, cores = (provider or "").partition("/")
         cores = cores or "all"
         if not SERIAL.fullmatch(serial) or not (cores in POWERSAVE or MASK.fullmatch(cores)):
@@ -63,7 +63,7 @@ class Phone:
         return ["adb", "-s", self.serial, *words]
 
     def shell(self, script: str) -> list[str]:
-        """A command line for the device's shell; its parts are to be quoted."""
+        """A command line for the device's shell; the caller quotes its parts."""
         return self.adb("shell", script)
 
     def push(self, local: Path, remote: str) -> list[str]:
@@ -71,7 +71,7 @@ class Phone:
         return self.adb("push", str(local.absolute()), remote)
 
     def benchmark(self, param: str, shapes: Sequence[Shape], loops: int, threads: int) -> list[str]:
-        """Run a model of the models' folder `loops` times. `shapes`: (C, H, W) of each input, which ncnn turns around."""
+        """Command that runs a model of the models' folder `loops` times. `shapes`: (C, H, W) per input; ncnn reverses them."""
         powersave = POWERSAVE.get(self.cores, ALL_CORES)
         numbers = (loops, threads, powersave, CPU_ONLY, NO_COOLING_DOWN)
         sizes = ",".join(f"[{','.join(str(size) for size in reversed(shape))}]" for shape in shapes)
@@ -94,7 +94,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def parse_times(text: str) -> Times:
-    """The times of the one model that benchncnn ran; AgentError with its output where it has none."""
+    """The times of the single model that benchncnn ran; AgentError with its output if it does not show exactly one."""
     found = list(TIMES.finditer(text))
     if len(found) != 1:
         printed = " ".join(text.split())[-200:]
@@ -103,7 +103,7 @@ def parse_times(text: str) -> Times:
 
 
 def run(command: Sequence[str], limit_s: float = SHORT_LIMIT_S) -> str:
-    """The command's output of both streams; AgentError in one line when the command fails."""
+    """The command's output (stdout and stderr together); AgentError in one line when the command fails."""
     where = " ".join(command[:4])
     try:
         done = subprocess.run(

@@ -35,15 +35,15 @@ LEAST_RUNS = 5  # with layers timed
 
 
 class ModelError(Exception):
-    """A model that the runtime refuses, and why (one line)."""
+    """The runtime refuses the model; the message is the reason (one line)."""
 
 
 class ModelMemoryError(ModelError):
-    """A model that needs more memory than it may have."""
+    """The model needs more memory than it may have."""
 
 
 class RuntimeOptions(Message):
-    """The options of a runtime, which an agent fixes when it starts."""
+    """The options of a runtime; an agent fixes them when it starts."""
 
     backend: str
     threads: int = Field(ge=1)
@@ -52,7 +52,7 @@ class RuntimeOptions(Message):
 
 
 def switch(name: str, does: str, off: RuntimeSettings, *, by_operator: bool = False) -> EngineOption:
-    """An option that is on by default. off: what it changes in the runtime's settings."""
+    """An option that is on by default. off: the runtime settings that it changes when it is off."""
     sets = {"off": off}
     return EngineOption(name=name, choices=("on", "off"), default="on", does=does, by_operator=by_operator, sets=sets)
 
@@ -63,7 +63,7 @@ def powers_of_two(most: int) -> tuple[str, ...]:
 
 
 def thread_option(threads: int, setting: str) -> tuple[EngineOption, ...]:
-    """Fewer threads than a runtime may have, where it may have several. setting: the name of their number in its API."""
+    """An option to use fewer threads; empty if the runtime has only one. setting: the name of the thread count in its API."""
     if threads == 1:
         return ()
     fewer = [count for count in powers_of_two(threads) if int(count) < threads]
@@ -101,9 +101,9 @@ class Model(Protocol):
         ...
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
-        """A function that runs the model n times on these inputs with as little around it as possible.
+        """A function that runs the model n times on these inputs with as little overhead as possible.
 
-        It returns the duration [s] by the device's own clock, or None where the host's will do.
+        It returns the duration [s] by the device's own clock, or None if the host's clock suffices.
         """
         ...
 
@@ -114,7 +114,7 @@ class Model(Protocol):
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """Each layer timed inside the model, in the order of execution, over these runs.
 
-        ModelError when the runtime has no means for that.
+        ModelError when the runtime cannot time layers.
         """
         ...
 
@@ -124,9 +124,9 @@ class Model(Protocol):
 
 
 class Backend(Protocol):
-    """One inference runtime. `engine_options`: of how it runs whole networks, with the threads that it has.
+    """One inference runtime. `engine_options`: how it may run whole networks, with the threads that it has.
 
-    `settings`: what it is told before it runs a model with the default engine.
+    `settings`: runtime settings of the default engine, applied before it runs a model.
     """
 
     formats: tuple[Format, ...]
@@ -173,7 +173,7 @@ def interquartile_mean(samples: np.ndarray) -> np.ndarray:
 
 
 def library_hash(path: Path) -> str:
-    """First 16 hex characters of the sha256 of a shared library: which build runs."""
+    """First 16 hex characters of the sha256 of a shared library; they identify the build."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
 

@@ -80,7 +80,7 @@ ENGINE_OPTIONS = (
         sets={"system": dict.fromkeys(ALLOCATORS, NO_ALLOCATOR)},
     ),
 )
-"""The wheel's OpenMP (libgomp) takes no time for which idle threads spin, so that there is no such option."""
+"""The wheel's OpenMP (libgomp) has no setting for how long idle threads spin, so there is no such option."""
 
 
 class NcnnBackend:
@@ -144,7 +144,7 @@ class NcnnModel:
     def __init__(self, job: JobMessage, shapes: Sequence[Shape], settings: RuntimeSettings) -> None:
         self._job = job
         self._shapes = shapes
-        # one thread: while others have the core, its clock stands still
+        # one thread: its clock stands still while other processes have the core
         self._clock_ns = time.thread_time_ns if settings["num_threads"] == 1 else time.perf_counter_ns
         self._net = ncnn.Net()
         self._pools = {
@@ -156,7 +156,7 @@ class NcnnModel:
         self._has_weights = True
 
     def load(self, param: Path, weights: Path | None = None) -> None:
-        """Read the files; without weights all of them are zeros."""
+        """Read the files; without a weights file, all weights are zeros."""
         if self._net.load_param(str(param)) != 0:
             raise ModelError("ncnn cannot read the param file")
         self._has_weights = weights is not None
@@ -185,10 +185,10 @@ class NcnnModel:
         return repeat
 
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
-        """Blob after blob from one extractor: each call runs just the layer that is missing.
+        """Time blob after blob from one extractor: each call runs only the layer that is missing.
 
-        The cost of a call that finds its blob ready is subtracted. Blobs stay as they are (packed, 16 bits). The extractor
-        keeps all blobs, so timing layers takes more memory than a run.
+        The cost of a call whose blob is ready is subtracted. Blobs stay as they are (packed, 16 bits). The extractor keeps all
+        blobs, so timing layers takes more memory than a run.
         """
         feeds = self._feeds(inputs)
         blobs = [blob.name for blob in self._net.blobs()]

@@ -26,12 +26,12 @@ from profiling_agents.messages import (
 from profiling_agents.sensing.pace import Runs
 
 LEAST_MS = 0.1
-"""Below it, the second decimal is more than 5 % of a time."""
+"""Below this time, the second decimal is more than 5 % of it."""
 MAX_AXES = 3
 
 
 class NcnnAdbBackend:
-    """benchncnn on one device: fp16 where its processor computes in it, as the tool is built."""
+    """benchncnn on one device, as the tool is built: it computes in fp16 if the processor can."""
 
     formats: tuple[Format, ...] = ("ncnn",)
     engine_options: tuple[EngineOption, ...] = ()
@@ -67,7 +67,7 @@ class NcnnAdbBackend:
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnAdbModel":
-        """Copy the param file, with names of ours, to the device; the weights are not needed there."""
+        """Copy the param file, with our own names in it, to the device; the weights are not needed there."""
         shapes = [_without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)]
         remote = f"{files[0].name}.param"
         with renamed_file(files[0], OwnNames()) as local:
@@ -101,11 +101,11 @@ class NcnnAdbModel:
         self._job = job
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """None: benchncnn makes its own."""
+        """No inputs: benchncnn makes its own."""
         return []
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
-        """Calls benchncnn with n loops; the duration is the device's."""
+        """A function that calls benchncnn with n loops; the duration is the device's."""
 
         def repeat(runs: int) -> float:
             command = self._phone.benchmark(self._param, self._shapes, runs, self._threads)

@@ -1,4 +1,4 @@
-"""ncnn's param files, lines of text, without a foreign name: read by strict rules and written anew.
+"""ncnn's param files (text): read by strict rules and written anew with our own names instead of foreign ones.
 
 A line: layer type, layer name, number of inputs, number of outputs, their blobs, parameters (`0=16`, `-23303=2,1,1`; a
 formula of sizes: `6="1,//(96,0n)"`).
@@ -21,7 +21,7 @@ BEFORE_BLOBS = 4  # words
 
 
 def with_own_names(param: bytes, names: OwnNames) -> bytes:
-    """The file with our names for layers and blobs; `names` keeps the foreign names. ModelError for a line unlike ncnn's."""
+    """The file with our names for layers and blobs; `names` keeps the foreign names. ModelError for a malformed line."""
     numbered = ((number, line.split()) for number, line in enumerate(param.split(b"\n"), start=1))
     lines = [(number, words) for number, words in numbered if words]
     if len(lines) < COUNTS or [len(words) for _, words in lines[:COUNTS]] != [1, COUNTS]:
@@ -32,10 +32,10 @@ def with_own_names(param: bytes, names: OwnNames) -> bytes:
 
 @contextmanager
 def renamed_file(param: Path, names: OwnNames) -> Iterator[Path]:
-    """A copy of the file with our names, in a folder beside it, until the block ends. ModelError: see `with_own_names`."""
+    """A copy of the file with our names, in a folder beside it, until the block ends. ModelError as in `with_own_names`."""
     content = with_own_names(param.read_bytes(), names)
     folder = param.with_name(f"{param.name}.own")
-    folder.mkdir(mode=0o700, exist_ok=True)  # a process that was killed meanwhile left it
+    folder.mkdir(mode=0o700, exist_ok=True)  # the folder may be left over from a process that was killed
     try:
         _write(folder / param.name, content)
         yield folder / param.name
@@ -51,7 +51,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _layer(words: list[bytes], number: int, names: OwnNames) -> bytes:
-    """One line of a layer."""
+    """One layer's line with our names."""
     if len(words) < BEFORE_BLOBS or not LAYER_TYPE.fullmatch(words[0]):
         raise _unreadable(number, "no layer type, name and two counts")
     counts = _counts(words[2:BEFORE_BLOBS], number)

@@ -19,11 +19,11 @@ OPTIONS: Mapping[Precision, tuple[str, ...]] = {
     "fp16": ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"),
     "fp16_storage": ("use_fp16_packed", "use_fp16_storage"),
 }
-"""The options of ncnn that make each precision that is one of options; all others are off."""
+"""ncnn's options for each precision that is set by options; all other options are off."""
 
 CHANNELS, SIZE = 16, 8
 LARGEST_ROUNDING = 0.05
-"""Relative to the largest output; more than that is another computation, not rounding."""
+"""Relative to the largest output; a larger difference is another computation, not rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SupportedPrecisions:
     arithmetic: Precision | None
 
     def arithmetic_of(self, precision: Precision) -> Precision | None:
-        """The precision in which products of fp16 are added up; None where `precision` has no products of fp16."""
+        """The precision in which products of fp16 are added up; None if `precision` has no products of fp16."""
         if precision == "fp16":
             return self.arithmetic
         return "fp32" if precision == "fp16_storage" else None
@@ -64,7 +64,7 @@ def _is_rounded(output: np.ndarray, reference: np.ndarray) -> bool:
 
 
 def _convolution(options: Mapping[str, bool]) -> np.ndarray:
-    """A 3x3 convolution of fixed random weights on a fixed random input, in fp32 outside."""
+    """A 3x3 convolution of fixed random weights on a fixed random input; inputs and outputs are fp32."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((CHANNELS, CHANNELS, 3, 3), dtype=np.float32)
     x_CHW = rng.standard_normal((CHANNELS, SIZE, SIZE), dtype=np.float32)

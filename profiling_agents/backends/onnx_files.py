@@ -1,6 +1,6 @@
 """Uploaded ONNX files: parsed from bytes; external data is refused, so no path of the device is opened for them.
 
-The files have names of ours before a library other than onnx reads them.
+The names in the files are replaced by ours before any library other than onnx reads them.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from profiling_agents.messages import TENSOR_TYPES, JobMessage
 
 
 def read_onnx(content: bytes, names: OwnNames) -> onnx.ModelProto:
-    """The model with our names; `names` keeps the foreign names. ModelError: no ONNX model, or tensors outside of the file."""
+    """The model with our names; `names` keeps the foreign names. ModelError: no ONNX model, or external tensors."""
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:
@@ -29,7 +29,7 @@ def _is_elsewhere(tensor: onnx.TensorProto) -> bool:
 
 
 def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessage:
-    """The job with our names for the inputs and outputs of a model from `read_onnx`. ModelError for unknown ones."""
+    """The job with our names for the inputs and outputs of a model from `read_onnx`. ModelError for unknown names."""
     weights = {tensor.name for tensor in model.graph.initializer}
     weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     inputs = [names.restored(value.name) for value in model.graph.input if value.name not in weights]
@@ -37,7 +37,7 @@ def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessa
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, np.dtype]:
-    """Element types of the inputs by name, in order; ModelError for a type that does not travel."""
+    """Element types of the inputs by name, in order; ModelError for a type that the protocol cannot send."""
     weights = {tensor.name for tensor in model.graph.initializer}
     found = {}
     for value in model.graph.input:
@@ -51,7 +51,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, np.dtype]:
 
 
 def with_filled_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its computed tensors of equal numbers stored as weights, for runtimes that fold no constants."""
+    """The model with its `ConstantOfShape` tensors stored as weights, for runtimes that fold no constants."""
     known = {tensor.name: tensor for tensor in model.graph.initializer}
     kept: list[onnx.NodeProto] = []
     for node in model.graph.node:

@@ -1,4 +1,4 @@
-"""ONNX models without a foreign name: every text field of the format has a rule here, or is cleared."""
+"""ONNX models without foreign names: every text field of the format has a rule here, or is cleared."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -44,8 +44,8 @@ DROPPED = (
     "onnx.TensorProto.metadata_props",
     "onnx.ValueInfoProto.metadata_props",
 )
-"""Messages that no runtime computes with."""
-GRAPH_NAME = "graph"  # a graph without a name is refused by runtimes
+"""Messages that no runtime needs to compute."""
+GRAPH_NAME = "graph"  # runtimes refuse a graph without a name
 
 
 def with_own_names(model: onnx.ModelProto, names: OwnNames) -> onnx.ModelProto:
@@ -73,7 +73,7 @@ def with_own_names(model: onnx.ModelProto, names: OwnNames) -> onnx.ModelProto:
 def every_message(model: onnx.ModelProto) -> Iterator[Message]:
     """The model and all messages inside it: graphs of branches, functions, and messages of later versions of ONNX.
 
-    A message comes before the messages that it holds, so that a reader may take fields out of it.
+    A message comes before the messages inside it, so that a reader may clear its fields.
     """
     pending: list[Message] = [model]
     while pending:
@@ -85,14 +85,14 @@ def every_message(model: onnx.ModelProto) -> Iterator[Message]:
 
 
 class _Functions:
-    """The model's own functions: they are called by names of ours."""
+    """The model's own functions; nodes call them by our names."""
 
     def __init__(self, model: onnx.ModelProto, names: OwnNames) -> None:
         self._names = names
         self._known = {(one.domain, one.name, one.overload) for one in model.functions}
 
     def rename(self, message: onnx.NodeProto | onnx.FunctionProto) -> None:
-        """Our name for a function, or for the operator type of a node that calls it; other nodes stay as they are."""
+        """Give our name to a function, or to the operator type of a node that calls it; other nodes stay as they are."""
         is_node = isinstance(message, onnx.NodeProto)
         name = message.op_type if is_node else message.name
         if (message.domain, name, message.overload) in self._known:

@@ -1,7 +1,7 @@
 """ONNX Runtime on one execution provider with a fixed number of threads.
 
-By default: all graph optimisations, one operator after the other. Models run in the precision that they have: layers between
-QuantizeLinear and DequantizeLinear in int8, for which the CPU's kernels are on every processor.
+By default: all graph optimisations, one operator after the other. Models run in their own precision: layers between
+QuantizeLinear and DequantizeLinear in int8; the CPU has kernels for int8 on every processor.
 """
 
 import json
@@ -56,7 +56,7 @@ TYPES = {
 }
 NODE_EVENT = "_kernel_time"
 PROFILE_PREFIX = "profile"  # in the child's private folder
-MOST_EVENTS = 4000  # keep a profile below the largest file that the child may write
+MOST_EVENTS = 4000  # keeps a profile below the largest file that the child may write
 CPU = "CPUExecutionProvider"
 PROVIDER_OPTIONS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 """TF32 would be another precision under the name of fp32."""
@@ -105,7 +105,7 @@ INSIDE = "intra_op_num_threads"
 
 
 def engine_options(threads: int, provider: str) -> tuple[EngineOption, ...]:
-    """Those that can matter: options of threads where there are several, of memory and threads on the CPU."""
+    """The options that can matter: options of threads if there are several, of memory and threads on the CPU."""
     if provider != CPU:
         return EVERYWHERE
     if threads == 1:
@@ -118,7 +118,7 @@ def engine_options(threads: int, provider: str) -> tuple[EngineOption, ...]:
 
 
 def _side_by_side(threads: int, operators: int) -> RuntimeSettings:
-    """So many operators at once, each with its share of the threads: never more threads than there are."""
+    """Settings to run this many operators at once, each with its share of the threads; never more threads than given."""
     return {
         INSIDE: threads // operators,
         "inter_op_num_threads": operators,
@@ -127,15 +127,15 @@ def _side_by_side(threads: int, operators: int) -> RuntimeSettings:
 
 
 def session_settings(threads: int, provider: str) -> RuntimeSettings:
-    """Those of the default engine. Waiting threads that spin would take the time of whatever else is timed on this machine."""
+    """Settings of the default engine. Spinning threads would take time from anything else that is timed on this machine."""
     spinning: RuntimeSettings = dict.fromkeys(SPINNING, "1" if threads > 1 else "0")
-    # what a provider does not take would run on the CPU in silence
+    # operators that a provider does not support would silently run on the CPU
     alone: RuntimeSettings = {} if provider == CPU else {"session.disable_cpu_ep_fallback": "1"}
     return {INSIDE: threads, "inter_op_num_threads": 1, **spinning, **alone}
 
 
 def precisions_on(provider: str) -> tuple[Precision, ...]:
-    """Precisions in which a provider runs models; elsewhere than on the CPU, layers in int8 would run in fp32."""
+    """Precisions in which a provider runs models. Except on the CPU, layers in int8 would run in fp32."""
     return ("fp32", "int8") if provider == CPU else ("fp32",)
 
 
@@ -221,7 +221,7 @@ class OnnxRuntimeBackend:
 
 
 class OnnxModel:
-    """One inference session; `open_session` makes more of it, profiled ones with the prefix of the profile's file."""
+    """One inference session; `open_session` opens further sessions, profiled if given the prefix of the profile's file."""
 
     elsewhere = False
 
@@ -259,7 +259,7 @@ class OnnxModel:
         return repeat
 
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
-        """The runtime's own profile of each of its nodes, in a session of its own."""
+        """The runtime's own profile of each of its nodes, from a separate session."""
         feeds = dict(zip(self._job.input_names, inputs, strict=True))
         once = len(self._profile(feeds, iter([None])))
         most = max(LEAST_RUNS, MOST_EVENTS // max(once, 1))
@@ -278,7 +278,7 @@ class OnnxModel:
         ]
 
     def _profile(self, feeds: dict[str, np.ndarray], runs: Iterator[None]) -> list[dict[str, Any]]:
-        """The events of nodes over these runs, without the run before them, which warms up."""
+        """The events of nodes over these runs, without the warm-up run before them."""
         session = self._open_session(profile=PROFILE_PREFIX)
         with translated("ONNX Runtime", "profile"):
             try:

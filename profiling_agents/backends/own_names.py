@@ -1,7 +1,7 @@
-"""Names of our own in the place of the names that a foreign model file brings.
+"""Our own names in place of the names in a foreign model file.
 
-Libraries write names into source text (torch.fx), into files of lines (ncnn) and into paths, and trust them. No
-library of a backend sees a foreign name; the answers of a model carry the foreign names again.
+Libraries write names into source text (torch.fx), into files of lines (ncnn) and into paths, and trust them. No library of
+a backend sees a foreign name; results about a model carry the foreign names again.
 """
 
 import re
@@ -24,14 +24,14 @@ LISTED = 8
 
 
 class OwnNames:
-    """Our names and the foreign names that they stand for. Equal names stay equal, different names stay different."""
+    """Our names and the foreign names that they replace. Equal names stay equal, different names stay different."""
 
     def __init__(self) -> None:
         self._own: dict[tuple[NameKind, str], str] = {}
         self._foreign: dict[str, str] = {}
 
     def own(self, kind: NameKind, foreign: str) -> str:
-        """Our name; the empty name, which means "none", stays empty."""
+        """Our name for a foreign name; the empty name, which means "none", stays empty."""
         if not foreign:
             return ""
         if (kind, foreign) not in self._own:
@@ -45,13 +45,13 @@ class OwnNames:
         return [foreign for one, foreign in self._own if one == kind]
 
     def restored(self, text: str) -> str:
-        """The text with foreign names in the place of ours."""
+        """The text with our names replaced by the foreign names."""
         return OWN.sub(lambda match: self._foreign.get(match[0], match[0]), text)
 
     def job(self, job: JobMessage, kind: NameKind, inputs: Sequence[str] | None, outputs: Sequence[str]) -> JobMessage:
-        """The job with our names. ModelError where it names no input or output of the file.
+        """The job with our names. ModelError if a name is not an input or output of the file.
 
-        inputs: all inputs of the file, each of which the job feeds; None: the job may feed any of `outputs`.
+        inputs: all inputs of the file, and the job must feed each; None: the job may feed any of `outputs`.
         """
         known = set(outputs)
         wanted = job.output_names if inputs is not None else (*job.input_names, *job.output_names)
@@ -69,7 +69,7 @@ class OwnNames:
 
     @contextmanager
     def restored_errors(self) -> Iterator[None]:
-        """ModelErrors from inside with foreign names in the place of ours."""
+        """Replace our names by the foreign names in ModelErrors raised in the block."""
         try:
             yield
         except ModelMemoryError as error:

@@ -1,7 +1,7 @@
 """torch in eager mode, on the CPU or a CUDA device, from ONNX files through onnx2torch.
 
-On CUDA, inputs lie on the device, and a time is the time between two events of its stream. TF32 is off: TF32 would be
-another precision under the name of fp32.
+On CUDA, inputs lie on the device, and a time is the time between two events of its stream. TF32 is off: it is another
+precision and must not appear under the name of fp32.
 """
 
 import time
@@ -91,7 +91,7 @@ class TorchBackend:
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
-        """Convert an ONNX file; ModelError with the operator that has no converter."""
+        """Convert an ONNX file; ModelError naming the operator that has no converter."""
         names = OwnNames()
         with names.restored_errors():
             model = with_filled_tensors(read_onnx(files[0].read_bytes(), names))
@@ -127,7 +127,7 @@ class TorchModel:
         device: torch.device,
         settings: RuntimeSettings,
     ) -> None:
-        """settings: those of the whole process (threads, oneDNN) hold until `close`."""
+        """settings: threads and oneDNN apply to the whole process until `close`."""
         self._job = job
         self._layout = getattr(torch, str(settings.get("memory_format", "contiguous_format")))
         self._module = module.to(memory_format=self._layout)
@@ -147,7 +147,7 @@ class TorchModel:
         return random_arrays(self._job.input_shapes, types, rng)
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
-        """Runs n times on inputs that lie on the device; CUDA: seconds between two events."""
+        """A function that runs n times on inputs that lie on the device; on CUDA it returns the seconds between two events."""
         self.run(inputs)
         feeds, module = self._feeds(inputs), self._module
 
@@ -171,7 +171,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
-        """Modules one after the other, between hooks. CUDA: between two events, with the time that a module takes to start."""
+        """Time modules one after the other, between hooks. CUDA: between two events, including the start of a module."""
         feeds, names = self._feeds(inputs), {module: name for name, module in self._module.named_children()}
         starts: list[Any] = []
         row: dict[str, tuple[Any, Any]] = {}
@@ -200,7 +200,7 @@ class TorchModel:
         ]
 
     def _now(self) -> Any:
-        """This moment in the device's own time: nanoseconds, or an event of CUDA."""
+        """The current moment by the device's own clock: nanoseconds, or a CUDA event."""
         if self.on_cpu:
             return time.perf_counter_ns()
         event = torch.cuda.Event(enable_timing=True)
@@ -224,7 +224,7 @@ class TorchModel:
         ]
 
     def close(self) -> None:
-        """Free the module, and the memory that CUDA keeps for later."""
+        """Free the module and the memory that CUDA caches."""
         del self._module
         self._flags.close()
         if self._device.type == "cuda":

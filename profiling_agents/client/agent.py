@@ -41,20 +41,20 @@ from profiling_agents.messages import (
 
 LEASE_TTL_S = 30.0
 SILENCE_S = 20.0
-"""A stream of results that brings nothing for so long, not even the agent's empty lines, is lost."""
+"""A stream of results that brings nothing for this long, not even the agent's empty lines, is lost."""
 SHORT_TIMEOUT_S = 5.0
 
 
 M = TypeVar("M", bound=Message)
 AroundBatch = Callable[[int], AbstractContextManager[None]]
-"""Entered while the device works at a batch of so many models."""
+"""Context entered while the device works at a batch of this many models."""
 
 
 class AgentClient:
     """One agent, by address and token. `ca_file`: certificate (PEM) that https is checked against.
 
-    While the client holds the lease, it tries for `patience_s` [s] to get a lost connection back; None: as long as the lease
-    lasts. Then it fetches the results that the agent has meanwhile; no job is measured twice.
+    While the client holds the lease, it retries a lost connection for `patience_s` [s]; None: as long as the lease lasts. Then
+    it fetches the results that the agent has produced meanwhile; no job is measured twice.
     """
 
     def __init__(self, url: str, token: str, *, ca_file: Path | None = None, patience_s: float | None = None) -> None:
@@ -67,10 +67,10 @@ class AgentClient:
         self.around_batch: AroundBatch = lambda models: nullcontext()
 
     def with_engine(self, engine: Engine) -> "AgentClient":
-        """A client over the same connections whose jobs run with this engine; it takes a lease of its own.
+        """A client over the same connections whose jobs run with this engine; it takes its own lease.
 
-        Its `capabilities` name the engine, and have another fingerprint. They, and every job, raise AgentError for an option
-        that the device has not.
+        Its `capabilities` name the engine and have another fingerprint. AgentError is raised by them, and by every job, for an
+        option that the device does not have.
         """
         other = copy.copy(self)
         other._engine = engine
@@ -93,12 +93,12 @@ class AgentClient:
         self.close()
 
     def capabilities(self) -> Capabilities:
-        """The device's description, with this client's engine; the agent is asked once."""
+        """The device's description, with this client's engine; the agent is asked only once."""
         own, engine = self._asked(), self._known_engine()
         return own.model_copy(update={"engine": engine, "fingerprint": engine.fingerprint(own.fingerprint)})
 
     def _known_engine(self) -> Engine:
-        """The engine by its fewest choices; AgentError for one that the device does not know."""
+        """The engine without choices that equal the defaults; AgentError for an engine that the device does not know."""
         return self._engine.without_defaults(self._asked().engine_options) if self._engine.choices else self._engine
 
     def _asked(self) -> Capabilities:
@@ -115,7 +115,7 @@ class AgentClient:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """AgentError where what is asked in the block takes longer, also of an agent that goes on to say that it works."""
+        """Raise AgentError if the requests in the block take longer, even if the agent keeps sending signs of life."""
         self._transport.until_s = time.monotonic() + seconds
         try:
             yield
@@ -139,7 +139,7 @@ class AgentClient:
             ended.set()
             self._transport.patience_s = 0.0
             renewal.join()
-            # A lease that cannot be given back (agent gone, expired) ends by itself.
+            # A lease that cannot be released (agent gone, expired) ends by itself.
             with contextlib.suppress(AgentError):
                 self._send("DELETE", "/v1/lease", timeout_s=SHORT_TIMEOUT_S)
             self._lease = None
@@ -147,9 +147,9 @@ class AgentClient:
     def measure(
         self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None
     ) -> Generator[Measurement, None, None]:
-        """One result for each job, in order, as they come; `jobs` may be lazy. Leases if nobody did yet.
+        """One result for each job, in order, as they arrive; `jobs` may be lazy. Takes a lease if the client holds none.
 
-        Jobs that wait when the caller leaves are dropped. Models travel while nothing is timed.
+        Jobs that wait when the caller leaves are dropped. Models are uploaded while nothing is timed.
         """
         settings = settings or MeasureSettings()
         with self._leased():
@@ -173,9 +173,9 @@ class AgentClient:
         return range(queued[0].start, queued[-1].stop) if queued else range(0)
 
     def results(self, numbers: range) -> Generator[Measurement, None, None]:
-        """Results of submitted jobs, in order, as they come; the agent forgets results of jobs before these.
+        """Results of submitted jobs, in order, as they arrive; the agent forgets results of jobs before these.
 
-        A lost connection is made anew, and results go on where the connection broke.
+        A lost connection is opened again, and results continue where the connection broke.
         """
         retries = Retries(self._transport)
         number = numbers.start
@@ -192,7 +192,7 @@ class AgentClient:
                 retries.wait(error)
 
     def progress(self, number: int) -> JobProgress:
-        """The position of a submitted job, and the part of the queue that is done."""
+        """The position of a submitted job and the finished part of the queue."""
         return self._read(JobProgress, self._send("GET", f"/v1/jobs/{number}"))
 
     def cancel(self, number: int) -> JobProgress:
@@ -220,7 +220,7 @@ class AgentClient:
         return [array.copy() for array in frames.from_bytes(result.tensors, payload)]
 
     def _read(self, kind: type[M], content: bytes) -> M:
-        """A message whose checksum fits. AgentError for a message from another version of the agent."""
+        """Parse a message. AgentError for a message from another version of the agent."""
         try:
             return kind.model_validate_json(content)
         except ValidationError as error:
@@ -250,7 +250,7 @@ class AgentClient:
             time.sleep(min(1.0, ttl_s / 3))
 
     def _renew(self, lease: str, every_s: float, ended: threading.Event) -> None:
-        """Renew until the lease ends. A lost lease shows in the next call, which the agent refuses."""
+        """Renew until the lease ends. If the lease is lost, the agent refuses the next call."""
         while not ended.wait(every_s):
             try:
                 self._transport.request("PUT", "/v1/lease", headers={"Lease": lease}, timeout_s=SHORT_TIMEOUT_S)
@@ -278,7 +278,7 @@ class AgentClient:
                 self._drop()
 
     def _of(self, job: ModelJob, results: Iterator[Measurement]) -> Measurement:
-        """The next result. AgentError when it is not this job's: then no other one can be trusted either."""
+        """The next result. AgentError when it belongs to another job: then no further result can be trusted either."""
         found = next(results)
         if found.key != job.key:
             raise AgentError(f"agent {self.url}: answered for '{found.key}' where '{job.key}' was asked")
@@ -290,7 +290,7 @@ class AgentClient:
             raise ModelTooLargeError(f"model larger than {limit_mib} MiB, the agent's --max-model-mib")
 
     def _queue(self, batch: list[tuple[ModelJob, JobMessage]], settings: MeasureSettings) -> range:
-        """Upload and submit one batch, queued once however often it is sent; the numbers of its jobs."""
+        """Upload and submit one batch; return the numbers of its jobs. The batch is queued once however often it is sent."""
         jobs = tuple(message for _, message in batch)
         request = JobsRequest(batch=secrets.token_hex(16), jobs=jobs, settings=settings).model_dump_json().encode()
         retries = Retries(self._transport)
@@ -315,21 +315,21 @@ class AgentClient:
                 yield self._read(Measurement, line)
 
     def _drop(self) -> None:
-        """Forget all submitted jobs. An agent out of reach has forgotten the jobs, or forgets them when the lease ends."""
+        """Drop all submitted jobs. An unreachable agent has forgotten them, or forgets them when the lease ends."""
         patience_s, self._transport.patience_s = self._transport.patience_s, 0.0
         with contextlib.suppress(AgentError):
             self._send("DELETE", "/v1/jobs", timeout_s=SHORT_TIMEOUT_S)
         self._transport.patience_s = patience_s
 
     def _upload(self, job: ModelJob, message: JobMessage) -> None:
-        """Send the files that this lease has not sent yet."""
+        """Send the files that were not yet sent under this lease."""
         for content, digest in zip(job.files, message.files, strict=True):
             if digest not in self._uploaded:
                 self._send_file(content, digest)
                 self._uploaded.add(digest)
 
     def _send_file(self, content: bytes, digest: str) -> None:
-        """Upload until the agent has just this content."""
+        """Upload until the agent has exactly this content."""
         retries = Retries(self._transport)
         while self._read(ModelStored, self._send("POST", "/v1/models", content)).sha256 != digest:
             retries.wait(LostError("a model came there garbled", reached=True))

@@ -1,7 +1,7 @@
 """Runs on a bare device at the other end of an ssh connection, sent there as text: `python3 -c TEXT`.
 
-The module needs the standard library only. Old Pythons parse it, too, and are refused in one line. It reads from stdin the
-length of a JSON text as ten digits, the text, then the files that the text lists. The agent gets the rest of stdin.
+The module needs the standard library only. Old Pythons can parse it too, so that they are refused in one line. It reads from
+stdin the length of a JSON text as ten digits, the text, then the files that the text lists. The agent gets the rest of stdin.
 """
 
 import importlib.util
@@ -47,7 +47,7 @@ def check(modules: "list[str]") -> None:
 
 
 def start(folder: str, request: "dict[str, Any]") -> int:
-    """Write the files, run the agent until it ends."""
+    """Write the files and run the agent until it ends."""
     for name, size in request["files"]:
         path = os.path.join(folder, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -17,7 +17,7 @@ class ModelTooLargeError(AgentError):
 
 
 class RunError(AgentError):
-    """The device is there, and could not run the model."""
+    """The device answers, but could not run the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class ModelJob:
     """A model to run. Files: ONNX (model,), ncnn (param, bin), executorch (program,). Shapes count the batch axis (ncnn: 1).
 
     `output_shapes` restores shapes that the runtime does not keep; without them ncnn's outputs get a batch axis of 1.
-    `engine`: of this model alone; None: the client's.
+    `engine`: engine of this job alone; None: the client's.
     """
 
     key: str
@@ -40,7 +40,7 @@ class ModelJob:
     def message(self, engine: Engine = DEFAULT_ENGINE) -> JobMessage:
         """The job as a message, with digests instead of files. AgentError when the job contradicts itself.
 
-        engine: of a job that has none of its own.
+        engine: used if the job has no engine of its own.
         """
         try:
             return JobMessage(
@@ -58,7 +58,7 @@ class ModelJob:
 
 
 def batches(jobs: Iterable[ModelJob], batch_bytes: int) -> Iterator[list[ModelJob]]:
-    """Groups of at most BATCH_JOBS jobs and about `batch_bytes` of models, drawn as they are needed."""
+    """Groups of at most BATCH_JOBS jobs and about `batch_bytes` of models, built lazily."""
     batch: list[ModelJob] = []
     size = 0
     for job in jobs:

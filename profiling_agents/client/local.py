@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 8.0
 LOCAL_PATIENCE_S = 2.0
-"""An agent on this machine that does not answer for so long has ended and will not come back."""
+"""An agent on this machine that does not answer for this long has ended and will not come back."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def local_agent(
 ) -> Iterator["AgentClient"]:
     """An agent as a separate process on loopback with a random token, and its client; it ends with the block.
 
-    It also ends when this process dies. `options`: further options of `autotailor agent`, such as limits.
+    It also ends when this process dies. `options`: further options of `autotailor agent`, for example limits.
     """
     from profiling_agents.client.agent import AgentClient
 
@@ -48,7 +48,7 @@ def local_agent(
 def start_local_agent(
     backend: str, threads: int, cores: Sequence[int] | None, options: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """(url, token) of an agent on a free loopback port. The token goes through the environment."""
+    """(url, token) of an agent on a free loopback port. The token is passed in the environment."""
     token = secrets.token_hex(32)
     command = [
         sys.executable,
@@ -80,7 +80,7 @@ def start_local_agent(
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], errors: IO[bytes], where: str) -> str:
-    """Address that the agent prints when it listens; AgentError with its own line when it does not start."""
+    """The address that the agent prints when it listens; AgentError with the agent's own line when it does not start."""
     assert process.stdout is not None
     until = time.monotonic() + START_LIMIT_S
     readable, _, _ = select.select([process.stdout], [], [], START_LIMIT_S)
@@ -99,7 +99,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], errors: IO[bytes], where:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process to end; kill it when it does not."""
+    """Ask the process to end; kill it if it does not."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):

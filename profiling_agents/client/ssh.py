@@ -34,7 +34,7 @@ BEAT_S = 5.0
 TUNNEL_LIMIT_S = 15.0
 TUNNEL_ATTEMPTS = 3
 PATIENCE_S = 5.0
-"""A tunnel that is refused for so long is gone and comes back only as another connection."""
+"""A tunnel that is refused for this long is gone; only a new connection brings it back."""
 SERVICE_MODULES = ("h11", "httpx", "numpy", "psutil", "pydantic", "starlette", "uvicorn")
 OPTIONS = (
     "AddressFamily",
@@ -87,7 +87,7 @@ class SshTarget:
             )
 
     def arguments(self, control: Path) -> list[str]:
-        """`ssh` and its options, up to but not with the destination."""
+        """`ssh` and its options, without the destination."""
         words = ["ssh", "-S", str(control)]
         for option in (*OWN_OPTIONS, *(f"{name}={value}" for name, value in self.options.items())):
             words += ["-o", option]
@@ -142,7 +142,7 @@ def _arguments(backend: str, threads: int, options: Sequence[str]) -> list[str]:
 
 
 def _send(process: subprocess.Popen[bytes], backend: str, arguments: Sequence[str], token: str) -> None:
-    """Send the agent's files and the token, as `far_side` reads them. The output of ssh tells of a lost connection."""
+    """Send the agent's files and the token in the format of `far_side`. A lost connection shows in the output of ssh."""
     sources = {
         f"{package.name}/{path.relative_to(package)}": path.read_bytes()
         for package in (PACKAGE, IMPORTING)
@@ -166,7 +166,7 @@ def _send(process: subprocess.Popen[bytes], backend: str, arguments: Sequence[st
 
 
 def _beat(process: subprocess.Popen[bytes], ended: threading.Event) -> None:
-    """A byte now and then, so that the agent tells a dead connection from a quiet one."""
+    """Send a byte now and then, so that the agent can distinguish a dead connection from a quiet one."""
     assert process.stdin is not None
     while not ended.wait(BEAT_S):
         try:
@@ -185,7 +185,7 @@ def _started(process: subprocess.Popen[bytes], errors: IO[bytes], target: SshTar
 
 
 def explained(line: str, target: SshTarget) -> str:
-    """The line with which a connection failed, and what to do about it."""
+    """The error line of a failed connection, with a remedy."""
     if "Host key verification failed" in line or "host key is known" in line:
         line += "; connect once by hand and compare the key, or put it into a known_hosts file"
     elif "Permission denied" in line:

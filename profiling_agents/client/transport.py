@@ -44,8 +44,8 @@ class LostError(Exception):
 class Transport:
     """Requests to one agent. Thread-safe.
 
-    `patience_s`: for so long a lost connection is tried again, and ATTEMPTS times at least. `until_s`: by the monotonic clock,
-    nothing is waited for any longer.
+    `patience_s`: a lost connection is retried for this long, and at least ATTEMPTS times. `until_s`: deadline by the monotonic
+    clock for all waiting.
     """
 
     def __init__(self, url: str, token: str, *, ca_file: Path | None = None) -> None:
@@ -77,7 +77,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> bytes:
-        """Body of the answer, which fits its checksum. AgentError when refused, or when all attempts failed."""
+        """Body of the answer, with its checksum verified. AgentError when refused, or when all attempts failed."""
         checked = {**(headers or {}), CHECKSUM_HEADER: checksum(content)}
         retries = Retries(self)
         while True:
@@ -92,7 +92,7 @@ class Transport:
 
     @contextmanager
     def lines(self, path: str, *, headers: Mapping[str, str], timeout_s: float) -> Iterator[Iterator[bytes]]:
-        """Contents of the lines of a streamed answer as they come, without the empty lines that keep it alive.
+        """Contents of the lines of a streamed answer as they arrive, without the empty keep-alive lines.
 
         LostError when the connection breaks, garbles a line, or brings nothing for `timeout_s`; not retried here.
         """
@@ -107,7 +107,7 @@ class Transport:
             yield (from_line(line) for line in self._in_time(_split(response.iter_bytes())) if line)
 
     def left_s(self) -> float:
-        """Time until `until_s` [s]. AgentError: it is over."""
+        """Time until `until_s` [s]. AgentError if it has passed."""
         left_s = self.until_s - time.monotonic()
         if left_s <= 0:
             raise AgentError(f"agent {self.url}: did not answer within the time that it was given")
@@ -118,7 +118,7 @@ class Transport:
         return httpx.Timeout(min(timeout_s, left_s), connect=min(CONNECT_TIMEOUT_S, left_s))
 
     def _in_time(self, lines: Iterator[bytes]) -> Iterator[bytes]:
-        """Lines, also empty ones, which an agent can send for ever."""
+        """The lines, empty ones included; the deadline is checked at each, since an agent can send empty lines for ever."""
         for line in lines:
             self.left_s()
             yield line
@@ -139,7 +139,7 @@ class Transport:
             raise AgentError(f"agent {self.url}: the connection was closed here") from error
 
     def _check(self, response: httpx.Response) -> None:
-        """Pass a success. LostError for refusals that another attempt may mend, else AgentError with the agent's own line."""
+        """Accept a success. LostError for refusals that another attempt may mend, else AgentError with the agent's own line."""
         try:
             check(response.content, response.headers.get(CHECKSUM_HEADER))
             refusal = None if response.is_success else ErrorBody.model_validate_json(response.content)
@@ -159,7 +159,7 @@ class Transport:
 
 
 class Retries:
-    """The attempts at one thing: waits between them, longer after each failure, until there were enough."""
+    """The attempts at one request: the pauses between them grow with each failure, until the attempts are used up."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -167,11 +167,11 @@ class Retries:
         self._since_s = 0.0
 
     def reset(self) -> None:
-        """Something succeeded: count anew."""
+        """Count anew after a success."""
         self._failures = 0
 
     def wait(self, error: Exception) -> None:
-        """Wait before the next attempt; AgentError when there were enough."""
+        """Wait before the next attempt; AgentError when the attempts are used up."""
         if self._failures == 0:
             self._since_s = time.monotonic()
         self._failures += 1
@@ -192,7 +192,7 @@ class Retries:
 
 
 def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines without their ends. Only the byte of a line feed ends one: names of models may hold other line breaks."""
+    """Lines without their ends. Only the line feed byte ends a line: names of models may hold other line breaks."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -208,7 +208,7 @@ def _seconds(response: httpx.Response) -> float:
 
 
 def _trusted(ca_file: Path | None) -> ssl.SSLContext:
-    """Certificates that https is checked against; AgentError for a file that holds none."""
+    """Certificates that https is checked against; AgentError for a file without any."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:

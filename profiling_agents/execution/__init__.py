@@ -1,1 +1,1 @@
-"""Running and timing one model at a time in a child process, behind walls and limits."""
+"""Running and timing one model at a time in a child process, inside a sandbox and limits."""

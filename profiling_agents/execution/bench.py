@@ -1,6 +1,6 @@
-"""Loading and running foreign models, in the child process, behind its walls.
+"""Loading and running foreign models in the child process, inside its sandbox.
 
-Frames come in on stdin and go out on a private copy of stdout. Output of the runtime goes to stderr, a log file that the
+Frames arrive on stdin and leave on a private copy of stdout. Output of the runtime goes to stderr, a log file that the
 service keeps. The working folder holds the models, named by digest.
 """
 
@@ -37,7 +37,7 @@ from profiling_agents.sensing.sensors import cores_root, frequency_mhz, throttle
 from profiling_agents.walls.raising import Raised
 
 FREQUENCY_DROP = 0.05
-"""A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
+"""A frequency that falls by more than this share during a measurement makes it noisy (throttling)."""
 
 WAITING_SHARE = 0.25
 """Share of the wall-clock limit for waiting until the core is calm."""
@@ -47,7 +47,7 @@ Request = TypeVar("Request", bound=Message)
 
 
 def serve(argument: str, raised: Raised) -> int:
-    """Open the runtime, then load, run and free one model after the other. raised: the walls around this process."""
+    """Open the runtime, then load, run and free one model after the other. raised: the sandbox of this process."""
     settings = WorkerSettings.model_validate_json(argument)
     pace = Pace() if len(settings.cores) == 1 else None
 
@@ -97,7 +97,7 @@ def _send(stream: BinaryIO, reply: ChildReply, payload: bytes = b"") -> None:
 
 
 def faults_told(answer: Callable[[], tuple[ChildReply, bytes]]) -> tuple[ChildReply, bytes]:
-    """An answer; every fault of a model becomes its reason."""
+    """The answer; every fault of a model becomes the reason of a failed reply."""
     try:
         return answer()
     except (MemoryError, ModelMemoryError) as error:
@@ -109,17 +109,17 @@ def faults_told(answer: Callable[[], tuple[ChildReply, bytes]]) -> tuple[ChildRe
 
 
 def load(backend: Backend, job: JobMessage) -> Model:
-    """The model of a job. ModelError: it has another format, or the runtime refuses it."""
+    """The model of a job. ModelError if its format is unsupported or the runtime refuses it."""
     if job.format not in backend.formats:
         raise ModelError(f"format '{job.format}'; this device takes {', '.join(backend.formats)}")
-    job.engine.settled(backend.engine_options)  # refused here, whatever the backend looks at
+    job.engine.settled(backend.engine_options)  # refused here, whichever options the backend reads
     return backend.load([Path(digest) for digest in job.files], job)
 
 
 def _answer(
     backend: Backend, worker: WorkerSettings, pace: Pace | None, request: ChildRequest, payload: bytes
 ) -> tuple[ChildReply, bytes]:
-    """Load, do and free one model."""
+    """Load one model, time or run it, and free it."""
     model = load(backend, request.job)
     try:
         if request.settings is not None:
@@ -156,7 +156,7 @@ def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace:
 
 
 def bounded_waiting(settings: MeasureSettings, limits: ModelLimits) -> MeasureSettings:
-    """The settings with the wait for a calm core cut to a part of the wall-clock limit, so that no job fails by waiting."""
-    measured_ms = 2 * settings.time_cap_ms + settings.layers_ms  # twice, where it is noisy
+    """The settings with the wait for a calm core limited to a part of the wall-clock limit, so that no job fails by waiting."""
+    measured_ms = 2 * settings.time_cap_ms + settings.layers_ms  # twice: a noisy measurement is repeated
     patience = min(settings.patience, WAITING_SHARE * limits.wall_s * 1e3 / measured_ms)
     return settings.model_copy(update={"patience": patience})

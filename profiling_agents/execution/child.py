@@ -1,4 +1,4 @@
-"""The service's handle on its child process: start, ask within a time limit, kill, say how it died."""
+"""The service's handle on its child process: start, ask within a time limit, kill, report how it died."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from profiling_agents.startup import TOKEN_VARIABLE, python_path
 START_LIMIT_S = 180.0
 LOG_NAME = "child.log"
 MODELS = "models"
-"""The folder of the child inside the service's: for models, and files that the runtime writes."""
+"""The child's folder inside the service's: holds models, and files that the runtime writes."""
 LOG_TAIL_BYTES = 2000
 
 
@@ -29,7 +29,7 @@ class ChildDiedError(Exception):
 
 
 class Child:
-    """One child process. Not to be used by two requests at a time."""
+    """One child process. It serves one request at a time."""
 
     def __init__(self, settings: WorkerSettings, folder: Path) -> None:
         self._settings = settings
@@ -43,7 +43,7 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> tuple[RuntimeInfo, Walls]:
-        """Start the process and wait for its runtime and walls; AgentError when there is no runtime."""
+        """Start the process and wait for its runtime and sandbox; AgentError when there is no runtime."""
         self.served = 0
         with (self._folder / LOG_NAME).open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -66,7 +66,7 @@ class Child:
         return reply.runtime, reply.walls
 
     async def ask(self, request: Message, payload: bytes = b"") -> tuple[ChildReply, bytes]:
-        """One request and its reply. ChildDiedError when the child hit a limit or crashed. Cancelling kills the child."""
+        """Send one request and return its reply. ChildDiedError when the child hit a limit or crashed. Cancelling kills it."""
         self.served += 1
         self._truncate_log()
         try:
@@ -84,11 +84,11 @@ class Child:
             raise
 
     def kill(self) -> None:
-        """End the process, also in the middle of a request."""
+        """End the process, even in the middle of a request."""
         if self.alive:
             assert self._process is not None
-            with suppress(ProcessLookupError):  # it has ended, and asyncio has not told yet
-                # Process.kill would take the exit status of a process that has ended, which asyncio then misses
+            with suppress(ProcessLookupError):  # it has ended, and asyncio has not noticed yet
+                # Process.kill would take the exit status of an ended process, and asyncio would miss it
                 os.kill(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:

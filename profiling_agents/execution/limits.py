@@ -1,4 +1,4 @@
-"""Limits of memory and time that the child process puts on itself before it touches a foreign model."""
+"""Limits of memory and time that the child process sets for itself before it touches a foreign model."""
 
 import math
 import resource
@@ -10,7 +10,7 @@ from profiling_agents.messages import MIB, Message
 
 
 class ModelLimits(Message):
-    """The limits of one model. Memory is address space of the child, beyond the address space of the runtime alone.
+    """The limits of one model. Memory is the child's address space beyond that of the runtime alone.
 
     Runtimes differ in the latter: ncnn maps about 0.2 GiB, torch 3.4.
     """
@@ -21,13 +21,13 @@ class ModelLimits(Message):
 
 
 def allow_memory(memory_mib: int) -> None:
-    """From now on this process may map `memory_mib` more; further allocations fail (ENOMEM)."""
+    """Allow this process to map `memory_mib` more from now on; further allocations fail (ENOMEM)."""
     limit = psutil.Process().memory_info().vms + memory_mib * MIB
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def allow_cpu(seconds: int) -> None:
-    """The system kills this process (SIGXCPU) after so many more seconds of CPU time."""
+    """Have the system kill this process (SIGXCPU) after this many more seconds of CPU time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     until = math.ceil(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))

@@ -1,6 +1,6 @@
 """Timing one model reliably.
 
-Warm-up by time and count, inner repeats until a sample can be timed, blocks spread over time, p50/p90 over
+Warm-up by time and count, inner repeats until a sample is long enough to be timed, blocks spread over time, p50/p90 over
 samples, stop when p50 is known well enough. After TVM's min_repeat_ms, TFLite benchmark_model, MLPerf Mobile.
 A sample is interrupted when the system gives the core to another process meanwhile. With one thread, an interrupted sample
 counts as the time for which the model had the core. With several threads, an interrupted sample is left out while enough
@@ -34,10 +34,10 @@ def measure(
     prepare: Callable[[], None] | None = None,
     pace: Pace | None = None,
 ) -> Timing:
-    """Time `repeat(n)`, which runs the model n times; once more when the spread is above the limit.
+    """Time `repeat(n)`, which runs the model n times; measure a second time when the spread is above the limit.
 
-    one_thread: the calling thread alone computes, so that its CPU time is the CPU time of the model. prepare: called before
-    each sample, which is then a single run. pace: of the core; None for models that run on several cores.
+    one_thread: the calling thread alone computes, so its CPU time is the CPU time of the model. prepare: called before each
+    sample, which is then a single run. pace: speed of the core; None for models that run on several cores.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -66,7 +66,7 @@ def _timed(repeat: Repeat, runs: int) -> float:
 
 
 def _warm_up(repeat: Repeat, settings: MeasureSettings) -> int:
-    """Run until time and count are reached; returns how many runs make one sample of `sample_us`."""
+    """Run until time and count are reached; return how many runs make one sample of `sample_us`."""
     target_s = settings.sample_us * 1e-6
     until = time.perf_counter() + settings.warmup_ms * 1e-3
     runs, fastest_s, repeats = 0, math.inf, 1
@@ -81,7 +81,7 @@ def _warm_up(repeat: Repeat, settings: MeasureSettings) -> int:
 
 @dataclass(slots=True)
 class _Samples:
-    """Durations [s per run]: calm samples, and apart from them samples that were interrupted or slowed down."""
+    """Durations [s per run]: calm samples, and separately samples that were interrupted or slowed down."""
 
     one_thread: bool
     prepare: Callable[[], None] | None
@@ -91,7 +91,7 @@ class _Samples:
 
     def add(self, repeat: Repeat, repeats: int, wait_until_s: float) -> None:
         if self.pace is not None and self.pace.wait(wait_until_s):
-            repeat(1)  # whatever ran meanwhile has changed the caches
+            repeat(1)  # other processes ran meanwhile and changed the caches
         if self.prepare is not None:
             self.prepare()
         before, cpu_s = _interruptions(), time.thread_time()
@@ -104,7 +104,7 @@ class _Samples:
         (self.calm if calm else self.disturbed).append(duration_s / repeats)
 
     def summary(self, repeats: int, settings: MeasureSettings) -> Timing:
-        """The timing of the calm samples; where these are too few, the timing of all samples, flagged noisy."""
+        """The timing of the calm samples; if there are too few, the timing of all samples, flagged noisy."""
         enough = len(self.calm) >= settings.min_samples
         counted = np.array(self.calm if enough else self.calm + self.disturbed)
         p10, p50, p90 = (float(value) for value in np.quantile(counted, (0.1, 0.5, 0.9)) * 1e3)
@@ -114,12 +114,12 @@ class _Samples:
 
 
 def _interruptions() -> int:
-    """Number of times that the system has taken a core from this process so far."""
+    """How often the system has taken a core from this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings, samples: _Samples) -> _Samples:
-    """Fills `samples` in blocks with pauses, until p50 is known well enough or the time is up."""
+    """Fill `samples` in blocks with pauses, until p50 is known well enough or the time is up."""
     calm, disturbed = samples.calm, samples.disturbed
     until = time.perf_counter() + settings.time_cap_ms * 1e-3
     patience = 0.0 if samples.pace is None else settings.patience

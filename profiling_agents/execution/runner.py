@@ -26,7 +26,7 @@ class Runner:
         self._memory_mib = settings.limits.memory_mib
 
     async def start(self) -> tuple[RuntimeInfo, Walls]:
-        """Start the child; AgentError when the runtime is not there."""
+        """Start the child; AgentError when the runtime is not installed."""
         return await self._child.start()
 
     async def close(self) -> None:
@@ -46,7 +46,7 @@ class Runner:
         return RunResult(tensors=reply.tensors, reason=reply.reason), outputs
 
     async def _ask(self, request: ChildRequest, payload: bytes = b"") -> tuple[ChildReply, bytes]:
-        """Ask the child. A job that ran out of memory or crashed in a used child is tried once in a fresh child."""
+        """Ask the child. A job that ran out of memory or crashed in a used child is retried once in a fresh child."""
         if not self._child.alive:
             await self._child.start()
         fresh = self._child.served == 0
@@ -58,7 +58,7 @@ class Runner:
         return reply, outputs
 
     async def _try(self, request: ChildRequest, payload: bytes) -> tuple[ChildReply, bytes, bool]:
-        """(reply, outputs, whether another child may fare better)."""
+        """(reply, outputs, whether another child may succeed)."""
         try:
             reply, outputs = await self._child.ask(request, payload)
         except ChildDiedError as error:

@@ -1,6 +1,6 @@
-"""Segments of a SubNet that stay loaded, in the child process, behind its walls: run one behind the other on what comes.
+"""Segments of a SubNet that stay loaded in the child process, inside its sandbox, and run one behind the other.
 
-The same frames as in `bench`; payloads are tensors as they cross the stream.
+The frames are the same as in `bench`; payloads are tensors in the coding of the stream.
 """
 
 import time
@@ -17,7 +17,7 @@ from profiling_agents.walls.raising import Raised
 
 
 def serve(argument: str, raised: Raised) -> int:
-    """Open the runtime, then load a SubNet and run its segments. raised: the walls around this process."""
+    """Open the runtime, then load a SubNet and run its segments. raised: the sandbox of this process."""
     settings = WorkerSettings.model_validate_json(argument)
     loaded: list[_LoadedSegments] = []
 
@@ -42,7 +42,7 @@ class _LoadedSegments:
             self._outputs(number, [np.zeros(shape, np.float32) for shape in segment.input_shapes])
 
     def run(self, request: ChildSegments, payload: bytes) -> tuple[ChildReply, bytes]:
-        """Values that leave the segments of the request, from the values that enter."""
+        """The values that leave the segments of the request, computed from the values that enter."""
         start_s = time.perf_counter()
         names = self.subnet.entering(request.first, request.last)
         tensors = decoded_all(request.tensors, [self.shapes[name] for name in names], payload)
@@ -57,7 +57,7 @@ class _LoadedSegments:
         return reply, b"".join(content for _, content in left)
 
     def _outputs(self, number: int, inputs: Sequence[FloatArray]) -> list[FloatArray]:
-        """Of one segment; ModelError for shapes or types other than the SubNet's."""
+        """Outputs of one segment; ModelError for shapes or types other than the SubNet's."""
         segment = self.subnet.segments[number]
         outputs = self.models[number].run(inputs)
         for name, tensor in zip(segment.output_names, outputs, strict=True):

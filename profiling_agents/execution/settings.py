@@ -9,7 +9,7 @@ from profiling_agents.sensing.sensors import SYSTEM
 
 
 class WallPlan(Message):
-    """The walls around the child, as `walls.raising.PlannedWalls` reads them; `folder`: the child's own."""
+    """The sandbox of the child, as `walls.raising.PlannedWalls` reads it; `folder`: the child's own."""
 
     folder: Path
     user: int | None
@@ -18,7 +18,7 @@ class WallPlan(Message):
 
 
 class WorkerSettings(RuntimeOptions):
-    """How the service starts its child (one JSON argument). segments: it serves segments that stay loaded, and times none."""
+    """How the service starts its child (one JSON argument). segments: serve loaded segments and time no models."""
 
     cores: tuple[int, ...]
     limits: ModelLimits

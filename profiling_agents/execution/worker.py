@@ -1,6 +1,6 @@
 """The child process in which foreign models run: `python -m profiling_agents.execution.worker SETTINGS` (JSON).
 
-It raises its walls before it imports anything that is not Python's own: walls hold for threads that start later only.
+It sets up its sandbox before it imports anything outside Python's own library: the sandbox covers only later threads.
 """
 
 import json
@@ -11,7 +11,7 @@ from profiling_agents.walls.raising import PlannedWalls, raise_walls
 
 
 def main(argument: str) -> int:
-    """Raise the walls that the settings plan, then serve requests until stdin closes."""
+    """Set up the sandbox that the settings plan, then serve requests until stdin closes."""
     settings = json.loads(argument)
     plan = settings["walls"]
     raised = raise_walls(None if plan is None else PlannedWalls.of(plan))

@@ -1,6 +1,6 @@
 """The base of all messages: strictness, types of names and shapes, errors of one line.
 
-Shapes count the batch axis first; times are milliseconds with the nanosecond clock's resolution kept.
+Shapes count the batch axis first; times are milliseconds that keep the nanosecond clock's resolution.
 """
 
 from typing import Annotated, Literal
@@ -46,7 +46,7 @@ class ErrorBody(Message):
 
 
 def one_line(error: ValidationError) -> str:
-    """The first fault of a message: where, what, and how many more there are."""
+    """The first fault of a message: its place, its description, and the number of further faults."""
     faults = error.errors(include_url=False, include_context=False)
     where = ".".join(str(part) for part in faults[0]["loc"]) or "message"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

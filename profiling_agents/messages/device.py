@@ -1,4 +1,4 @@
-"""A device: its runtime, processor, sensors, limits and walls."""
+"""A device: its runtime, processor, sensors, limits and sandbox."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from profiling_agents.messages.base import Format, Message, Precision
 from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine, EngineOption, RuntimeSettings
 
 PROTOCOL = 7
-"""Raised with every change of a message that the other side would not read. Client and agent have the same."""
+"""Raised with every incompatible change of a message. Client and agent must have the same number."""
 
 
 PowerSource = Literal["ac", "battery"]
@@ -17,11 +17,11 @@ PowerSource = Literal["ac", "battery"]
 class RuntimeInfo(Message):
     """The inference runtime as its own process reports it. `build`: hash of the library that runs.
 
-    `precision`: what it computes in; of int8 the models are quantised, and layers of theirs that are not run in fp32.
+    `precision`: precision of the computation; for int8, models are quantised and their remaining layers run in fp32.
     `precisions`: the precisions that a probe found to compute here. `arithmetic`: the precision in which products of fp16 are
-    added up. `provider`: the implementation of the runtime. `accelerator`: its processor, where this is not the CPU.
-    `settings`: what it is told before it runs a model with the default engine, in words of its API. `engine_options`: what a
-    client may choose of how whole networks run, with these threads.
+    added up. `provider`: the implementation of the runtime. `accelerator`: its processor, if this is not the CPU.
+    `settings`: runtime settings of the default engine, by the names of its API. `engine_options`: the options that a client
+    may choose for running whole networks with these threads.
     """
 
     backend: str
@@ -38,7 +38,7 @@ class RuntimeInfo(Message):
 
 
 class CoreState(Message):
-    """One core: `capacity` tells big from little cores; the allowed frequencies and the present frequency in MHz."""
+    """One core: `capacity` distinguishes big from little cores; the allowed frequencies and the present frequency in MHz."""
 
     number: int
     capacity: int | None
@@ -49,14 +49,14 @@ class CoreState(Message):
 
 
 class Temperature(Message):
-    """One sensor of temperature."""
+    """The reading of one temperature sensor."""
 
     name: str
     celsius: float
 
 
 class PowerSensor(Message):
-    """One sensor that can be read: a counter of energy, or power at the moment."""
+    """One readable sensor: a counter of energy, or the momentary power."""
 
     name: str
     kind: Literal["rapl", "ina3221", "hwmon", "nvml"]
@@ -78,7 +78,7 @@ class DeviceState(Message):
 
 
 class Walls(Message):
-    """The walls between a model and the rest of the device: those that stand, and a line for each missing wall."""
+    """The sandbox between a model and the rest of the device: its standing walls, and a line for each missing wall."""
 
     standing: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Capabilities(RuntimeInfo):
     """One device: runtime, processor, limits. Measurements with equal `fingerprint` are comparable.
 
     `state` is read anew whenever the device is asked. `running_system`: equal for processes that share processors.
-    `engine`: with which a client runs its models; its choices count in the `fingerprint` that the client sees.
+    `engine`: the engine with which a client runs its models; its choices count in the `fingerprint` that the client sees.
     """
 
     protocol: int

@@ -12,14 +12,14 @@ MOST_OPTIONS = 32
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 Setting = bool | int | Word
 RuntimeSettings = Annotated[dict[Word, Setting], Field(max_length=MOST_OPTIONS)]
-"""What a runtime is told before it runs a model: by the names of its own API."""
+"""Runtime settings, by the names of the runtime's own API."""
 
 
 class EngineOption(Message):
-    """An option of a runtime. `default`: the choice that the runtime's agent takes unasked. `does`: one sentence.
+    """An option of a runtime. `default`: the choice that the runtime's agent takes by itself. `does`: one sentence.
 
-    `by_operator`: a model's file can choose the same for each of its operators. `sets`: by choice what it changes in the
-    runtime's settings; a choice that is not there changes nothing.
+    `by_operator`: a model's file can make the same choice for each of its operators. `sets`: the changes of the runtime's
+    settings per choice; a choice without an entry changes nothing.
     """
 
     name: Word
@@ -38,7 +38,10 @@ class EngineOption(Message):
 
 
 class Engine(Message):
-    """Choices by option, in the order of names. An option without a choice has its default: all of them in an empty engine."""
+    """Choices by option, in the order of names. An option without a choice has its default.
+
+    An empty engine has all defaults.
+    """
 
     choices: dict[Word, Word] = Field(default={}, max_length=MOST_OPTIONS)
 
@@ -49,11 +52,11 @@ class Engine(Message):
 
     @property
     def text(self) -> str:
-        """For people and for keys: `graph=basic order=priority`; "" for an empty engine."""
+        """Text for people and for keys: `graph=basic order=priority`; "" for an empty engine."""
         return " ".join(f"{name}={choice}" for name, choice in self.choices.items())
 
     def changed(self, option: str, choice: str) -> "Engine":
-        """The engine with another choice of one option."""
+        """The engine with one option changed to another choice."""
         return Engine(choices={**self.choices, option: choice})
 
     def settled(self, options: Sequence[EngineOption]) -> Mapping[str, str]:
@@ -68,13 +71,16 @@ class Engine(Message):
         return {name: self.choices.get(name, option.default) for name, option in known.items()}
 
     def applied(self, settings: RuntimeSettings, options: Sequence[EngineOption]) -> RuntimeSettings:
-        """The settings of a runtime with those of this engine. AgentError as `settled`."""
+        """The runtime's settings with the changes of this engine. AgentError as in `settled`."""
         choices = self.settled(options)
         changes = [option.sets.get(choices[option.name], {}) for option in options]
         return {**settings, **{name: value for change in changes for name, value in change.items()}}
 
     def without_defaults(self, options: Sequence[EngineOption]) -> "Engine":
-        """The same engine by its fewest choices, so that equal engines have one text. AgentError as `settled`."""
+        """The same engine without choices that equal the defaults, so that equal engines have one text.
+
+        AgentError as in `settled`.
+        """
         self.settled(options)
         defaults = {option.name: option.default for option in options}
         return Engine(choices={name: choice for name, choice in self.choices.items() if choice != defaults[name]})
@@ -85,4 +91,4 @@ class Engine(Message):
 
 
 DEFAULT_ENGINE = Engine()
-"""All defaults of a runtime."""
+"""The engine with all defaults of a runtime."""

@@ -13,7 +13,7 @@ MAX_JOBS_PER_BATCH = 256
 
 
 class LeaseRequest(Message):
-    """Ask for the device, alone, for `ttl_s` seconds; renew before they pass.
+    """Request for exclusive use of the device for `ttl_s` seconds; renew before they pass.
 
     `lease`: random, made by the client, so that asking again after a lost answer is the same request.
     """
@@ -39,8 +39,8 @@ class ModelStored(Message):
 class JobMessage(Message):
     """One model to run: digests of its uploaded files, and its inputs and outputs by name.
 
-    ncnn: files (param, bin), or (param,) with zeros for all weights: then it can be timed, not run for its outputs.
-    executorch: one program (.pte), which has no names: those of the job stand for its inputs and outputs in order.
+    ncnn: files (param, bin), or (param,) with zeros for all weights: it can then be timed, but not run for its outputs.
+    executorch: one program (.pte), which has no names: the job names its inputs and outputs in order.
     `output_shapes` restores shapes that the runtime does not keep. `engine`: how the runtime runs it.
     """
 
@@ -77,7 +77,7 @@ class JobsRequest(Message):
 
 
 class JobsQueued(Message):
-    """The jobs of a batch have the numbers from `first` up to and without `next`."""
+    """The jobs of a batch have the numbers from `first` up to, but not including, `next`."""
 
     first: int
     next: int

@@ -36,7 +36,7 @@ class Measurement(Message):
     """Latency of one model, or the reason of a failure. A failure never has a time.
 
     `spread` = (p90 - p10) / p50. `noisy`: the spread was above the limit in a second measurement, too.
-    `energy_mj`: energy of one run, by the device's sensors; None: not asked for, or unknown.
+    `energy_mj`: energy of one run, by the device's sensors; None if not requested or unknown.
     """
 
     key: Name

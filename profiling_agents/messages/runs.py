@@ -12,7 +12,7 @@ from profiling_agents.messages.settings import MeasureSettings
 from profiling_agents.messages.streams import SentActivation
 
 MAX_TENSORS_MIB = 256
-"""Inputs or outputs of one run."""
+"""Limit for the inputs, and for the outputs, of one run."""
 TENSOR_TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool")
 
 
@@ -46,9 +46,9 @@ class ChildRequest(Message):
 
 
 class ChildReply(Message):
-    """Child to service: the runtime and its walls (first frame), a timing, outputs, or the reason of a failure.
+    """Child to service: the runtime and its sandbox (first frame), a timing, outputs, or the reason of a failure.
 
-    activations: how the outputs of segments are coded, which took computed_ms.
+    activations: the coding of the outputs of segments. computed_ms: time to compute and code them.
     """
 
     runtime: RuntimeInfo | None = None

@@ -12,15 +12,15 @@ class MeasureSettings(Message):
 
     Runs are repeated until one sample lasts `sample_us`. Samples come in blocks with pauses between them. Sampling
     stops when the 95 % confidence interval of p50 is within ± `confidence` of p50, or at `time_cap_ms` (pauses
-    included; `min_samples` come first). An interrupted sample counts with its CPU time where one thread computes. With
-    several threads it is left out, unless fewer than `min_samples` are left. With one thread, samples on a core that
-    other processes slow down are left out, too. The agent waits for a calm core up to `patience` times as long as the
-    cap; after that, slow samples count, and the time is flagged noisy. A model whose `spread` = (p90 - p10) / p50 is
-    above `spread_limit` is measured once more, then flagged noisy.
+    included; `min_samples` come first). With one thread, an interrupted sample counts with its CPU time. With several
+    threads it is left out, unless fewer than `min_samples` are left. With one thread, samples on a core that other
+    processes slow down are left out, too. The agent waits for a calm core up to `patience` times as long as the cap;
+    after that, slow samples count, and the time is flagged noisy. A model whose `spread` = (p90 - p10) / p50 is above
+    `spread_limit` is measured once more, then flagged noisy.
 
-    `layers_ms` above 0 (warm caches only): the runtime's layers are timed inside the model for so long afterwards.
+    `layers_ms` above 0 (warm caches only): the runtime's layers are timed inside the model for this long afterwards.
     `cache` "cold": the processor's caches are emptied before each sample, which is then a single run.
-    `energy_ms` above 0 (warm caches only): the model runs for so long while the device's sensors count the energy.
+    `energy_ms` above 0 (warm caches only): the model runs for this long while the device's sensors count the energy.
     """
 
     warmup_ms: float = Field(default=4.0, ge=0.0, le=10_000.0)

@@ -1,8 +1,8 @@
-"""Messages of a stream: one kept connection between a home, which has requests, and a device that serves segments to it;
-or between two devices, of which one gives values to the other.
+"""Messages of a stream: one kept connection over which a coordinator sends requests to a device that serves segments, or over
+which one device gives values to another.
 
-All tensors are float32 in the SubNet. They cross the stream in one of three codings, without their shapes: both sides
-know these from the SubNet, whose digest they compare first.
+All tensors are float32 in the SubNet. They cross the stream in one of three codings, without their shapes: both sides know
+the shapes from the SubNet, whose digest they compare first.
 """
 
 import hashlib
@@ -16,25 +16,25 @@ from profiling_agents.messages.base import Digest, Format, Message, Name, Nonce,
 from profiling_agents.messages.jobs import JobMessage
 
 STREAM_PROTOCOL = 2
-"""Raised with every change of a stream that the other side would not read."""
+"""Raised with every incompatible change of a stream."""
 MOST_SEGMENTS = 256
 MOST_BOUNDARY_BYTES = 1 << 28
-"""Of the tensors that enter or leave segments together, in fp32."""
+"""Limit for the fp32 bytes of all tensors that enter or leave segments together."""
 MOST_PROBE_BYTES = 1 << 18
 MOST_WITHIN_MS = 600_000.0
 
 ActivationCoding = Literal["fp32", "fp16", "int8"]
 CODED_BYTES: dict[ActivationCoding, int] = {"fp32": 4, "fp16": 2, "int8": 1}
-"""Of one value."""
+"""Bytes per value."""
 RequestNumber = Annotated[int, Field(ge=0, lt=2**53)]
 Milliseconds = Annotated[float, Field(ge=0.0)]
 ProbeBytes = Annotated[int, Field(ge=0, le=MOST_PROBE_BYTES)]
 
 
 class ServedSubNet(Message):
-    """Segments of one SubNet in the order in which they run; each reads the network's input and what those before it give.
+    """Segments of one SubNet in running order; each reads the network's input and outputs of segments before it.
 
-    answer: the value that the network is run for, which the last segment gives. file_bytes: size of each file by its sha256.
+    answer: the network's result, an output of the last segment. file_bytes: size of each file by its sha256.
     """
 
     segments: Annotated[tuple[JobMessage, ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
@@ -69,12 +69,12 @@ class ServedSubNet(Message):
 
     @property
     def digest(self) -> str:
-        """sha256 of all that is said here: names, shapes, and the digests of the files."""
+        """sha256 of the whole message: names, shapes, and the digests of the files."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Of every value that enters or leaves a segment."""
+        """Shape of every value that enters or leaves a segment."""
         found: dict[str, Shape] = {}
         for one in self.segments:
             assert one.output_shapes is not None, "checked"
@@ -83,24 +83,24 @@ class ServedSubNet(Message):
         return found
 
     def entering(self, first: int, last: int) -> tuple[str, ...]:
-        """Values that segments first … last read and do not give themselves: each once, by first use."""
+        """Values that segments first … last read from outside: each once, by first use."""
         made = {name for one in self.segments[first : last + 1] for name in one.output_names}
         read = (name for one in self.segments[first : last + 1] for name in one.input_names)
         return tuple(dict.fromkeys(name for name in read if name not in made))
 
     def leaving(self, first: int, last: int) -> tuple[str, ...]:
-        """Values of segments first … last that later segments read, or the answer."""
+        """Outputs of segments first … last that later segments read, or the answer."""
         later = {name for one in self.segments[last + 1 :] for name in one.input_names} | {self.answer}
         made = (name for one in self.segments[first : last + 1] for name in one.output_names)
         return tuple(name for name in made if name in later)
 
     def has(self, first: int, last: int) -> bool:
-        """Whether first … last are segments."""
+        """Whether first … last are segments of this SubNet."""
         return 0 <= first <= last < len(self.segments)
 
 
 class SentActivation(Message):
-    """How one tensor crosses. scale: of int8, a value is its integer times the scale; one scale for the whole tensor."""
+    """The coding of one tensor. scale: for int8, a value is its integer times the scale; one scale for the whole tensor."""
 
     coding: ActivationCoding
     scale: Annotated[float, Field(gt=0.0)] = 1.0
@@ -110,12 +110,12 @@ Activations = Annotated[tuple[SentActivation, ...], Field(max_length=256)]
 
 
 def coded_bytes(shapes: Iterable[Shape], activations: Iterable[SentActivation]) -> int:
-    """Bytes of tensors as they cross."""
+    """Bytes of the coded tensors."""
     return sum(math.prod(shape) * CODED_BYTES[one.coding] for shape, one in zip(shapes, activations, strict=True))
 
 
 class Hello(Message):
-    """The home's first message, with the token."""
+    """The coordinator's first message, with the token."""
 
     kind: Literal["hello"] = "hello"
     protocol: int
@@ -123,9 +123,9 @@ class Hello(Message):
 
 
 class HelloDevice(Message):
-    """The first message of another device, which has values for runs. proof: that a home with this device's token sent it.
+    """The first message of another device that gives values. proof: shows that a coordinator with this device's token sent it.
 
-    digest: of the SubNet whose values it has. `profiling_agents.streams.proofs.proof_of` makes the proof.
+    digest: the SubNet of the values. `profiling_agents.streams.proofs.proof_of` makes the proof.
     """
 
     kind: Literal["hello_device"] = "hello_device"
@@ -135,9 +135,9 @@ class HelloDevice(Message):
 
 
 class Welcome(Message):
-    """The device's answer to a right token: what it is, and the formats of files that it takes.
+    """The device's answer to a right token: its description, and the file formats that it takes.
 
-    hands: its operator allows other devices to which it may give values.
+    hands: the device's operator allows it to give values to other devices.
     """
 
     kind: Literal["welcome"] = "welcome"
@@ -151,14 +151,14 @@ class Welcome(Message):
 
 
 class LoadSubNet(Message):
-    """The home wants to run segments of this SubNet from now on."""
+    """The coordinator wants to run segments of this SubNet from now on."""
 
     kind: Literal["load"] = "load"
     subnet: ServedSubNet
 
 
 class LoadedSubNet(Message):
-    """The SubNet with this digest is ready; with files missing, it is not: they are sent, then it is asked for again."""
+    """The SubNet with this digest is ready, or files are missing: the coordinator sends them and asks again."""
 
     kind: Literal["loaded"] = "loaded"
     digest: Digest
@@ -173,16 +173,16 @@ class SentFile(Message):
 
 
 class KeptFile(Message):
-    """The device's own digest of the bytes that came."""
+    """The device's own digest of the received bytes."""
 
     kind: Literal["kept"] = "kept"
     sha256: Digest
 
 
 class Receiver(Message):
-    """The device that gets what leaves a run, in the place of home: its address, and what shows that home sent the giver.
+    """The device that takes the outputs of a run instead of the coordinator: its address, and a proof for the giving device.
 
-    digest: of its SubNet. ticket: of its run, which waits for the values.
+    digest: its SubNet. ticket: identifies its run that waits for the values.
     """
 
     url: Annotated[str, Field(max_length=300)]
@@ -192,10 +192,10 @@ class Receiver(Message):
 
 
 class RunSegments(Message):
-    """Run segments first … last on `ServedSubNet.entering`, whose bytes follow in order. coding: of the answer's tensors.
+    """Run segments first … last on `ServedSubNet.entering`, whose bytes follow in order. coding: for the answer's tensors.
 
-    ticket: no tensors follow; they come with this ticket, from another device or from home. receiver: what leaves the run goes
-    there. within_ms: for values to come, and for values to be given.
+    ticket: no tensors follow; another device or the coordinator sends them with this ticket. receiver: device that takes the
+    outputs. within_ms: time limit for receiving values, and for giving them.
     """
 
     kind: Literal["run"] = "run"
@@ -210,7 +210,7 @@ class RunSegments(Message):
 
 
 class GivenTimes(Message):
-    """Values that another device has taken: their bytes; the time in all; and that from the head of their frame to the end."""
+    """Values that another device took: bytes; total time; and the time from the head of their frame to its end."""
 
     bytes: Annotated[int, Field(ge=0)]
     total_ms: Milliseconds
@@ -220,8 +220,8 @@ class GivenTimes(Message):
 class RanSegments(Message):
     """`ServedSubNet.leaving`, whose bytes follow in order.
 
-    received_ms: from the head of the values to their last byte. waited_ms, computed_ms: for the processor, and on it.
-    given: the values are at the receiver, and none follow. not_given: why they follow although there is a receiver.
+    received_ms: from the head of the values to their last byte. waited_ms, computed_ms: time waiting for and on the processor.
+    given: the receiver has the values, and none follow. not_given: why they follow although the run has a receiver.
     """
 
     kind: Literal["ran"] = "ran"
@@ -235,7 +235,7 @@ class RanSegments(Message):
 
 
 class MissedValues(Message):
-    """The values that a run waited for did not come in time; nobody waits for them any more."""
+    """The values for a run did not arrive in time; the run waits no longer."""
 
     kind: Literal["missed"] = "missed"
     request: RequestNumber
@@ -259,7 +259,7 @@ class TookValues(Message):
 
 
 class SentProbe(Message):
-    """Bytes that mean nothing follow; so many of them come back."""
+    """Meaningless bytes follow; `back` bytes are to come back."""
 
     kind: Literal["probe"] = "probe"
     request: RequestNumber
@@ -268,7 +268,7 @@ class SentProbe(Message):
 
 
 class ReturnedProbe(Message):
-    """The answer to a probe, with bytes that mean nothing. received_ms: from the head of the probe to its last byte."""
+    """The answer to a probe, with meaningless bytes. received_ms: from the head of the probe to its last byte."""
 
     kind: Literal["probed"] = "probed"
     request: RequestNumber
@@ -277,7 +277,7 @@ class ReturnedProbe(Message):
 
 
 class RefusedStream(Message):
-    """The last message of a connection: why it ends. final: the same would be refused again."""
+    """The last message of a connection, with the reason of its end. final: the same request would be refused again."""
 
     kind: Literal["refused"] = "refused"
     line: Annotated[str, Field(max_length=1024)]
@@ -297,7 +297,7 @@ DEVICE_MESSAGES: TypeAdapter[DeviceMessage] = TypeAdapter(DeviceMessage)
 
 
 class ChildSegments(Message):
-    """Service to child: load a SubNet, or run segments of the SubNet that is loaded on the tensors that follow."""
+    """Service to child: load a SubNet, or run segments of the loaded SubNet on the tensors that follow."""
 
     load: ServedSubNet | None = None
     first: int = 0

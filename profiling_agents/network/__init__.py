@@ -1,1 +1,1 @@
-"""What every service of the house shares: address, token, TLS, the guard in front of its routes, a clean end."""
+"""The shared parts of every service: address, token, TLS, the guard in front of its routes, a clean end."""

@@ -1,4 +1,4 @@
-"""The arguments of every service that say where it listens and how it is protected."""
+"""The command-line arguments of every service for its address and its protection."""
 
 import argparse
 from pathlib import Path
@@ -9,22 +9,22 @@ from profiling_agents.network.endpoint import Endpoint, host_and_port
 from profiling_agents.network.tokens import read_token
 
 BAD_INPUT = 2
-"""The exit code."""
+"""Exit code for bad input."""
 
 
 class ServiceParser(argparse.ArgumentParser):
-    """Takes whole names of options alone, and says in one line what is wrong."""
+    """Accepts only whole option names, and reports errors in one line."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """One line instead of the usage block."""
+        """Report one line instead of the usage block."""
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on. ValueError."""
+    """A whole number from 1 on; ValueError otherwise."""
     value = int(text)
     if value < 1:
         raise ValueError
@@ -35,7 +35,7 @@ positive.__name__ = "positive whole number"
 
 
 def port_number(text: str) -> int:
-    """A port, 0 for any free one. ValueError."""
+    """A port, 0 for any free one; ValueError otherwise."""
     value = int(text)
     if not 0 <= value <= 65535:
         raise ValueError
@@ -46,7 +46,7 @@ port_number.__name__ = "port (0 to 65535)"
 
 
 def peer_address(text: str) -> str:
-    """`HOST:PORT` of another device, in the form in which addresses are compared. ValueError."""
+    """`HOST:PORT` of another device, normalised so that addresses can be compared; ValueError otherwise."""
     parts = urlsplit(f"tcp://{text}")
     if not parts.hostname or parts.port is None or parts.username is not None or parts.path or parts.query:
         raise ValueError
@@ -57,7 +57,7 @@ peer_address.__name__ = "HOST:PORT"
 
 
 def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argparse._ArgumentGroup:
-    """The arguments by which `endpoint` is made. risk: what happens without TLS, in the words after "unencrypted"."""
+    """Add the arguments that `endpoint` reads. risk: the danger without TLS, as the help of --insecure-bind ends."""
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
     network.add_argument("--port", type=port_number, default=port, help=f"port; 0 takes any free one (default {port})")
@@ -88,7 +88,7 @@ def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argpar
 
 
 def endpoint(arguments: argparse.Namespace, token_variable: str) -> Endpoint:
-    """What the arguments say; the token comes from its file, else from a variable of the environment. AgentError."""
+    """The endpoint from the arguments; the token comes from its file, else from an environment variable. AgentError."""
     return Endpoint(
         host=arguments.host,
         port=arguments.port,

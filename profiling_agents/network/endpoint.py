@@ -1,4 +1,4 @@
-"""The address of a service: what it binds to, how it is protected, and what it refuses to leave the machine without."""
+"""The address of a service: its binding, its protection, and its refusal to leave the machine unprotected."""
 
 import ipaddress
 import socket
@@ -29,9 +29,9 @@ class Endpoint:
 
 
 def check_bind(network: Endpoint, *, own_tokens: bool = False) -> None:
-    """Refuse to leave this machine without a token of the user's and TLS, unless told to.
+    """Refuse to leave this machine without the user's token and TLS, unless `insecure_bind` is set.
 
-    own_tokens: each client has its own.
+    own_tokens: each client has its own token.
     """
     if (network.tls_cert is None) != (network.tls_key is None):
         raise AgentError("--tls-cert and --tls-key: one without the other; give both")
@@ -45,7 +45,7 @@ def check_bind(network: Endpoint, *, own_tokens: bool = False) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this names an address that only this machine reaches."""
+    """Whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -54,9 +54,9 @@ def is_loopback(host: str) -> bool:
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound, not yet listening socket; AgentError for an occupied port or an address that is not here."""
+    """A bound, not yet listening socket; AgentError for an occupied port or a foreign address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns off Nagle's delay (40 ms a request) only when it is.
+    # The protocol is named because asyncio turns off Nagle's delay (40 ms a request) only then.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

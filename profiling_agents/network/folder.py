@@ -13,14 +13,14 @@ from types import FrameType
 
 PREFIX = "autotailor-agent-"
 LOCK_FILE = "lock"
-"""Held by the service as long as it lives, however it ends."""
+"""The service holds this lock as long as it lives, however it ends."""
 LEFT_S = 60.0
-"""A folder is looked at only when it is older: a younger one may not be locked yet."""
+"""Only older folders are checked: a younger one may not be locked yet."""
 
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """SIGTERM leaves the block as an exception does, with 0."""
+    """On SIGTERM, leave the block as by an exception, with exit code 0."""
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
         yield
@@ -49,7 +49,7 @@ def _remove_left() -> None:
             continue
         try:
             lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:  # another user's, or gone meanwhile
+        except OSError:  # another user's, or removed meanwhile
             continue
         try:
             found = os.fstat(lock)
@@ -63,7 +63,7 @@ def _remove_left() -> None:
 
 
 class Ended(SystemExit):
-    """A signal asked a service to end. Code of users that ends Python raises SystemExit itself, which is told as a fault."""
+    """A signal asked a service to end. User code that ends Python raises a plain SystemExit, which is reported as a fault."""
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -29,17 +29,17 @@ MAX_BODY_BYTES = 1 << 20
 BODY_STALL_S = 30.0
 
 CONNECTION = "connection"
-"""A request's connection in the state of its scope, where the server counts connections with a token and those without."""
+"""Key of a request's connection in its scope's state, if the server counts connections with and without a token."""
 
 R = TypeVar("R", bound=Response)
 AGAIN = (429, 503)
-"""Refusals that may say when to come again."""
+"""Refusals that may state when to try again."""
 TokenCheck = Callable[[str], Awaitable[bool]]
-"""Whether a token is one of those that may pass, for services with a token for each client. `UncheckedTokenError`: unknown."""
+"""Whether a token is accepted, for services with a token per client. `UncheckedTokenError`: it cannot be checked now."""
 
 
 class UncheckedTokenError(Exception):
-    """Where tokens are looked up is away. One line."""
+    """The place where tokens are looked up is unavailable. One line."""
 
     def __init__(self, line: str, retry_after_s: float) -> None:
         super().__init__(line)
@@ -48,10 +48,10 @@ class UncheckedTokenError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
-    """What a service takes.
+    """The limits of a service.
 
-    connections: with a token, at once; requests: at once; more are refused with 503 and 429. body_bytes: caps of paths with
-    these ends. open_paths: may be read without the token. shutdown_s: requests get so long to end when the service is stopped.
+    connections: at once, with a token; requests: at once; further ones are refused with 503 and 429. body_bytes: caps by the
+    ends of paths. open_paths: readable without the token. shutdown_s: time for requests to end when the service is stopped.
     """
 
     connections: int = MAX_CONNECTIONS
@@ -61,12 +61,12 @@ class GuardRules:
     shutdown_s: int = 2
 
     def cap_bytes(self, path: str) -> int:
-        """The largest body that is taken there."""
+        """The largest body that this path accepts."""
         return next((cap for end, cap in self.body_bytes.items() if path.endswith(end)), MAX_BODY_BYTES)
 
 
 def refusal(status: int, line: str, *, retry_after_s: float | None = None) -> JSONResponse:
-    """A refusal of one line. retry_after_s: when to come again; 429 always says it."""
+    """A refusal of one line. retry_after_s: when to try again; 429 always states it."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 429 and retry_after_s is None:
         retry_after_s = 1.0
@@ -84,7 +84,7 @@ def checked(response: R) -> R:
 
 
 class Guard:
-    """ASGI middleware. `hosts`: names it answers to; `any_address`: also any IP address (wildcard bind)."""
+    """ASGI middleware. `hosts`: its accepted host names; `any_address`: also any IP address (wildcard bind)."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Guard:
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on with a body that cannot grow past its cap."""
+        """Refuse a request, or pass it on with a body that cannot grow past its cap."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -119,7 +119,7 @@ class Guard:
             cap_bytes = self._rules.cap_bytes(scope["path"])
             await self._app(scope, _capped(receive, cap_bytes), send)
         except ClientDisconnect:
-            return  # in the middle of its body: nobody is left to be answered, and nothing is wrong here
+            return  # the client left in the middle of its body: nobody waits for an answer, and nothing is wrong here
         finally:
             self._requests -= 1
 
@@ -176,7 +176,7 @@ class Guard:
 
 
 def bearer(authorization: str) -> str | None:
-    """The token of an `Authorization` header; None: it has none."""
+    """The token of an `Authorization` header; None if it has none."""
     scheme, _, token = authorization.partition(" ")
     return token if scheme == "Bearer" and token else None
 

@@ -27,12 +27,12 @@ STARTED_CHECK_S = 0.01
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 whose patience with silent, or very slow, connections is limited. Before a request nobody has shown a token."""
+    """HTTP/1.1 with limited patience for silent or very slow connections. No token is known before a request."""
 
     _idle: asyncio.TimerHandle | None = None
 
     def __init__(self, *, places: Places, **given: Any) -> None:
-        """places: of all connections of the server. The guard finds the connection in the state of its requests."""
+        """places: shared by all connections of the server. The guard finds the connection in the state of its requests."""
         super().__init__(**given)
         self._places = places
         self.app_state = {**self.app_state, CONNECTION: self}
@@ -44,7 +44,7 @@ class PatientProtocol(H11Protocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for."""
+        """Stop waiting and free the place."""
         super().connection_lost(exc)
         self._places.leave(self)
         if self._idle is not None:
@@ -60,11 +60,11 @@ class PatientProtocol(H11Protocol):
         self.transport.abort()
 
     def admit(self) -> bool:
-        """It has shown a token; False where all places of such connections are taken."""
+        """Record that the connection has shown a token; False if all places of such connections are taken."""
         return self._places.admit(self)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, whatever is still coming of this one."""
+        """Wait for the next request, even if parts of this one are still arriving."""
         super().on_response_complete()
         self._await_head()
 
@@ -79,10 +79,10 @@ class PatientProtocol(H11Protocol):
 
 
 class PatientServer(uvicorn.Server):
-    """A server whose patience with TLS handshakes is limited, too: asyncio's own is a minute."""
+    """A server with limited patience for TLS handshakes, too: asyncio's own limit is a minute."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. uvicorn has no option for the time that a handshake may take, which asyncio takes when it listens."""
+        """Listen. uvicorn has no option for the time limit of a handshake, which asyncio takes when it listens."""
         loop = asyncio.get_running_loop()
         listen = loop.create_server
 
@@ -124,7 +124,7 @@ def http_server(network: Endpoint, app: ASGIApp, token: str | TokenCheck, rules:
 
 
 def allow_open_files(count: int) -> None:
-    """As many as the system lets this process have, up to `count`: each connection is one, and 1,024 is a usual limit."""
+    """Raise this process's limit of open files up to `count` as far as the system allows: each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -136,8 +136,8 @@ async def serve_with(
 ) -> None:
     """Serve until stopped, with `works` beside it; the end or fault of one of them ends all.
 
-    Prints `ready` when it serves, and not before signals stop it, even where they were ignored, as in a shell's background.
-    At the end works are cancelled one after the other, the last one first: it may need those before it until it has ended.
+    `ready` is printed once the server serves and signals stop it, even if they were ignored before (shell's background).
+    At the end, works are cancelled in reverse order: each may need the works before it until it has ended.
     """
     if network.stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, args=(server, network.silence_limit_s), daemon=True).start()
@@ -169,7 +169,7 @@ def _stop_with_stdin(server: uvicorn.Server, silence_limit_s: int) -> None:
 
 
 def wait_for_stdin(silence_limit_s: int) -> None:
-    """Return when stdin closes or falls silent (0: however long): the parent is gone, however it went."""
+    """Return when stdin closes or falls silent (0: no limit of silence): the parent has then gone, however it ended."""
     while select.select([sys.stdin], [], [], silence_limit_s or None)[0]:
         if not os.read(sys.stdin.fileno(), 4096):
             break

@@ -1,4 +1,4 @@
-"""The token of a service: read from where the user keeps it, or made."""
+"""The token of a service: read from the user's file or variable, or generated."""
 
 import os
 import stat
@@ -10,9 +10,9 @@ MIN_TOKEN_LENGTH = 16
 
 
 def read_token(path: Path | None, variable: str, option: str = "--token-file") -> str | None:
-    """The token from the file of an option, else from a variable of the environment, or None.
+    """The token from the file of an option, else from an environment variable, or None.
 
-    AgentError: it is unsafe to use.
+    AgentError if it is unsafe to use.
     """
     if path is None:
         token, where = os.environ.get(variable), variable
@@ -32,7 +32,7 @@ def read_token(path: Path | None, variable: str, option: str = "--token-file") -
 
 
 def new_token(folder: Path, whose: str) -> str:
-    """A random token, written to a 0600 file whose name is printed, with the service that it is of."""
+    """A random token in a new 0600 file; the file's name is printed, together with the service's."""
     token = os.urandom(32).hex()
     path = folder / "token"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:

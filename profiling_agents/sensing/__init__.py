@@ -1,1 +1,1 @@
-"""The state of a device, as its system tells it: cores, clocks, caches, energy, pace. Needs `messages` alone."""
+"""The state of a device, as its system reports it: cores, clocks, caches, energy, pace. Needs `messages` alone."""

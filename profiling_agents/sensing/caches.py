@@ -1,4 +1,4 @@
-"""The processor's caches: how large the last one is, and emptying them of a model's weights and inputs."""
+"""The processor's caches: the size of the last level, and emptying them of a model's weights and inputs."""
 
 import os
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from profiling_agents.messages import AgentError
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 SYSTEM = Path("/")
 TIMES_LARGER = 2
-"""The buffer is so many times as large as the last cache: replacement is not strictly by age."""
+"""The buffer is larger than the last cache by this factor: replacement is not strictly by age."""
 
 
 def last_level_cache_bytes(core: int, root: Path = SYSTEM) -> int | None:
-    """Size of the cache of the highest level that `core` uses; None where the system does not say."""
+    """Size of the highest-level cache that `core` uses; None if the system does not report it."""
     found: list[tuple[int, int]] = []
     for folder in (root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
         try:
@@ -29,7 +29,7 @@ def last_level_cache_bytes(core: int, root: Path = SYSTEM) -> int | None:
 
 
 class CacheFlush:
-    """Fills the caches of `cores` with a buffer of its own, so that nothing else is left in them."""
+    """Fills the caches of `cores` with its own buffer, so that nothing else is left in them."""
 
     def __init__(self, cores: Sequence[int], root: Path = SYSTEM) -> None:
         sizes = [last_level_cache_bytes(core, root) for core in cores]
@@ -40,7 +40,7 @@ class CacheFlush:
         self._buffer = np.zeros(TIMES_LARGER * max(known) // 8, np.int64)
 
     def __call__(self) -> None:
-        """Write the whole buffer, from each core in turn: their first caches are their own."""
+        """Write the whole buffer from each core in turn, since each core has its own first-level caches."""
         if len(self._cores) == 1:
             self._buffer += 1
             return

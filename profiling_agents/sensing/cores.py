@@ -14,7 +14,7 @@ from profiling_agents.messages import AgentError
 from profiling_agents.sensing.machine import available_cores
 
 SEATS = 32
-"""So many agents may share a core when there are more agents than cores; they spread evenly."""
+"""This many agents may share a core when there are more agents than cores; they spread evenly."""
 
 
 class Claim:
@@ -33,7 +33,7 @@ class Claim:
 
 
 def claim(threads: int, wanted: Sequence[int] | None = None) -> Claim:
-    """One core for each thread: the `wanted` ones, or free ones from the last (core 0 serves interrupts)."""
+    """One core for each thread: the `wanted` cores, or free ones from the last (core 0 serves interrupts)."""
     available = available_cores()
     if wanted is not None:
         return _claim_wanted(tuple(wanted), threads, available)

@@ -1,7 +1,7 @@
 """Energy of running a model, by the device's own sensors.
 
-One kind of sensor is used, so that nothing counts twice: NVML for a model on a GPU; else RAPL, INA3221, other rails, the
-first that is there. Counters are read before and after; rails that show power are sampled and integrated meanwhile.
+Only one kind of sensor is used, so that nothing counts twice: NVML for a model on a GPU; else the first available of RAPL,
+INA3221 and other rails. Counters are read before and after; rails that show power are sampled and integrated meanwhile.
 The energy of idle parts of the device is included. A sensor that cannot be read, or shows 0, makes the energy unknown.
 """
 
@@ -24,17 +24,17 @@ from profiling_agents.sensing.sensors import SYSTEM, WHOLE_BOARD, board_rails, r
 SAMPLE_S = 0.005
 
 PARTS = 20
-"""Energy of one run is measured over about so many parts, after each of which the clock says whether it was long enough."""
+"""Energy of one run is measured over about this many parts; the clock is checked after each."""
 
 PATIENCE = 4
-"""A counter that stood still is given so many times as long: some are updated seldom."""
+"""A counter that stood still gets this many times the duration: some are updated seldom."""
 
 Reading = Callable[[], int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """An energy counter [µJ] that starts anew above `range_uj`, where that is known."""
+    """An energy counter [µJ] that starts anew above `range_uj`, if that is known."""
 
     read_uj: Reading
     range_uj: int | None = None
@@ -57,7 +57,7 @@ class EnergyMeter:
         self._rails = tuple(rails)
 
     def measure_mj(self, run: Callable[[], object]) -> float | None:
-        """Energy of the whole device while `run()` runs [mJ]; None when a sensor does not tell."""
+        """Energy of the whole device while `run()` runs [mJ]; None when a sensor gives no value."""
         before = [counter.read_uj() for counter in self._counters]
         with _sampled(self._rails) as samples:
             run()
@@ -74,7 +74,7 @@ class EnergyMeter:
     def of_one_run_mj(self, repeat: Repeat, p50_ms: float, energy_ms: float) -> float | None:
         """Energy of one run [mJ] over runs of about `p50_ms` that last `energy_ms` by the clock, or None.
 
-        Where a counter tells nothing in that time, over `PATIENCE` times as long.
+        If a counter shows nothing in that time, it is repeated over `PATIENCE` times as long.
         """
         energy_mj = self._of_one_run_mj(repeat, p50_ms, energy_ms)
         if energy_mj is None and self._counters:
@@ -96,7 +96,7 @@ class EnergyMeter:
 
 
 def find_meter(*, on_gpu: bool = False, root: Path = SYSTEM) -> EnergyMeter | None:
-    """The meter of this device, or None when it has no sensor that can be read."""
+    """The meter of this device, or None when it has no readable sensor."""
     if on_gpu:
         return _nvml()
     domains = [folder for _, folder in rapl_domains(root)]
@@ -112,7 +112,7 @@ def find_meter(*, on_gpu: bool = False, root: Path = SYSTEM) -> EnergyMeter | No
 
 
 def gpu_sensors() -> tuple[PowerSensor, ...]:
-    """The GPU's energy counter, where pynvml is installed and finds one GPU that has it."""
+    """The GPU's energy counter, if pynvml is installed and finds exactly one GPU with a counter."""
     return () if _nvml() is None else (PowerSensor(name="gpu", kind="nvml", measures="energy"),)
 
 
@@ -121,7 +121,7 @@ def _rapl(folder: Path) -> Counter:
 
 
 def _rail(files: Sequence[Path]) -> Reading:
-    """Power [µW]: the one file, or the product of voltage [mV] and current [mA]."""
+    """Power [µW]: the value of the one file, or the product of voltage [mV] and current [mA]."""
 
     def read_uw() -> int | None:
         product = 1
@@ -136,7 +136,7 @@ def _rail(files: Sequence[Path]) -> Reading:
 
 
 def _nvml() -> EnergyMeter | None:
-    """The counter of the only GPU; with several of them it is not known which one runs the model."""
+    """The counter of the only GPU; with several GPUs it is unknown which of them runs the model."""
     if importlib.util.find_spec("pynvml") is None:
         return None
     nvml: Any = importlib.import_module("pynvml")
@@ -156,7 +156,7 @@ Sample = tuple[float, list[int | None]]
 
 @contextmanager
 def _sampled(rails: Sequence[Reading]) -> Iterator[list[Sample]]:
-    """(time [s], power of each rail [µW]) from the beginning to the end of the block."""
+    """Samples (time [s], power of each rail [µW]) from the beginning to the end of the block."""
     samples: list[Sample] = []
     ended = threading.Event()
 

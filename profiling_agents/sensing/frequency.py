@@ -1,6 +1,6 @@
-"""Cores pinned to one frequency while an agent runs, and as they were afterwards.
+"""Cores pinned to one frequency while an agent runs, and restored afterwards.
 
-Linux' cpufreq: where the lowest and the highest allowed frequency are equal, every governor keeps to it. Setting them takes
+Linux's cpufreq: if the lowest and the highest allowed frequency are equal, every governor keeps to it. Setting them needs
 root. An agent that is killed by force leaves its cores pinned.
 """
 
@@ -17,7 +17,7 @@ FrequencyLimits = tuple[int | None, int | None]
 
 @contextmanager
 def pinned_frequency(cores: Sequence[int], mhz: int | None, root: Path = SYSTEM) -> Iterator[None]:
-    """All `cores` at `mhz` (None: as they are) until the block ends; read back. AgentError where that cannot be."""
+    """Pin all `cores` at `mhz` (None: no change) until the block ends; the setting is read back. AgentError if impossible."""
     with ExitStack() as stack:
         if mhz is not None:
             for core in cores:
@@ -42,7 +42,7 @@ def _pinned(core: int, khz: int, folder: Path) -> Iterator[None]:
             raise AgentError(f"--pin-mhz: got {khz // 1000}; core {core} took {got[0]} to {got[1]} kHz instead")
         yield
     finally:
-        with suppress(OSError):  # where it could not be set, there is nothing to undo
+        with suppress(OSError):  # if it could not be set, there is nothing to undo
             _write(folder, *before)
 
 
@@ -51,7 +51,7 @@ def _read(folder: Path, kind: str) -> FrequencyLimits:
 
 
 def _write(folder: Path, low: int | None, high: int | None) -> None:
-    """The system refuses a lowest frequency above the highest at any time, so the order counts."""
+    """Set both limits. The order counts: the system always refuses a lowest frequency above the highest."""
     now_high = read_number(folder / "scaling_max_freq") or 0
     writes = [("max", high), ("min", low)] if (high or 0) >= now_high else [("min", low), ("max", high)]
     for end, value in writes:

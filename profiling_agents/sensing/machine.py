@@ -1,4 +1,4 @@
-"""The cores that a process may have, the machine's memory, and which system runs."""
+"""The cores available to a process, the machine's memory, and an identifier of the running system."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ def available_cores() -> tuple[int, ...]:
 
 
 def pin(cores: Sequence[int]) -> bool:
-    """Bind this process to `cores`; False where the system has no such call."""
+    """Bind this process to `cores`; False if the system has no such call."""
     if sys.platform != "linux" or not cores:
         return False
     os.sched_setaffinity(0, cores)
@@ -27,7 +27,7 @@ def pin(cores: Sequence[int]) -> bool:
 
 
 def running_system() -> str | None:
-    """An identifier of the running system, equal in all containers on it; None where the system has none."""
+    """An identifier of the running system, equal in all containers on it; None if the system has none."""
     file = Path("/proc/sys/kernel/random/boot_id")
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.exists() else None
 

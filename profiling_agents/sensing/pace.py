@@ -1,6 +1,6 @@
-"""Pace: how fast a core is at the moment, against how fast it usually is.
+"""Pace: the present speed of a core relative to its usual speed.
 
-A processor that hardware threads or virtual machines share is slower while another one is busy: by a third or more, for
+A processor shared by hardware threads or virtual machines is slower while another one is busy: by a third or more, for
 seconds, and no counter of this system shows it. The time of a short loop of arithmetic shows it. Samples from a slow core
 depend on other programs, and are left out while enough other samples remain.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Repeat = Callable[[int], float | None]
-"""Runs the model n times; returns the duration [s] where the runtime's own clock is better than ours."""
+"""Runs the model n times; returns the duration [s] if the runtime's own clock is better than ours."""
 
 ADDITIONS = 500
 REPEATS = 3  # the fastest counts: the first may find the caches empty
@@ -36,7 +36,7 @@ class Pace:
             self.calm()
 
     def calm(self) -> bool:
-        """Whether the core is about as fast as usual now."""
+        """Whether the core is now about as fast as usual."""
         time_ns = min(self._once_ns() for _ in range(REPEATS))
         self._times_ns.append(time_ns)
         self._asked += 1
@@ -45,7 +45,7 @@ class Pace:
         return time_ns <= SLOW * self._usual_ns
 
     def wait(self, until_s: float) -> bool:
-        """Wait until the core is calm, but not beyond `until_s` (time.perf_counter); whether there was any waiting."""
+        """Wait until the core is calm, but not beyond `until_s` (time.perf_counter); return whether it waited."""
         waited = False
         while not self.calm() and time.perf_counter() < until_s:
             time.sleep(WAIT_S)
@@ -72,7 +72,7 @@ class Runs:
         self._least = 0
 
     def each(self, least: int, most: float = math.inf) -> Iterator[None]:
-        """Yields once for each run; at least `least` runs are calm, if time allows."""
+        """Yield once for each run; at least `least` runs are calm, if time allows."""
         self._least = least
         until = time.perf_counter() + self._duration_s
         end = until + self._duration_s * self._patience
@@ -87,11 +87,11 @@ class Runs:
 
     @property
     def enough(self) -> bool:
-        """Whether `least` runs were calm."""
+        """Whether at least `least` runs were calm."""
         return sum(self._calm) >= self._least
 
     def kept(self, rows: Sequence[T]) -> Sequence[T]:
-        """The rows of calm runs, from one row for each run; all rows where calm runs are too few."""
+        """The rows of calm runs, from one row for each run; all rows if too few runs are calm."""
         if not self.enough or len(rows) != len(self._calm):
             return rows
         return [row for row, calm in zip(rows, self._calm, strict=True) if calm]

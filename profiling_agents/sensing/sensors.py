@@ -15,9 +15,9 @@ SYSTEM = Path("/")
 CPUS = "sys/devices/system/cpu"
 POWERCAP = "sys/class/powercap"
 HWMON = "sys/class/hwmon"
-RAPL = "intel-rapl:*"  # AMD's too
+RAPL = "intel-rapl:*"  # AMD's domains have this name, too
 RAPL_DOMAINS = ("package", "dram")
-"""`core` and `uncore` are parts of a package; `psys` has packages in it."""
+"""`core` and `uncore` are parts of a package; `psys` includes packages."""
 
 INA3221 = "ina3221"
 INA3221_CHANNELS = (1, 2, 3)
@@ -68,13 +68,13 @@ ARM_PARTS = {
         "0xd82": "Cortex-X4",
     }.items()
 }
-"""Of Arm's own cores, by implementer and part, as in the registers MIDR; others are named by these numbers."""
+"""Names of Arm's own cores, by implementer and part, as in the MIDR register; other cores are named by these numbers."""
 ARM_FEATURES = ("neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme", "sme2")
-"""Those on which the speed of a runtime depends, as the kernel calls them."""
+"""Processor features on which the speed of a runtime depends, by the kernel's names."""
 
 PI_THROTTLED = "sys/devices/platform/soc/soc:firmware/get_throttled"
 PI_NOW = 0b1111
-"""Under-voltage, capped, throttled, soft temperature limit; the higher bits tell of the past."""
+"""Under-voltage, capped, throttled, soft temperature limit; the higher bits are about the past."""
 
 
 def read_text(path: Path) -> str | None:
@@ -95,14 +95,15 @@ def read_number(path: Path) -> int | None:
 
 
 def cores_root(root: Path) -> Path:
-    """The folder of the cores' files: below `root` if it has them, else this system's own /sys."""
+    """The folder of the cores' files: `root` if it has them, else this system's root."""
     return root if (root / CPUS).is_dir() else SYSTEM
 
 
 def cpu_model(root: Path = SYSTEM) -> str:
-    """The processor by what tells it from others: its own name, or, on Arm, the board, its kinds of cores and what they can do.
+    """The processor's identification: its own name, or, on Arm, the board, its kinds of cores and their features.
 
-    Arm's kernels name neither: "model name" and "Hardware" are of a family, or of an older chip. Measurements are shared by it.
+    Arm's kernels give no exact name: "model name" and "Hardware" name a family or an older chip. Measurements are shared
+    between devices with the same text.
     """
     lines = [line.partition(":") for line in (read_text(root / "proc/cpuinfo") or "").splitlines()]
     rows = [(name.strip(), value.strip()) for name, _, value in lines if value.strip()]
@@ -117,7 +118,7 @@ def cpu_model(root: Path = SYSTEM) -> str:
 
 
 def board_model(root: Path = SYSTEM) -> str | None:
-    """The board as its firmware names it, where it has a device tree."""
+    """The board's name from its firmware, if it has a device tree."""
     text = (read_text(root / DEVICE_TREE_MODEL) or "").strip("\0 \n")
     return text or None
 
@@ -142,7 +143,7 @@ def governor(core: int, root: Path = SYSTEM) -> str | None:
 
 
 def frequency_mhz(core: int, which: str = "cur", root: Path = SYSTEM) -> float | None:
-    """Frequency of one core [MHz]: `cur`, or the `min` or `max` that is allowed now."""
+    """Frequency of one core [MHz]: `cur`, or the currently allowed `min` or `max`."""
     value_khz = read_number(root / CPUS / f"cpu{core}/cpufreq/scaling_{which}_freq")
     return None if value_khz is None else value_khz / 1e3
 
@@ -156,13 +157,13 @@ def frequency_state(core: int, root: Path = SYSTEM) -> str:
 
 
 def core_kind(core: int, root: Path = SYSTEM) -> tuple[int | None, int | None]:
-    """(capacity, highest frequency [kHz]): tells big from little cores."""
+    """(capacity, highest frequency [kHz]); distinguishes big from little cores."""
     folder = root / CPUS / f"cpu{core}"
     return read_number(folder / "cpu_capacity"), read_number(folder / "cpufreq/cpuinfo_max_freq")
 
 
 def throttle_events(cores: Sequence[int], root: Path = SYSTEM) -> int | None:
-    """The number of times that these cores, or their packages, were slowed down for their temperature since the start."""
+    """How often these cores, or their packages, were slowed down for their temperature since the start."""
     folders = [root / CPUS / f"cpu{core}/thermal_throttle" for core in cores]
     counts = [read_number(folder / f"{part}_throttle_count") for folder in folders for part in ("core", "package")]
     known = [count for count in counts if count is not None]
@@ -191,7 +192,7 @@ def operating_system(root: Path = SYSTEM) -> str | None:
 
 
 def power_sensors(root: Path = SYSTEM) -> tuple[PowerSensor, ...]:
-    """Every sensor of energy or power that can be read and does not show 0."""
+    """Every readable sensor of energy or power that does not show 0."""
     return tuple(sensor for sensor, _ in (*rapl_domains(root), *board_rails(root)))
 
 
@@ -237,7 +238,7 @@ def _core(core: int, root: Path) -> CoreState:
 
 
 def temperatures(root: Path = SYSTEM) -> Iterator[Temperature]:
-    """Every sensor of temperature that can be read."""
+    """Every readable temperature sensor."""
     for folder in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
         value = read_number(folder / "temp")
         if value is not None:
@@ -251,7 +252,7 @@ def temperatures(root: Path = SYSTEM) -> Iterator[Temperature]:
 
 
 def throttled(root: Path = SYSTEM) -> bool | None:
-    """Whether something slows the processor down right now: its firmware, or a cooling device that is at work."""
+    """Whether the processor is slowed down right now: by its firmware, or by an active cooling device."""
     found: list[bool] = []
     flags = read_text(root / PI_THROTTLED)
     if flags is not None:
@@ -270,7 +271,7 @@ def power_source(root: Path = SYSTEM) -> PowerSource | None:
     """'battery' while one is discharged, 'ac' when mains or USB supply is on or a battery is charged or full."""
     discharging = supplied = False
     for folder in (root / "sys/class/power_supply").glob("*"):
-        if read_text(folder / "scope") == "Device":  # of a mouse or the like
+        if read_text(folder / "scope") == "Device":  # battery of a mouse or a similar device
             continue
         if read_text(folder / "type") == "Battery":
             status = read_text(folder / "status")

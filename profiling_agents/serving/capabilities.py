@@ -53,10 +53,11 @@ def capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo, w
 def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned: bool, root: Path = SYSTEM) -> str:
     """sha256 (hex) over all properties that latency depends on: equal fingerprints mean comparable measurements.
 
-    Runtime build, precision, threads, processor, kind (not number) of the cores, governor, frequency if it is pinned,
-    measuring rules. The choices of an engine are added by the client that makes them.
+    Runtime build, precision, threads, processor, kind (not number) of the cores, governor, frequency if pinned, measuring
+    rules.
+    The client adds the choices of its engine.
     """
-    others = [one for one in runtime.precisions if one != "int8"]  # tables are older than the search for int8
+    others = [one for one in runtime.precisions if one != "int8"]  # existing tables are older than the probe for int8
     facts = {
         "runtime": runtime.model_dump(exclude={"engine_options", "settings"}) | {"precisions": others},
         "threads": threads,
@@ -73,6 +74,6 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
 
 
 def _frequency(core: int, root: Path) -> str:
-    """The state of a core's frequency; when pinned, with the frequency [MHz]."""
+    """The state of a core's frequency; with the frequency [MHz] if pinned."""
     state = frequency_state(core, root)
     return f"{state} {frequency_mhz(core, 'max', root):g}" if state == "pinned" else state

@@ -1,7 +1,7 @@
 """The agent's job queue: jobs of the lease's holder, measured one at a time, results kept until they are fetched.
 
 Jobs are numbered from 0 for each lease. Waiting jobs and results are kept as JSON bytes and bounded in number and
-size, so memory stays flat; models are files. A time-out starts when the device starts on a job.
+size, so memory stays flat; models are files. A job's time limit starts when the device starts on it.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from profiling_agents.serving.store import ModelFiles
 MAX_JOBS = 20_000
 MAX_BYTES = 16 * MIB
 HEARTBEAT_S = 5.0
-"""A stream without a result for so long carries an empty line, so that a dead connection is told from a slow job."""
+"""A stream without a result for this long sends an empty line, to distinguish a slow job from a dead connection."""
 FAULT_PAUSE_S = 1.0
 LONGEST_WAIT_S = 60.0
 CANCELLED = "cancelled by the client"
 
 
 class QueueFullError(Exception):
-    """Too many jobs wait or have results that nobody fetched; room is likely in `retry_after_s`. One line."""
+    """Too many jobs wait or have unfetched results; room is likely in `retry_after_s`. One line."""
 
     def __init__(self, line: str, retry_after_s: float) -> None:
         super().__init__(line)
@@ -40,7 +40,7 @@ class QueueFullError(Exception):
 
 
 class NumberError(Exception):
-    """A job number that the queue does not have (404) or that contradicts it (409). One line."""
+    """A job number that the queue does not have (404) or that contradicts its state (409). One line."""
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
@@ -52,11 +52,11 @@ class BenchError(Exception):
 
 
 class JobQueue:
-    """Numbers: [first, done) have results, [done, next) wait; `done` is the one that runs."""
+    """Numbers: jobs [first, done) have results, jobs [done, next) wait; job `done` runs."""
 
     def __init__(self, runner: Runner, models: ModelFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self.bench = asyncio.Lock()
-        """Whoever uses the runner holds it."""
+        """The lock is held by the current user of the runner."""
         self._runner = runner
         self._models = models
         self._clock = clock
@@ -85,7 +85,7 @@ class JobQueue:
         self._busy_s = 0.0
 
     def drop(self) -> JobsQueued:
-        """Forget waiting jobs and all results, stop the running job. Numbers go on from the number that is returned."""
+        """Forget waiting jobs and all results, stop the running job. Numbers continue from the returned number."""
         for content, _ in self._waiting:
             self._models.release(JobMessage.model_validate_json(content).files)
         self._first = self._done = self.next
@@ -101,7 +101,7 @@ class JobQueue:
         return JobsQueued(first=self._done, next=self._done)
 
     def submit(self, request: JobsRequest) -> JobsQueued:
-        """Queue jobs whose files are stored. The last batch, when a client sends it again, is not queued again.
+        """Queue jobs whose files are stored. If a client sends its last batch again, it is not queued twice.
 
         QueueFullError when not all jobs fit; then no job is queued.
         """
@@ -142,7 +142,7 @@ class JobQueue:
         )
 
     def cancel(self, number: int) -> None:
-        """A waiting or running job fails as cancelled; a finished job keeps its result. NumberError for an unknown job."""
+        """Fail a waiting or running job as cancelled; a finished job keeps its result. NumberError for an unknown job."""
         self._check(number)
         if number < self._done:
             return
@@ -181,7 +181,7 @@ class JobQueue:
                 self._running.cancel()
 
     async def _do_next(self) -> None:
-        """Measure the first waiting job; it stays the first when the agent, not the job, failed."""
+        """Measure the first waiting job; it stays first if the agent, not the job, fails."""
         number, generation = self._done, self._generation
         content, settings = self._waiting[0]
         job = JobMessage.model_validate_json(content)
@@ -239,7 +239,7 @@ class JobQueue:
             raise NumberError(f"job {number}: not in the queue, which holds numbers below {self.next}", 404)
 
     def _tell(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all that wait for a change."""
         self._news.set()
         self._news = asyncio.Event()
 

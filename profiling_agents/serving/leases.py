@@ -1,4 +1,4 @@
-"""The lock on the device: one client at a time, for a time that it renews."""
+"""The lock on the device: one client at a time, for a limited time that the client renews."""
 
 import hmac
 import time
@@ -24,11 +24,11 @@ class Leases:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the device is free by itself."""
+        """Seconds until the lease expires by itself."""
         return max(0.0, self._expires_at - self._clock()) if self._holder is not None else 0.0
 
     def acquire(self, lease: str, ttl_s: float) -> bool:
-        """Whether this lease is new (asking again renews it); LeaseError while another one holds."""
+        """Take or renew the lease; return whether it is new. LeaseError while another client holds it."""
         remaining_s = self.remaining_s
         if remaining_s > 0 and not self._holds(lease):
             raise LeaseError(f"the device is leased by another client; free in at most {remaining_s:.1f} s", 423)
@@ -38,7 +38,7 @@ class Leases:
         return remaining_s <= 0
 
     def renew(self, lease: str) -> float:
-        """Start the lease's time anew and return it [s]. LeaseError unless the lease is the holder's."""
+        """Restart the lease's time and return it [s]. LeaseError unless the lease is the holder's."""
         if self.remaining_s <= 0 or not self._holds(lease):
             raise LeaseError("no valid lease: it was never granted or has expired; ask for a new one", 409)
         self._expires_at = self._clock() + self._ttl_s

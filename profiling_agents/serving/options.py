@@ -11,9 +11,9 @@ from profiling_agents.sensing import sensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The options of an agent. segments: it serves segments of SubNets, of at most `max_subnets`, and measures nothing.
+    """The options of an agent. segments: serve segments of at most `max_subnets` SubNets, and measure nothing.
 
-    allowed_peers: `HOST:PORT` of other devices to which it may give what leaves its segments.
+    allowed_peers: `HOST:PORT` of other devices to which it may give the outputs of its segments.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""The walls that an agent plans around its child, and a warning for each missing wall."""
+"""The sandbox that an agent plans around its child, and a warning for each missing wall."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from profiling_agents.walls.account import free_user
 
 
 def wall_plan(options: ServerOptions, models: Path) -> WallPlan | None:
-    """Makes the folder of the models, and plans the walls around the process that runs them; None for no walls."""
+    """Make the folder of the models, and plan the sandbox of the process that runs them; None for no sandbox."""
     models.mkdir(mode=0o700)
     if not options.walls or options.backend in ELSEWHERE:
         return None
@@ -26,7 +26,7 @@ def wall_plan(options: ServerOptions, models: Path) -> WallPlan | None:
 
 
 def told(options: ServerOptions, walls: Walls) -> Walls:
-    """The walls for clients, including walls that were not planned; prints a line on stderr for each missing wall."""
+    """The sandbox for clients, including walls that were not planned; prints a line on stderr for each missing wall."""
     if options.backend in ELSEWHERE:
         return walls
     if not options.walls:

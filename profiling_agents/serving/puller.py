@@ -1,4 +1,4 @@
-"""The device's side of pull mode: fetches requests from a relay and answers them by its own service on loopback.
+"""The device's side of pull mode: fetches requests from a relay and has its own service on loopback answer them.
 
 The agent dials out, so a device behind NAT needs no open port. The relay has checked the client's token.
 """
@@ -41,7 +41,7 @@ def _say(line: str) -> None:
 
 
 def check_relay(url: str, network: Endpoint) -> None:
-    """Refuse to hand the token to a relay without TLS, unless it is on this machine or the user says so."""
+    """Refuse to send the token to a relay without TLS, unless it is on this machine or the user allows it."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -58,7 +58,7 @@ def check_relay(url: str, network: Endpoint) -> None:
 
 
 class Puller:
-    """Pulls one request after the other; each is answered in a task of its own."""
+    """Pulls one request after the other; each is answered in a separate task."""
 
     def __init__(self, url: str, token: str, ca_file: Path | None, local: Local) -> None:
         self._url = url.rstrip("/")
@@ -70,14 +70,14 @@ class Puller:
         self._relay = httpx.AsyncClient(
             base_url=self._url, headers=_bearer(token), timeout=timeout, verify=trusted, trust_env=False
         )
-        # No time-out: the service answers when the device is done, and a stream of results lasts as long as they do.
+        # No time-out: the service answers when the device is done, and a stream of results lasts until its last job.
         self._local = httpx.AsyncClient(
             base_url=local.url, headers=_bearer(local.token), timeout=None, verify=False, trust_env=False
         )
         self._working: dict[str, asyncio.Task[None]] = {}
 
     async def connect(self) -> None:
-        """The first pull, without waiting: AgentError when the relay refuses this agent, patience when it is away."""
+        """Pull once without waiting for a request: AgentError when the relay refuses this agent; retries while it is away."""
         await self._pull(wait_s=0)
 
     async def work(self) -> None:
@@ -127,7 +127,7 @@ class Puller:
     async def _answer(
         self, pulled: Pulled, start: bytes, chunks: AsyncIterator[bytes], response: httpx.Response
     ) -> None:
-        """Ask the own service and stream its answer to the relay. After a break here, the client asks again."""
+        """Ask the own service and stream its answer to the relay. After a failure, the client asks again."""
         body = _joined(start, chunks) if pulled.method in ("POST", "PUT") else None
         headers = {"Lease": pulled.lease, CHECKSUM_HEADER: pulled.checksum}
         headers = {name: value for name, value in headers.items() if value}
@@ -154,7 +154,7 @@ class Puller:
 
 
 async def _split(chunks: AsyncIterator[bytes]) -> tuple[Pulled, bytes]:
-    """The header of a frame, and the part of its payload that came with it."""
+    """The header of a frame, and the part of its payload that arrived with it."""
     buffer = b""
     async for chunk in chunks:
         buffer += chunk

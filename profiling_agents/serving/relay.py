@@ -1,8 +1,8 @@
 """The meeting point of a device behind NAT and its clients: `autotailor relay`, run where both can dial to.
 
-Clients see the routes of an agent. The agent pulls their requests by long polling and sends the answers, which are
-passed on as they come; bodies of requests wait in files, so memory stays flat. One relay serves one device;
-`autotailor fleet relay` serves those of a registry, with a `Relay` for each.
+Clients see the routes of an agent. The agent pulls their requests by long polling and sends the answers, which the relay
+passes on as they arrive; bodies of requests wait in files, so memory stays flat. One relay serves one device;
+`autotailor fleet relay` serves the devices of a registry, with a `Relay` for each.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from profiling_agents.serving.service import LEASE_HEADER, REFUSALS, ROUTES, Ref
 from profiling_agents.serving.store import StoreFullError
 
 PULL_S = 20.0
-"""A pull waits so long for a request."""
+"""A pull waits this long for a request."""
 AWAY_S = 10.0
-"""A device that has had no pull open for so long is away."""
+"""A device without an open pull for this long is away."""
 CHECK_S = 1.0
 CHUNK_BYTES = 1 << 16
 CHUNKS_AHEAD = 8
@@ -59,7 +59,7 @@ class BrokenAnswerError(Exception):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A client's request on its way."""
+    """A client's request until it is answered."""
 
     pulled: Pulled
     body: IO[bytes]
@@ -83,7 +83,7 @@ class Relay:
         self._last_pull_s = -math.inf
 
     async def forward(self, route: str, method: str, request: Request) -> Response:
-        """A client's request: wait for the device's answer and pass it on."""
+        """Forward a client's request: wait for the device's answer and pass it on."""
         if self._away():
             raise AwayError("no device is connected to this relay")
         path = route.format(number=number_of(request)) if "{number}" in route else route
@@ -132,7 +132,7 @@ class Relay:
         return StreamingResponse(_frame(waiting), media_type="application/octet-stream")
 
     async def _next(self, own: int, until_s: float, gone: asyncio.Task[None]) -> _Waiting | None:
-        """The next request for a pull, which waits without waking up: thousands may do so at once. None: the pull is over."""
+        """The next request for a pull; None when the pull is over. Waits without polling, since thousands may wait at once."""
         while own == self._pull and not gone.done():
             if self._queue:
                 waiting = self._queue.popleft()
@@ -147,7 +147,7 @@ class Relay:
         return None
 
     async def answer(self, request: Request) -> Response:
-        """POST answers, for the device: a frame whose payload is passed on as it comes."""
+        """POST answers, for the device: a frame whose payload is passed on as it arrives."""
         waiting = self._taken.get(request.headers.get(REQUEST_HEADER, ""))
         if waiting is None or waiting.answer.done():
             return refusal(410, "nobody waits for this answer")
@@ -165,7 +165,10 @@ class Relay:
         return Response(status_code=204)
 
     async def _pass_on(self, waiting: _Waiting, request: Request) -> None:
-        """The frame's header (its payload length is 0: unknown) decides the answer; its body follows."""
+        """Pass on an answer: the frame's header becomes its head, and its body follows.
+
+        The stated payload length is 0: it is unknown.
+        """
         buffer = b""
         async for chunk in request.stream():
             if waiting.left:
@@ -183,7 +186,7 @@ class Relay:
                 await _put(waiting, buffer[end:])
 
     async def _answer(self, waiting: _Waiting, gone: asyncio.Task[None]) -> Answered:
-        """The head of the answer; AwayError when the device goes away before, or the client, whose place becomes free."""
+        """The head of the answer; AwayError when the device or the client, whose place becomes free, goes away first."""
         either: tuple[asyncio.Future[Any], ...] = (waiting.answer, gone)
         while True:
             await asyncio.wait(either, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -213,7 +216,7 @@ class Relay:
         self._taken.pop(waiting.pulled.request, None)
 
     def _lose_all_but(self, working: list[str]) -> None:
-        """Lose the requests that were sent to the device but never arrived there: their clients ask again."""
+        """Drop the requests that were sent to the device but never arrived there: their clients ask again."""
         for name in set(self._taken) - set(working):
             lost = self._taken.pop(name)
             if not lost.answer.done():
@@ -228,7 +231,7 @@ class Relay:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the connection of a request, whose body is read, has ended."""
+    """Return when the connection of a request has ended; the request's body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 
@@ -256,7 +259,7 @@ async def _frame(waiting: _Waiting) -> AsyncIterator[bytes]:
 
 
 async def _put(waiting: _Waiting, chunk: bytes | None) -> None:
-    """Hand a chunk to the client's stream, when it is ready for it; nowhere when the client has left."""
+    """Give a chunk to the client's stream when it is ready; drop it if the client has left."""
     while not waiting.left:
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_S):
@@ -268,7 +271,7 @@ Forward = Callable[[str, str, Request], Awaitable[Response]]
 
 
 def client_routes(forward: Forward, prefix: str = "") -> list[Route]:
-    """An agent's routes, below a prefix. forward: is given the agent's own path, the method, and the request."""
+    """An agent's routes below a prefix. forward: called with the agent's own path, the method, and the request."""
     return [
         Route(f"{prefix}{path}", partial(forward, path, method), methods=[method])
         for path, handlers in ROUTES.items()
@@ -277,13 +280,13 @@ def client_routes(forward: Forward, prefix: str = "") -> list[Route]:
 
 
 def relay_app(routes: Sequence[Route], refusals: Mapping[Any, Refuse]) -> ASGIApp:
-    """The ASGI application that goes behind the guard. refusals: of errors, besides those of agents."""
+    """The ASGI application behind the guard. refusals: of further errors, besides those of agents."""
     away: dict[Any, Refuse] = {AwayError: lambda _, error: refusal(503, str(error))}
     app = Starlette(routes=routes, exception_handlers={**REFUSALS, **away, **refusals})
     app.router.redirect_slashes = False
 
     async def broken_off(scope: Scope, receive: Receive, send: Send) -> None:
-        """A started answer that broke: end without its last part, which breaks the client's connection."""
+        """End a broken answer without its last part, which breaks the client's connection."""
         with suppress(BrokenAnswerError):
             await app(scope, receive, send)
 
@@ -291,7 +294,7 @@ def relay_app(routes: Sequence[Route], refusals: Mapping[Any, Refuse]) -> ASGIAp
 
 
 def create_app(relay: Relay) -> ASGIApp:
-    """Of one device: an agent's routes, and the device's two."""
+    """The application of one device: an agent's routes, and two for the device."""
     own = [Route("/v1/pull", relay.pull, methods=["GET"]), Route("/v1/answers", relay.answer, methods=["POST"])]
     return relay_app([*client_routes(relay.forward), *own], {})
 

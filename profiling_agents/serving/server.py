@@ -28,7 +28,7 @@ from profiling_agents.serving.store import ModelFiles
 from profiling_agents.startup import READY
 
 STORE_FACTOR = 4
-"""The model store holds so many models of the largest size."""
+"""The model store has room for this many models of the largest size."""
 
 
 def serve(options: ServerOptions) -> None:
@@ -41,7 +41,7 @@ def serve(options: ServerOptions) -> None:
         raise AgentError("--allow-peer: for --serve-segments alone, which is not given; give both")
     if options.pull is not None:
         check_relay(options.pull, network)
-        # The relay is the only way in: the service itself is reached by nobody who has not read this process.
+        # The relay is the only way in: nobody can reach the service itself without reading this process's memory.
         network = replace(network, port=0, token=os.urandom(32).hex())
     with private_folder() as folder, bound(network.host, network.port) as listener:
         claimed = claim(options.threads, options.cores)

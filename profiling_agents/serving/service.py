@@ -43,7 +43,7 @@ MAX_DIGITS = 15
 
 Handler = Callable[["Agent", Request], Awaitable[Response]]
 Refuse = Callable[[Any, Any], Response | Awaitable[Response]]
-"""From a request and an error to the answer."""
+"""Turns a request and an error into the answer."""
 
 
 class Agent:
@@ -52,7 +52,7 @@ class Agent:
     def __init__(
         self, capabilities: Capabilities, runner: Runner, models: ModelFiles, cores_root: Path = SYSTEM
     ) -> None:
-        """cores_root: folder of the /sys that tells the state of the cores."""
+        """cores_root: folder of the /sys with the state of the cores."""
         self.capabilities = capabilities
         self._cores_root = cores_root
         self.jobs = JobQueue(runner, models)
@@ -62,7 +62,7 @@ class Agent:
         self._expiry: asyncio.Task[None] | None = None
 
     async def show(self, request: Request) -> Response:
-        """GET capabilities, with the state of now."""
+        """GET capabilities, with the current state."""
         return _json(self.capabilities.model_copy(update={"state": state(available_cores(), self._cores_root)}))
 
     async def acquire(self, request: Request) -> Response:
@@ -108,13 +108,13 @@ class Agent:
         return _json(self.jobs.progress(number_of(request)))
 
     async def cancel(self, request: Request) -> Response:
-        """DELETE jobs/N: it fails as cancelled, the others go on."""
+        """DELETE jobs/N: the job fails as cancelled, the others continue."""
         self._leases.renew(lease_of(request))
         self.jobs.cancel(number_of(request))
         return _json(self.jobs.progress(number_of(request)))
 
     async def results(self, request: Request) -> Response:
-        """GET results/N: one JSON line for each job from N on, in order, as it is done; empty lines keep it alive."""
+        """GET results/N: one JSON line for each job from N on, in order, as it is done; empty lines keep the stream alive."""
         self._leases.renew(lease_of(request))
         return StreamingResponse(self.jobs.results(number_of(request)), media_type=STREAM_TYPE)
 
@@ -132,7 +132,7 @@ class Agent:
         return checked(Response(frames.pack(result.model_dump_json().encode(), outputs), media_type=RUN_TYPE))
 
     def _clear(self) -> None:
-        """The end of a lease: nothing of its holder stays."""
+        """End a lease: nothing of its holder stays."""
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
         self._expiry = None
@@ -140,7 +140,7 @@ class Agent:
         self._models.clear()
 
     async def _expire(self) -> None:
-        """Clear when the lease has run out, however often it is renewed before."""
+        """Clear when the lease has expired; renewals before then prolong the wait."""
         while (remaining_s := self._leases.remaining_s) > 0:
             await asyncio.sleep(remaining_s)
         self._clear()
@@ -155,7 +155,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/results/{number}": {"GET": Agent.results},
     "/v1/run": {"POST": Agent.run},
 }
-"""All there is, by path and method."""
+"""All routes, by path and method."""
 
 
 REFUSALS: dict[Any, Refuse] = {
@@ -170,11 +170,11 @@ REFUSALS: dict[Any, Refuse] = {
     AgentError: lambda _, error: refusal(400, str(error)),
     Exception: lambda _, error: refusal(500, f"the agent failed: {type(error).__name__}"),
 }
-"""Every error that a handler may raise, as one line."""
+"""The answer, in one line, to every error that a handler may raise."""
 
 
 def create_app(agent: Agent) -> Starlette:
-    """The ASGI application that goes behind the guard, without generated documentation."""
+    """The ASGI application behind the guard, without generated documentation."""
     routes = [
         Route(path, partial(handler, agent), methods=[method])
         for path, handlers in ROUTES.items()
@@ -202,7 +202,7 @@ def _json(message: Message, status: int = 200) -> JSONResponse:
 
 
 async def _body(request: Request) -> bytes:
-    """The body; GarbledError when it does not fit the checksum that the client stated."""
+    """The body; GarbledError when it does not match the checksum that the client stated."""
     content = await request.body()
     check(content, request.headers.get(CHECKSUM_HEADER, checksum(content)))
     return content

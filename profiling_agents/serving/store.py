@@ -1,4 +1,4 @@
-"""Uploaded models: files in the agent's private folder, named by the digest that it computes itself."""
+"""Uploaded models: files in the agent's private folder, named by the digest that the agent computes itself."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from profiling_agents.messages import ModelStored
 
 
 class StoreFullError(Exception):
-    """No room for another model. `wait`: there is room when queued jobs are done. One line."""
+    """No room for another model. `wait`: finished jobs will make room. One line."""
 
     def __init__(self, line: str, *, wait: bool) -> None:
         super().__init__(line)
@@ -26,10 +26,10 @@ class _StoredModel:
 
 
 class ModelFiles:
-    """At most `max_bytes` of models. Models that queued jobs need stay; of the others, the longest unused goes first."""
+    """At most `max_bytes` of models. Models that queued jobs need stay; of the others, the least recently used goes first."""
 
     def __init__(self, folder: Path, max_bytes: int, user: int | None = None) -> None:
-        """user: owner of the files, where that is not the user of this process."""
+        """user: owner of the files, if that is not the user of this process."""
         self._folder = folder
         self._user = user
         self._max_bytes = max_bytes
@@ -47,7 +47,7 @@ class ModelFiles:
         try:
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as stream:
                 temporary = Path(stream.name)
-                if self._user is not None:  # by the open file: its user may put a link in the place of the name
+                if self._user is not None:  # by the open file, not its name: that user may put a link in its place
                     os.fchown(stream.fileno(), self._user, self._user)
                 async for chunk in chunks:
                     digest.update(chunk)
@@ -69,7 +69,7 @@ class ModelFiles:
         return ModelStored(sha256=name, size=size)
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """The digests that are not stored; the other models count as used now."""
+        """The digests that are not stored; the stored ones count as used now."""
         wanted = tuple(dict.fromkeys(digests))
         for digest in wanted:
             if digest in self._files:
@@ -77,7 +77,7 @@ class ModelFiles:
         return tuple(digest for digest in wanted if digest not in self._files)
 
     def hold(self, digests: Iterable[str]) -> None:
-        """Keep these stored files until they are released as often."""
+        """Keep these stored files until each `hold` is undone by a `release`."""
         for digest in digests:
             self._files[digest].holders += 1
 
@@ -104,7 +104,7 @@ class ModelFiles:
             raise StoreFullError(line, wait=True)
 
     def _disk_full(self, error: OSError) -> StoreFullError:
-        """Remove all models that no job holds. The error's `wait` is true where removed or held models make room."""
+        """Remove all models that no job holds. The error's `wait` is true if removed or held models make room."""
         free = self._free()
         for digest in free:
             self._remove(digest)

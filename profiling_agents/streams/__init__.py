@@ -1,1 +1,1 @@
-"""Streams of tensors over one kept connection: frames with lengths and checksums, and how tensors are coded in them."""
+"""Streams of tensors over one kept connection: frames with lengths and checksums, and the coding of tensors in them."""

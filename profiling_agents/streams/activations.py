@@ -13,7 +13,7 @@ TYPES: dict[ActivationCoding, str] = {"fp32": "<f4", "fp16": "<f2", "int8": "|i1
 MOST_INT8 = 127
 MOST_FP16 = float(np.finfo(np.float16).max)
 STEPS: dict[ActivationCoding, float] = {"fp32": 0.0, "fp16": 2.0**-11, "int8": 0.5 / MOST_INT8}
-"""The most that coding changes a value by, relative to the largest value of its tensor."""
+"""The largest change of a value by coding, relative to the largest value of its tensor."""
 
 
 def encoded(tensor: FloatArray, coding: ActivationCoding) -> tuple[SentActivation, bytes]:
@@ -30,7 +30,7 @@ def encoded(tensor: FloatArray, coding: ActivationCoding) -> tuple[SentActivatio
 
 
 def decoded(sent: SentActivation, shape: Shape, content: bytes | bytearray | memoryview) -> FloatArray:
-    """The tensor of a shape; the content has exactly its bytes."""
+    """The decoded tensor; the content has exactly its bytes."""
     values = np.frombuffer(content, TYPES[sent.coding]).reshape(shape)
     if sent.coding == "int8":
         return values * np.float32(sent.scale)
@@ -40,7 +40,7 @@ def decoded(sent: SentActivation, shape: Shape, content: bytes | bytearray | mem
 def decoded_all(
     sent: Sequence[SentActivation], shapes: Sequence[Shape], content: bytes | bytearray | memoryview
 ) -> list[FloatArray]:
-    """Tensors that lie one behind the other; their bytes are `coded_bytes`."""
+    """Decoded tensors that lie one behind the other; `coded_bytes` gives their total size."""
     whole, found, start = memoryview(content), [], 0
     for one, shape in zip(sent, shapes, strict=True):
         end = start + math.prod(shape) * CODED_BYTES[one.coding]

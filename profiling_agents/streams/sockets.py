@@ -8,7 +8,7 @@ KEEPALIVE_S = 15
 
 
 def kept(stream: asyncio.StreamWriter) -> None:
-    """Small frames leave at once, and a lost other side is noticed while nothing is sent."""
+    """Send small frames at once, and detect a lost peer even while nothing is sent."""
     connection = stream.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -18,7 +18,7 @@ def kept(stream: asyncio.StreamWriter) -> None:
 
 
 def abandon(stream: asyncio.StreamWriter) -> None:
-    """Close at once; what waits to be sent is thrown away instead of filling a slow link."""
+    """Close at once; pending output is dropped instead of filling a slow link."""
     connection = stream.get_extra_info("socket")
     if connection is not None and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

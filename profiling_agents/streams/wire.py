@@ -1,6 +1,6 @@
 """One frame = magic, lengths of header and payload, checksums of both; JSON header; raw payload. All little-endian.
 
-A reader names the most that it takes before it reads. Nothing is allocated for lengths that only the other side states.
+A reader states its size limit before it reads. Nothing is allocated for lengths that only the other side states.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ LENGTHS = struct.Struct("<4sIQ")
 MOST_HEAD_BYTES = 1 << 18
 CHUNK_BYTES = 1 << 16
 STALL_S = 30.0
-"""A frame that makes no progress for so long is given up."""
+"""A frame that makes no progress for this long is given up."""
 
 Kind = TypeVar("Kind")
 Buffer = bytes | bytearray | memoryview
@@ -37,7 +37,7 @@ class StreamEndError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FrameHead(Generic[Kind]):
-    """The head of a frame whose payload has not been read."""
+    """The head of a frame whose payload has not been read yet."""
 
     message: Kind
     payload_bytes: int
@@ -45,7 +45,7 @@ class FrameHead(Generic[Kind]):
 
 
 class FrameReader(Generic[Kind]):
-    """Frames of one connection. kinds: the messages that may come."""
+    """Frames of one connection. kinds: the messages that are accepted."""
 
     def __init__(self, stream: asyncio.StreamReader, kinds: TypeAdapter[Kind]) -> None:
         self._stream, self._kinds = stream, kinds
@@ -71,7 +71,7 @@ class FrameReader(Generic[Kind]):
         return FrameHead(message, payload_bytes, payload_sum)
 
     async def payload(self, head: FrameHead[Kind], expected_bytes: int) -> bytearray:
-        """The payload, which has so many bytes. StreamError: another number, or another content than was sent."""
+        """The payload of `expected_bytes`. StreamError: another number of bytes, or content that differs from what was sent."""
         _require_bytes(head.payload_bytes, expected_bytes)
         content = bytearray(expected_bytes)
         start = 0
@@ -81,7 +81,7 @@ class FrameReader(Generic[Kind]):
         return content
 
     async def chunks(self, head: FrameHead[Kind], expected_bytes: int) -> AsyncIterator[bytes]:
-        """The payload in parts; the error of a wrong checksum comes after the last part."""
+        """The payload in parts; the error of a wrong checksum is raised after the last part."""
         _require_bytes(head.payload_bytes, expected_bytes)
         left, found = expected_bytes, 0
         while left:

@@ -1,1 +1,1 @@
-"""Walls around the process in which foreign models run. Standard library only: they stand before anything else loads."""
+"""The sandbox of the process in which foreign models run. Standard library only: it stands before anything else loads."""

@@ -1,4 +1,4 @@
-"""The user that models run as where the agent is root: a user without an account, files or processes."""
+"""The user that runs models if the agent is root: a user without an account, files or processes."""
 
 import os
 import pwd
@@ -7,11 +7,11 @@ from pathlib import Path
 from profiling_agents.walls import kernel
 
 FIRST, LAST = 64200, 64899
-"""Left free by Linux distributions, and below 65536, so that most containers know them, too."""
+"""Linux distributions leave this range free, and it is below 65536, so that most containers know it, too."""
 
 
 def free_user() -> int | None:
-    """The number of a user without an account or processes; None where this process cannot become another user."""
+    """The number of a user without an account or processes; None if this process cannot become another user."""
     if os.geteuid() != 0:
         return None
     taken = {entry.pw_uid for entry in pwd.getpwall()}
@@ -25,7 +25,7 @@ def free_user() -> int | None:
 
 
 def become(user: int, groups: list[int], *, read_everything: bool) -> None:
-    """Become this user, without capabilities except, if wanted, the capability to read all files. OSError when it fails."""
+    """Become this user without capabilities, or only with the one to read all files if wanted. OSError when it fails."""
     if read_everything:
         kernel.process_control(kernel.PR_SET_KEEPCAPS, 1)
     os.setgroups(groups)
@@ -35,7 +35,7 @@ def become(user: int, groups: list[int], *, read_everything: bool) -> None:
 
 
 def can_read(user: int, paths: list[Path]) -> bool:
-    """Whether this user could read all of these paths: tried in a process of its own."""
+    """Whether this user could read all of these paths; tried in a separate process."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""Landlock: the files that this process may open, and who it may signal. Linux 5.13 and newer, where it is switched on.
+"""Landlock: limits the files that this process may open and the processes it may signal. Linux 5.13 and newer, if switched on.
 
 Numbers are those of linux/landlock.h and equal on all processors.
 """
@@ -37,14 +37,14 @@ class _PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """The kernel's version of Landlock; OSError where it has none."""
+    """The kernel's version of Landlock; OSError if it has none."""
     return kernel.system_call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(ASK_VERSION))
 
 
 def restrict(readable: Iterable[Path], writable: Iterable[Path]) -> None:
-    """From now on, for good, this process opens only files below these paths. OSError where there is no Landlock.
+    """Limit this process, from now on and for good, to files below these paths. OSError without Landlock.
 
-    Paths that are not there are left out. The process must not be able to gain privileges (no_new_privs).
+    Missing paths are left out. The process must not be able to gain privileges (no_new_privs).
     """
     known = version()
     handled = FILE_RIGHTS_OF_VERSION[min(known, max(FILE_RIGHTS_OF_VERSION))]
@@ -68,7 +68,7 @@ def restrict(readable: Iterable[Path], writable: Iterable[Path]) -> None:
 def _allow(ruleset: int, path: Path, rights: int) -> None:
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # then it cannot be opened behind the wall either
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # then it cannot be opened in the sandbox either
         return
     try:
         allowed = rights if path.is_dir() else rights & OF_FILES

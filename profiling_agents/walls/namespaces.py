@@ -1,4 +1,4 @@
-"""A network of its own for this process, which has no devices but a loopback that is down; its own shared memory, too."""
+"""A network of its own for this process, with no device but a loopback that is down; its own shared memory, too."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,10 @@ OWN = Path("/proc/self")
 
 
 def leave_network() -> None:
-    """Enter namespaces without a network. OSError where the kernel refuses.
+    """Enter namespaces without a network. OSError if the kernel refuses.
 
-    Whoever is not root becomes the same user of a new user namespace, without capabilities there. The process must not
-    have threads yet.
+    A user other than root becomes the same user of a new user namespace, without capabilities there. The process must not have
+    threads yet.
     """
     if os.geteuid() == 0:
         kernel.unshare(NEW_NETWORK | NEW_SHARED_MEMORY)

@@ -1,4 +1,4 @@
-"""All walls, in the order in which they can be raised; a wall that the kernel does not have is reported as missing."""
+"""All walls of the sandbox, in the order in which they can be raised; one that the kernel lacks is reported as missing."""
 
 import os
 import resource
@@ -27,7 +27,7 @@ class PlannedWalls:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "PlannedWalls":
-        """The walls that the fields of JSON describe."""
+        """The sandbox that the JSON fields describe."""
         return cls(
             folder=Path(fields["folder"]),
             user=fields["user"],
@@ -38,7 +38,7 @@ class PlannedWalls:
 
 @dataclass(slots=True)
 class Raised:
-    """The walls that stand, and a line for each that does not."""
+    """The walls of the sandbox that stand, and a line for each missing one."""
 
     standing: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Raised:
 
 
 def raise_walls(plan: PlannedWalls | None) -> Raised:
-    """Confine this process, which must not have threads yet, for good; without a plan by limits alone."""
+    """Sandbox this process, which must not have threads yet, for good; without a plan, only set limits."""
     limit_files()
     raised = Raised()
     if plan is not None and sys.platform == "linux":
@@ -63,12 +63,12 @@ def raise_walls(plan: PlannedWalls | None) -> Raised:
     elif plan is not None:
         raised.missing.append(f"all: models can do what the agent's user can (no walls are known for {sys.platform})")
     if sys.platform == "linux":
-        kernel.process_control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the user, whose change clears it
+        kernel.process_control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of user clears it
     return raised
 
 
 def limit_files() -> None:
-    """Cap the size of files, no core dumps, first to go when memory runs short."""
+    """Limit the size of files, forbid core dumps, and be the first to go when memory runs short."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN_BYTES, WRITTEN_BYTES))
     if sys.platform == "linux":
@@ -92,10 +92,10 @@ def _raise_linux(plan: PlannedWalls, raised: Raised) -> None:
 
 
 def _become(user: int | None, devices: list[Path], *, behind_files: bool) -> None:
-    """Be the plan's user; OSError where that cannot be: then root keeps one capability, to open files.
+    """Become the plan's user. OSError if impossible; root then keeps one capability, to open files.
 
-    Behind the wall around files, the user reads all files that the wall allows, such as a Python in root's home, or counters
-    of energy. Without the wall around files, the user's own rights must be enough to read them.
+    Behind the wall around files, the user reads all files that the wall allows, for example a Python in root's home, or
+    counters of energy. Without the wall around files, the user's own rights must suffice to read them.
     """
     needed = [Path(sys.base_prefix), *(Path(entry) for entry in sys.path if Path(entry).is_dir())]
     if user is not None and (behind_files or account.can_read(user, needed)):

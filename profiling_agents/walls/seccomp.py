@@ -13,7 +13,7 @@ from profiling_agents.walls import kernel
 
 SET_MODE_FILTER = 1
 LEAVE_SPECULATION = 1 << 2
-"""Without this flag, older kernels slow down every process behind a filter, and so the models that are measured."""
+"""Without this flag, older kernels slow down every process behind a filter, and thus the models that are measured."""
 
 COLUMNS = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)
@@ -73,13 +73,13 @@ SOCKET = (41, 198)
 LOCAL = 1
 """AF_UNIX."""
 TO_OTHERS = {"connect": (42, 203), "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)}
-"""Refused where local sockets can be made, so that these reach nobody."""
+"""Refused if local sockets can be made, so that these reach nobody."""
 REFUSED_ON_X86 = {"chown": 92, "lchown": 94}
 TO_OWN_PROCESS = {"kill": (62, 129), "tgkill": (234, 131)}
 """Signals to the process itself, such as abort's."""
 CLONE, CLONE3 = (56, 220), (435, 435)
 NEW_NAMESPACES = 0x7E020000
-"""clone's flags for namespaces of its own. clone3 hides its flags in memory; without it libraries take clone."""
+"""clone's flags for namespaces of its own. clone3 hides its flags in memory; without it, libraries use clone."""
 X32_CALLS = 0x40000000
 
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -99,9 +99,9 @@ class _FilterList(ctypes.Structure):
 
 
 def restrict(*, accelerator: bool = False) -> None:
-    """From now on the listed calls fail, for good. OSError where the kernel or the processor has no filter.
+    """Make the listed calls fail from now on, for good. OSError if the kernel or the processor has no filter.
 
-    accelerator: CUDA does not start where it cannot make a local socket, to which nothing then connects.
+    accelerator: allow local sockets, since CUDA does not start without one; nothing can be connected to them.
     The process must not be able to gain privileges (no_new_privs).
     """
     column = COLUMNS.get(platform.machine())
@@ -138,6 +138,6 @@ def _program(column: int, own_pid: int, *, accelerator: bool) -> list[FilterInst
 
 
 def _when(number: int, judged: Sequence[FilterInstruction]) -> list[FilterInstruction]:
-    """Judge the first argument of one call; all others go on with the next instruction."""
+    """Judge the first argument of one call; all other calls continue with the next instruction."""
     block = [(LOAD, 0, 0, FIRST_ARGUMENT_AT), *judged, (RETURN, 0, 0, ALLOW)]
     return [(JUMP_EQUAL, 0, len(block), number), *block]

@@ -30,7 +30,7 @@ def accelerators() -> list[Path]:
 
 
 def own_threads() -> Path:
-    """What a process may write about its own threads, such as their names; CUDA does not start where it cannot name one."""
+    """The folder in which a process may write about its own threads, for example names; CUDA does not start without it."""
     return Path("/proc") / str(os.getpid()) / "task"
 
 
@@ -41,7 +41,7 @@ def groups_of(devices: list[Path]) -> list[int]:
 
 
 def _python() -> Iterator[Path]:
-    """The folders on Python's path. Of a source tree, in which the user's own files lie too, the package alone."""
+    """The folders on Python's path. If it includes the source tree with the user's own files, only the package is readable."""
     yield from map(Path, {sys.prefix, sys.base_prefix, sys.exec_prefix})
     for entry in (*sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         path = Path(entry)

@@ -1,4 +1,4 @@
-"""Rules of the user, as text: what counts most, by battery, memory, load and temperature.
+"""Rules of the user, as text: the main criterion by battery, memory, load and temperature.
 
 [The choice at run time](docs/runtime_choice.md#rules) has the language with examples.
 """

@@ -41,7 +41,7 @@ PERCENT = 100.0
 
 
 def parse_rules(text: str) -> ChoiceRules:
-    """Rules from a text. AdaptiveError in one line: where, what it got, what is allowed."""
+    """Rules from a text. AdaptiveError in one line with the place, the text there, and the allowed texts."""
     parts = rules_of(text)
     if not parts:
         allowed = "rules such as 'battery < 20% -> energy first; accuracy first'"
@@ -103,14 +103,14 @@ def _share(tokens: RuleTokens) -> float:
 
 
 class _Actions:
-    """The actions of a rule; each may be there once."""
+    """The actions of a rule; each may occur once."""
 
     def __init__(self, rule: ChoiceRule, tokens: RuleTokens) -> None:
         self._rule, self._tokens = rule, tokens
         self._done: set[str] = set()
 
     def read(self) -> ChoiceRule:
-        """All of them, with commas between them."""
+        """Read all actions, separated by commas."""
         self._one()
         while self._tokens.take(","):
             self._one()

@@ -1,4 +1,4 @@
-"""A policy that follows rules: what is best changes with battery, memory, load and temperature of the device."""
+"""A policy that follows rules: the objective changes with battery, memory, load and temperature of the device."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ NO_RULE = "no rule holds: accuracy first"
 
 
 class RuledChoice(NamedTuple):
-    """What is best now. holding: which conditions hold. mu: by the battery; None: no rule asks for it. told: in words."""
+    """The current objective. holding: which conditions hold. mu: by the battery; None: no rule asks for it. told: in words."""
 
     holding: tuple[bool, ...]
     mu: float | None
@@ -24,11 +24,12 @@ class RuledChoice(NamedTuple):
 
 
 class ByRules:
-    """Decides by the policy that `policy_of` makes of the objective of the first rule that holds.
+    """Decides by the policy that `policy_of` makes for the objective of the first rule that holds.
 
-    A condition that held holds until its value is beyond the limit by a band, and mu follows the battery in steps: so neither
-    flaps. Where another rule begins to hold, the wait for a better variant begins anew. The memory of a variant is at most what
-    is free now and what the running one has. AdaptiveError: a rule needs what the table does not know.
+    A condition that held stays until its value is beyond the limit by a band, and mu follows the battery in steps, so neither
+    flaps. When another rule begins to hold, the wait for a better variant begins anew. The memory of a variant is limited to
+    the
+    free memory plus that of the running variant. AdaptiveError if a rule needs a column that the table lacks.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class ByRules:
         self._counting: tuple[tuple[object, ...], tuple[RuledChoice, ChoicePolicy, ChoiceLimits]] | None = None
 
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
-        """The next state, and the decision with the rule before its reason."""
+        """The next state, and the decision with the rule in front of its reason."""
         ruled, policy, limits = self._counts(state, inputs)
         known = state
         if state.rule != ruled.told and state.better_since_s is not None:
@@ -56,7 +57,7 @@ class ByRules:
         return after, decision._replace(rule=ruled.told, reason=reason, adapts_weights=adapts_weights)
 
     def ruled(self, state: ChoiceState, inputs: DecisionInputs) -> RuledChoice:
-        """What is best now. Before a later run of a request it is what was best before the first one."""
+        """The current objective. Before a later run of a request it is the objective of the first run."""
         is_later = inputs.for_run and state.rule is not None
         holding = state.holding if is_later else self.rules.holding(inputs, state.holding)
         rule = self.rules.first(holding)
@@ -73,7 +74,7 @@ class ByRules:
         return RuledChoice(holding, mu, rule, CriterionWeights.of_mu(mu), told)
 
     def _counts(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[RuledChoice, ChoicePolicy, ChoiceLimits]:
-        """What is best now, who decides by it, and the limits; found once as long as all that it follows from is the same."""
+        """The current objective, its policy, and the limits; found only once while all inputs stay the same."""
         of_inputs = inputs.limits, inputs.for_run, inputs.load, inputs.device
         asked = (*of_inputs, state.running, state.holding, state.mu, state.rule)
         if self._counting is None or self._counting[0] != asked:
@@ -91,7 +92,7 @@ class ByRules:
     def _limits(
         self, limits: ChoiceLimits, rule: ChoiceRule | None, running: int | None, inputs: DecisionInputs
     ) -> ChoiceLimits:
-        """With those of the rule, and within the memory of now."""
+        """The limits with those of the rule, and within the free memory."""
         energy_mj = _least(limits.energy_mj, None if rule is None else rule.energy_mj)
         memory_mib = _least(limits.memory_mib, None if rule is None else rule.memory_mib)
         taken_mib, device = self.look_up.table.memory_mib, inputs.device

@@ -1,4 +1,4 @@
-"""Rules as data: conditions on the device, and what is best while they hold."""
+"""Rules as data: conditions on the device, and the objective while they hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from adaptive_runtime.errors import AdaptiveError
 Quantity = Literal["battery", "memory", "memory share", "load", "temperature", "charging"]
 ComparisonSign = Literal["<", "<=", ">", ">="]
 BANDS: dict[Quantity, float] = {"battery": 0.02, "memory share": 0.02, "load": 0.05, "temperature": 2.0}
-"""How far a value has to go back over its limit until a condition that held does so no more."""
+"""How far a value has to move back over its limit until a condition that held no longer does."""
 MEMORY_BAND = 0.05
-"""The same of free memory in MiB, as a share of the limit."""
+"""The same for free memory in MiB, as a share of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleCondition:
-    """A quantity and its limit. battery, memory share, load: 0 to 1; memory [MiB]: what is free; temperature [°C].
+    """A quantity and its limit. battery, memory share, load: 0 to 1; memory [MiB]: free memory; temperature [°C].
 
-    charging: limit 1 where the device should have a supply, 0 where it should not.
+    charging: limit 1 if the device should have a power supply, 0 if it should not.
     """
 
     quantity: Quantity
@@ -29,9 +29,9 @@ class RuleCondition:
     limit: float
 
     def holds(self, inputs: DecisionInputs, held: bool) -> bool:
-        """Whether it holds now. held: whether it did before; then a value has to go back by a band.
+        """Whether it holds now. held: whether it held before; then a value has to move back by a band.
 
-        A value that is not known changes nothing.
+        An unknown value changes nothing.
         """
         value = _value(self.quantity, inputs)
         if value is None:
@@ -47,16 +47,16 @@ class RuleCondition:
 
     @property
     def band(self) -> float:
-        """By how much a value has to go back over the limit."""
+        """The distance by which a value has to move back over the limit."""
         return MEMORY_BAND * self.limit if self.quantity == "memory" else BANDS.get(self.quantity, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRule:
-    """A rule holds while all conditions of one of `any_of` hold; always where there are none. text: as the user wrote it.
+    """A rule holds while all conditions of one group of `any_of` hold; always if it has none. text: as the user wrote it.
 
-    counts: what is best. energy_mj, memory_mib: limits besides those of the model; None: none. adapts_weights: false: weights
-    stay those of the bundle.
+    counts: the objective. energy_mj, memory_mib: limits besides those of the model; None: no limit. adapts_weights: false:
+    weights stay those of the bundle.
     """
 
     text: str
@@ -72,7 +72,7 @@ class ChoiceRule:
         return tuple(condition for every in self.any_of for condition in every)
 
     def holds(self, holding: Sequence[bool]) -> bool:
-        """Whether it holds. holding: which of its conditions do."""
+        """Whether the rule holds. holding: which of its conditions hold."""
         if not self.any_of:
             return True
         start = 0
@@ -83,7 +83,7 @@ class ChoiceRule:
         return False
 
     def check(self, table: VariantTable) -> None:
-        """AdaptiveError in one line: it needs what the table does not know."""
+        """Raise AdaptiveError in one line if the rule needs a column that the table lacks."""
         where = f"policy, rule '{self.text}'"
         weights = CriterionWeights.of_mu(0.5) if isinstance(self.counts, BatteryMu) else self.counts
         for name, column, used in (
@@ -97,19 +97,19 @@ class ChoiceRule:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRules:
-    """The first rule that holds counts. Where none does, the most accurate variant within the limits is best."""
+    """The first rule that holds decides. If none holds, the most accurate variant within the limits is best."""
 
     text: str
     rules: tuple[ChoiceRule, ...]
 
     def holding(self, inputs: DecisionInputs, held: Sequence[bool]) -> tuple[bool, ...]:
-        """Which conditions of all rules hold now, in the order of the text. held: which did before; empty: none."""
+        """Which conditions of all rules hold now, in the order of the text. held: which held before; empty: none."""
         conditions = [condition for rule in self.rules for condition in rule.conditions]
         before = held if len(held) == len(conditions) else (False,) * len(conditions)
         return tuple(condition.holds(inputs, was) for condition, was in zip(conditions, before, strict=True))
 
     def first(self, holding: Sequence[bool]) -> ChoiceRule | None:
-        """The first rule that holds; None: none does."""
+        """The first rule that holds; None if none does."""
         start = 0
         for rule in self.rules:
             end = start + len(rule.conditions)
@@ -119,7 +119,7 @@ class ChoiceRules:
         return None
 
     def check(self, table: VariantTable) -> None:
-        """AdaptiveError in one line: a rule needs what the table does not know."""
+        """Raise AdaptiveError in one line if a rule needs a column that the table lacks."""
         for rule in self.rules:
             rule.check(table)
 

@@ -1,4 +1,4 @@
-"""The text of rules as tokens, each with its place."""
+"""The text of rules as tokens, each with its position."""
 
 import re
 from typing import NamedTuple, NoReturn
@@ -34,17 +34,17 @@ class RuleTokens:
 
     @property
     def next(self) -> RuleToken:
-        """The token that comes next."""
+        """The next token."""
         return self.ahead(0)
 
     def ahead(self, count: int) -> RuleToken:
-        """The token so many behind the next one."""
+        """The token that is `count` positions after the next one."""
         at = self._at + count
         return self._tokens[at] if at < len(self._tokens) else self._end
 
     @property
     def has_condition(self) -> bool:
-        """Whether a condition comes before what is to be done."""
+        """Whether a condition precedes the actions."""
         words = {token.text for token in self._tokens}
         return bool(words & {"->", "<", "<=", ">", ">=", "charging"})
 
@@ -57,12 +57,12 @@ class RuleTokens:
         return found
 
     def need(self, *allowed: str) -> str:
-        """The next token. AdaptiveError: it is none of these."""
+        """Take the next token. AdaptiveError if it is none of these."""
         found = self.take(*allowed)
         return self.refuse(" or ".join(one or "the end of the rule" for one in allowed)) if found is None else found
 
     def number(self, least: float, most: float, unit: str = "") -> float:
-        """A number between these, with its unit behind it. AdaptiveError: something else."""
+        """Take a number within these limits; its unit follows. AdaptiveError for anything else."""
         allowed = f"a number from {least:g} to {most:g}" if most < float("inf") else f"a number from {least:g} on"
         allowed += f" {unit}" if unit else ""
         token = self.next
@@ -72,7 +72,7 @@ class RuleTokens:
         return float(token.text)
 
     def refuse(self, allowed: str, got: str | None = None) -> NoReturn:
-        """AdaptiveError: the next token is none of what is allowed, or something else is wrong before it."""
+        """Raise AdaptiveError: the next token is not allowed, or the text before it is wrong."""
         where = f"policy, rule {self._number}, column {self.next.column}"
         if got is None:
             got = f"'{self.next.text}'" if self.next.text else "the rule ends"
@@ -80,7 +80,7 @@ class RuleTokens:
 
 
 def rules_of(text: str) -> list[str]:
-    """The rules of a text, which `;` or ends of lines divide. A leading `policy:` is left out."""
+    """The rules of a text, separated by `;` or ends of lines. A leading `policy:` is left out."""
     return [rule.strip() for rule in SEPARATOR.split(PREFIX.sub("", text, count=1)) if rule.strip()]
 
 

@@ -1,4 +1,4 @@
-"""What a variant is worth beside others: accuracy against energy, latency and memory, by weights of the user or the battery."""
+"""Scores of variants: accuracy against energy, latency and memory, by weights of the user or the battery."""
 
 from adaptive_runtime.choice.scoring.battery import BatteryMu
 from adaptive_runtime.choice.scoring.hierarchy import PairwisePreferences

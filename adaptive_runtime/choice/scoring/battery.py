@@ -1,4 +1,4 @@
-"""How much accuracy counts against energy, by the charge of the battery."""
+"""The weight of accuracy against energy, by the charge of the battery."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 from adaptive_runtime.errors import AdaptiveError
 
 STEPS = 100
-"""Of mu, from 0 to 1: each is an order of preference."""
+"""Steps of mu from 0 to 1; each is one order of preference."""
 POINTS = ((0.0, 0.2), (1.0, 1.0))
 
 
@@ -28,9 +28,10 @@ class BatteryMu:
             raise AdaptiveError("mu by battery", got, allowed=allowed)
 
     def mu(self, battery: float | None, charging: bool | None, before: float | None = None) -> float:
-        """mu of a charge; of the last point on mains, and on a device without a battery.
+        """mu for a charge; on mains, or without a battery, that of the last point.
 
-        before: mu so far, which stays while the charge asks for less than one and a half steps of change: so it does not flap.
+        before: the present mu, which stays while the charge asks for a change of less than one and a half steps, to avoid
+        flapping.
         """
         if charging or battery is None:
             return self.points[-1][1]
@@ -40,7 +41,7 @@ class BatteryMu:
         return round(mu * STEPS) / STEPS
 
     def _between(self, battery: float) -> float:
-        """mu of a charge, by the points beside it."""
+        """mu for a charge, interpolated between the neighbouring points."""
         (charge, mu), *others = self.points
         if battery <= charge:
             return mu

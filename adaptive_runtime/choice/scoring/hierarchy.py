@@ -25,8 +25,8 @@ Matrices = NDArray[np.float64]
 class PairwisePreferences:
     """How many times more important one criterion is than another, from 1/9 to 9.
 
-    upper: of the pairs in the order of `combinations(criteria, 2)`, the upper triangle of the reciprocal matrix. AdaptiveError:
-    a value that is not on the scale, other pairs than those of the criteria, or preferences that contradict each other
+    upper: for the pairs in the order of `combinations(criteria, 2)`, the upper triangle of the reciprocal matrix. AdaptiveError
+    for a value outside the scale, for other pairs than those of the criteria, or for preferences that contradict each other
     (consistency ratio above 0.1).
     """
 
@@ -54,12 +54,12 @@ class PairwisePreferences:
 
     @property
     def consistency_ratio(self) -> float:
-        """0 where all preferences follow from one set of weights; about 1 of random ones."""
+        """0 if all preferences follow from one set of weights; about 1 for random ones."""
         return float(_ratios_M(self._matrix[None])[0])
 
     @property
     def weights(self) -> CriterionWeights:
-        """The principal eigenvector, whose sum is 1; 0 of criteria that are not compared."""
+        """The principal eigenvector, scaled to sum 1; 0 for criteria that are not compared."""
         values, vectors = np.linalg.eig(self._matrix)
         weights_N = np.abs(vectors[:, values.real.argmax()].real)
         shares_N = (weights_N / weights_N.sum()).tolist()
@@ -70,7 +70,7 @@ class PairwisePreferences:
         return _reciprocal(len(self.criteria), self.upper)
 
     def _refuse(self) -> None:
-        """AdaptiveError: the pair and the value of the scale that would make the preferences most consistent."""
+        """Raise AdaptiveError with the pair, and its value on the scale, that would make the preferences most consistent."""
         changed = [
             (place, value, (*self.upper[:place], value, *self.upper[place + 1 :]))
             for place in range(len(self.upper))

@@ -1,8 +1,8 @@
-"""The variant with the highest score within the limits, as fast as the most accurate one.
+"""The variant with the highest score within the limits, found as fast as the most accurate one.
 
-For given weights a score is an order of preference, so the index of the look-up finds the highest one, too. A variant that
-another one replaces in accuracy, latency, energy and memory has no higher score, whatever the weights are: the front of the
-table is made once, and other weights order its variants alone.
+For given weights a score is an order of preference, so the index of the look-up finds the highest score, too. A variant that
+another one replaces in accuracy, latency, energy and memory has no higher score, whatever the weights: the table's front is
+computed once, and other weights only reorder its variants.
 """
 
 from collections.abc import Set
@@ -14,15 +14,15 @@ from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objectiv
 from adaptive_runtime.choice.scoring.weights import ACCURACY_FIRST, LATENCY_FIRST, CriterionWeights
 
 KEPT_ORDERS = 16
-"""Orders of preference that are kept, each with its index."""
+"""Limit of kept orders of preference, each with its index."""
 
 
 @dataclass(frozen=True, slots=True)
 class BestScore:
-    """The variant with the highest score within the limits; of equal ones as `VariantLookUp` prefers them.
+    """The variant with the highest score within the limits; equal ones in the order of `VariantLookUp`.
 
-    look_up: in the order of the scores. Limits count under load, scores do not change with it: each criterion is between 0 and
-    1 over the variants that can be an answer, so variants that others replace change nothing. Source: CrowdHMTware, eq. 3.
+    look_up: in the order of the scores. Limits apply under load; scores do not change with it. Each criterion is scaled to 0 to
+    1 over the variants that can be an answer, so replaced variants change nothing. Source: CrowdHMTware, eq. 3.
     """
 
     look_up: VariantLookUp
@@ -30,7 +30,7 @@ class BestScore:
 
     @classmethod
     def of(cls, look_up: VariantLookUp, weights: CriterionWeights) -> "BestScore":
-        """By weights, from the look-up of the most accurate variant. AdaptiveError: the table does not know what is weighed."""
+        """The objective for weights and the look-up of the most accurate variant. AdaptiveError if the table lacks a column."""
         table = look_up.table
         return cls(look_up.ranked(weights.checked(table).scores_V(table, look_up.kept_rows)), weights)
 
@@ -42,14 +42,14 @@ class BestScore:
 
 
 class ScoredObjectives:
-    """Objectives of one table by their weights. The last ones are kept with their indexes."""
+    """Objectives of one table by their weights. The most recent ones are kept with their indexes."""
 
     def __init__(self, look_up: VariantLookUp) -> None:
         self.look_up = look_up
         self._kept: dict[CriterionWeights, Objective] = {}
 
     def of(self, weights: CriterionWeights) -> Objective:
-        """The objective of some weights: the most accurate, the fastest under load, or the highest score."""
+        """The objective for some weights: the most accurate, the fastest under load, or the highest score."""
         found = self._kept.pop(weights, None)
         if found is None:
             found = self._made(weights)

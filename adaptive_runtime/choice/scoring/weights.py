@@ -19,7 +19,7 @@ Values = NDArray[np.float64]
 
 
 class CriterionWeights(NamedTuple):
-    """Weights from 0 on: of the accuracy, which raises a score, and of the costs, which lower it."""
+    """Weights from 0 on: that of the accuracy raises a score, those of the costs lower it."""
 
     accuracy: float = 0.0
     energy: float = 0.0
@@ -28,13 +28,13 @@ class CriterionWeights(NamedTuple):
 
     @classmethod
     def of_mu(cls, mu: float) -> Self:
-        """mu of the accuracy, 1 - mu of the energy. Source: CrowdHMTware, eq. 3. AdaptiveError: mu is no share."""
+        """mu for the accuracy, 1 - mu for the energy. Source: CrowdHMTware, eq. 3. AdaptiveError if mu is not in 0 to 1."""
         if not 0 <= mu <= 1:
             raise AdaptiveError(WHERE, f"mu {mu:g}", allowed="0 (energy alone) to 1 (accuracy alone)")
         return cls(accuracy=mu, energy=1 - mu)
 
     def checked(self, table: VariantTable) -> Self:
-        """The weights. AdaptiveError: one is negative, all are 0, or the table does not know what is weighed."""
+        """The same weights. AdaptiveError if one is negative, all are 0, or the table lacks a weighted column."""
         if not all(0 <= weight < float("inf") for weight in self) or not any(self):
             got = "weights " + ", ".join(f"{weight:g}" for weight in self)
             raise AdaptiveError(WHERE, got, allowed="0 and more, one of them above 0")
@@ -45,7 +45,7 @@ class CriterionWeights(NamedTuple):
         return self
 
     def scores_V(self, table: VariantTable, rows: Sequence[int]) -> Values:
-        """Weight of the accuracy times Norm(accuracy), less the same of the costs (V,). rows: Norm is from 0 to 1 over these.
+        """Weight times Norm(accuracy), minus the same for the costs (V,). rows: Norm goes from 0 to 1 over these.
 
         Rounding never gives a variant a higher score than one that is at least as good in each criterion.
         """
@@ -65,7 +65,7 @@ LATENCY_FIRST = CriterionWeights(latency=1.0)
 
 
 def norm_V(column_V: Values, rows: Sequence[int]) -> Values:
-    """(x - least) / (largest - least) over some rows; 0 everywhere where all these are the same."""
+    """(x - least) / (largest - least) over some rows; 0 everywhere if all these are equal."""
     least, largest = column_V[rows].min(), column_V[rows].max()
     if largest == least:
         return np.zeros_like(column_V)

@@ -1,4 +1,4 @@
-"""The first source that gives a number: counters, then the probe, then what was learned from these."""
+"""The first source that gives a number: counters, then the probe, then a model learned from these."""
 
 import logging
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ logger = logging.getLogger("adaptive_runtime.sensing")
 
 
 class HitRateStep(Protocol):
-    """A source that measures. read: the hit rate now; None where it cannot tell."""
+    """A source that measures. read: the hit rate now; None if it has none."""
 
     @property
     def name(self) -> HitRateSource: ...
@@ -25,7 +25,7 @@ class HitRateStep(Protocol):
 
 
 class HitRate:
-    """Asks sources in order, and teaches `learned` with what they measure. A source that fails is left out from then on."""
+    """Asks sources in order, and teaches `learned` with their measurements. A failing source is not asked again."""
 
     def __init__(self, steps: Sequence[HitRateStep], learned: LearnedHitRate | None = None) -> None:
         self._steps = list(steps)
@@ -33,15 +33,15 @@ class HitRate:
 
     @classmethod
     def of_device(cls, probe: CacheProbe | None = None, learned: LearnedHitRate | None = None) -> "HitRate":
-        """The chain of this device. probe: where given, asked where there are no counters."""
+        """The chain of this device. probe: used if there are no counters."""
         counters = CacheCounters.find(available_cores())
         return cls([step for step in (counters, probe) if step is not None], learned)
 
     @classmethod
     def calibrated(cls) -> "HitRate":
-        """The chain of this device; where there are no counters, with a probe that is calibrated now, on the quiet device.
+        """The chain of this device; without counters, with a probe that is calibrated now, on the quiet device.
 
-        Where it cannot be, the log says why, and the rate stays unknown.
+        If calibration fails, the log gives the reason, and the rate stays unknown.
         """
         chain = cls.of_device()
         if chain._steps:
@@ -53,7 +53,7 @@ class HitRate:
             return chain
 
     def estimate(self, state: SensedState) -> tuple[float, HitRateSource] | tuple[None, None]:
-        """The hit rate and its source; None where no source can tell."""
+        """The hit rate and its source; None if no source has a value."""
         for step in list(self._steps):
             try:
                 rate = step.read()

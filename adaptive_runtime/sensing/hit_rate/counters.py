@@ -15,7 +15,7 @@ SYSCALLS = {"x86_64": 298, "aarch64": 241}
 HARDWARE, SOFTWARE = 0, 1
 CACHE_REFERENCES, CACHE_MISSES, PAGE_FAULTS = 2, 3, 2
 ATTRIBUTES_BYTES = 64
-"""The first published version of the structure; every kernel reads it."""
+"""Size of the structure's first published version; every kernel reads it."""
 FLAGS_INHERIT, FLAGS_NO_KERNEL = 1 << 1, (1 << 5) | (1 << 6)
 FEWEST_REFERENCES = 1000
 
@@ -23,7 +23,7 @@ FEWEST_REFERENCES = 1000
 class PerfCounter:
     """One event, counted for the calling thread and threads that it starts later (cpu None), or for everything on one CPU.
 
-    OSError: the processor or the system does not have the event, or does not allow it.
+    OSError if the processor or the system lacks the event or does not allow it.
     """
 
     def __init__(self, kind: int, event: int, cpu: int | None = None) -> None:
@@ -40,7 +40,7 @@ class PerfCounter:
             raise OSError(error, os.strerror(error))
 
     def read(self) -> int:
-        """Events so far."""
+        """Number of events since counting began."""
         (count,) = struct.unpack("=Q", os.read(self._file, 8))
         return int(count)
 
@@ -50,7 +50,7 @@ class PerfCounter:
 
 
 class CacheCounters:
-    """Hits among the references to the last cache since the reading before, on some CPUs. OSError where there is no counter."""
+    """Share of hits among references to the last cache since the previous reading, on some CPUs. OSError without counters."""
 
     name: HitRateSource = "counters"
 
@@ -68,7 +68,7 @@ class CacheCounters:
 
     @classmethod
     def find(cls, cores: Sequence[int]) -> "CacheCounters | None":
-        """Counters of whole CPUs where the system allows them, else of this process; None where there are none."""
+        """Counters of whole CPUs if the system allows them, else of this process; None if there are none."""
         scopes: tuple[Literal["cores", "process"], ...] = ("cores", "process")
         for scope in scopes:
             try:
@@ -78,7 +78,7 @@ class CacheCounters:
         return None
 
     def read(self) -> float | None:
-        """The hit rate; None where there were too few references to tell."""
+        """The hit rate; None after too few references."""
         before, self._before = self._before, self._counts()
         references, misses = (after - earlier for earlier, after in zip(before, self._before, strict=True))
         if references < FEWEST_REFERENCES:

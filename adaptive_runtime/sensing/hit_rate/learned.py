@@ -1,6 +1,6 @@
 """The hit rate as learned: a regression on the device's state, taught by counters or by a probe while they work.
 
-A device that cannot afford a probe takes the file of a device of its kind.
+A device that cannot afford a probe uses the file of a similar device.
 """
 
 from typing import Annotated, Literal, Self
@@ -22,7 +22,7 @@ ERROR_KEEPS = 0.95
 
 
 class LearnedHitRateFile(Message):
-    """Coefficients of the features, the number of samples behind them, and their recent mean absolute error."""
+    """Coefficients of the features, their number of samples, and their recent mean absolute error."""
 
     version: Literal[1] = 1
     features: tuple[str, ...]
@@ -32,7 +32,7 @@ class LearnedHitRateFile(Message):
 
 
 class LearnedHitRate:
-    """Predicts the hit rate of a state after `FEWEST` lessons. error: mean absolute error of recent lessons, before each."""
+    """Predicts the hit rate of a state after `FEWEST` lessons. error: mean absolute error of recent predictions."""
 
     name: HitRateSource = "learned"
 
@@ -42,14 +42,14 @@ class LearnedHitRate:
         self.error = 0.0
 
     def teach(self, state: SensedState, rate: float) -> None:
-        """One lesson."""
+        """Learn from one measured rate."""
         (error,) = np.abs(self._model.learn(_features(state), np.array([rate])))
         keeps = min(ERROR_KEEPS, self.samples / (self.samples + 1))
         self.error = keeps * self.error + (1 - keeps) * float(error)
         self.samples += 1
 
     def estimate(self, state: SensedState) -> float | None:
-        """The hit rate in this state; None before there were enough lessons."""
+        """The hit rate in this state; None before enough lessons."""
         if self.samples < FEWEST:
             return None
         return float(np.clip(self._model.predict(_features(state))[0], 0.0, 1.0))
@@ -66,7 +66,7 @@ class LearnedHitRate:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "learned hit rate") -> Self:
-        """From a file's text. AdaptiveError in one line: no such file, or other features."""
+        """Parse a file's text. AdaptiveError in one line for another kind of file, or other features."""
         try:
             file = LearnedHitRateFile.model_validate_json(text)
         except ValidationError as error:
@@ -80,7 +80,7 @@ class LearnedHitRate:
 
 
 def _features(state: SensedState) -> NDArray[np.float64]:
-    """Features (1, P); what the device does not tell counts as 0, always alike on one device."""
+    """Features (1, P); unknown values count as 0, which is consistent on one device."""
     waiting = state.pressure_cpu.since_last if state.pressure_cpu else None
     runnable = (state.runnable or 0) / max(state.usable_cpus or 1.0, 1e-3)
     values = (1.0, state.cpu_use_others, waiting, state.memory_use, runnable / (1 + runnable))

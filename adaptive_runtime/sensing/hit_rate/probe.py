@@ -1,9 +1,9 @@
-"""The hit rate by a timed probe: how much of a buffer is still in the caches after a pause, by the time that reading it takes.
+"""The hit rate by a timed probe: the share of a buffer that is still cached after a pause, by the time to read it.
 
-The probe reads one word of each cache line of a buffer, in random order, so that the processor cannot read ahead; pauses, while
-other programs use the caches; and reads it again. Two times are measured once on the quiet device: with all lines in the
-caches, and with none. The hit rate lies between them: (miss − now) / (miss − hit). AdaScale's eq. 5 has the same idea, but
-as printed it is the quotient of the two times. CPU time is measured, so being interrupted does not count.
+The probe reads one word of each cache line of a buffer, in random order, so that the processor cannot read ahead; pauses,
+while other programs use the caches; and reads it again. Two times are measured once on the quiet device: with all lines
+cached, and with none. The hit rate is (miss − now) / (miss − hit). AdaScale's eq. 5 has the same idea, but as printed it is
+the quotient of the two times. CPU time is measured, so interruptions do not count.
 """
 
 import os
@@ -28,13 +28,13 @@ MOST_MIB = 8.0
 PAUSE_S = 0.01
 CALIBRATION_ROUNDS = 4
 CLEAR = 1.2
-"""A read from memory takes at least so many times as long as a read from the caches, else the probe tells nothing."""
+"""A read from memory must take at least this many times as long as one from the caches; else the probe is useless."""
 
 Nanoseconds = Annotated[float, Field(gt=0)]
 
 
 class ProbeCalibration(FileMessage):
-    """Time of reading one line on the quiet device: `hit_ns` from the caches, `miss_ns` from memory."""
+    """Time to read one line on the quiet device: `hit_ns` from the caches, `miss_ns` from memory."""
 
     WHERE: ClassVar[str] = "calibration of the cache probe"
     NEXT_STEP: ClassVar[str] = "calibrate again on the quiet device"
@@ -52,14 +52,14 @@ class ProbeCalibration(FileMessage):
         return self
 
     def hit_rate(self, now_ns: float) -> float:
-        """Share of the lines that came from the caches, at this time for one line."""
+        """Share of the lines that came from the caches, given the present time for one line."""
         return clipped_share((self.miss_ns - now_ns) / (self.miss_ns - self.hit_ns))
 
 
 class CacheProbe:
-    """Reads a buffer of the size of the last cache, up to `MOST_MIB`, before and after a pause.
+    """Reads a buffer as large as the last cache, up to `MOST_MIB`, before and after a pause.
 
-    slowdown: time of the last probe, as a multiple of that from the caches.
+    slowdown: time of the last probe relative to the time from the caches.
     """
 
     name: HitRateSource = "probe"
@@ -72,7 +72,7 @@ class CacheProbe:
 
     @classmethod
     def calibrated(cls, buffer_mib: float | None = None) -> "CacheProbe":
-        """A probe whose two times are measured now, on a quiet device. AdaptiveError where they cannot be told apart."""
+        """A probe whose two times are measured now, on a quiet device. AdaptiveError if they are indistinguishable."""
         return cls(calibrate(buffer_mib))
 
     def read(self) -> float | None:
@@ -85,7 +85,7 @@ class CacheProbe:
 
 
 def calibrate(buffer_mib: float | None = None) -> ProbeCalibration:
-    """Times of a line from the caches and from memory, measured now. AdaptiveError where they cannot be told apart.
+    """Times of a line from the caches and from memory, measured now. AdaptiveError if they are indistinguishable.
 
     The fastest of several readings counts as undisturbed; from memory, their median. Takes a buffer of twice the last cache.
     """
@@ -109,7 +109,7 @@ def calibrate(buffer_mib: float | None = None) -> ProbeCalibration:
 
 
 class _Reads:
-    """One word of each line of a buffer, in an order that is drawn once."""
+    """Reads one word of each line of a buffer, in an order that is drawn once."""
 
     def __init__(self, size_mib: float) -> None:
         lines = max(CHUNK_LINES, int(size_mib * MIB) // LINE_BYTES)

@@ -1,7 +1,6 @@
 """ExecuTorch with the kernels of XNNPACK, from programs (.pte), on the CPU.
 
-A program has no names: inputs and outputs count in the order of the job. Its inputs stay where they are; nothing is copied
-in a run.
+A program has no names: its inputs and outputs follow the order of the job. Inputs are set once and not copied in a run.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,14 +81,14 @@ class ExecuTorchBackend:
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "ExecuTorchModel":
-        """Load a program; ModelError when ExecuTorch refuses it, or it has other inputs than the job states."""
+        """Load a program; ModelError when ExecuTorch refuses it, or when its inputs differ from those that the job states."""
         _take_threads(int(job.engine.settled(self.engine_options).get("threads", self._threads)))
         with translated("ExecuTorch", "load"):
             return ExecuTorchModel(job, files[0].read_bytes())
 
 
 def _take_threads(threads: int) -> None:
-    """Threads of XNNPACK for models that are loaded from now on; AgentError where ExecuTorch takes another number."""
+    """Set XNNPACK's threads for models loaded from now on; AgentError if ExecuTorch takes another number."""
     if runtime._threadpool_get_thread_count() != threads:
         runtime._unsafe_reset_threadpool(threads)  # safe while no model is loaded
     if (got := runtime._threadpool_get_thread_count()) != threads:
@@ -180,7 +179,7 @@ class ExecuTorchModel:
         del self._program
 
     def _set(self, inputs: Sequence[np.ndarray]) -> None:
-        """Hands over the inputs, which must live as long as they are used."""
+        """Set the inputs; they must live as long as they are used."""
         check_inputs(self._job, inputs)
         for name, array, dtype in zip(self._job.input_names, inputs, self._types, strict=True):
             if array.dtype != dtype:

@@ -1,7 +1,7 @@
 """The times of ExecuTorch's layers, from the events of a traced program (ETDump, a flatbuffer; schema "ED00").
 
-XNNPACK rounds a layer's time down to whole µs. The time of the call that ran the layers is exact: what they lack is divided
-among them, up to 1 µs each.
+XNNPACK rounds a layer's time down to whole µs. The time of the call that ran the layers is exact: the time that the layers
+lack is divided among them, up to 1 µs each.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,21 +21,21 @@ NAME, NAME_OF_LAYER, START, END = 0, 4, 6, 7
 EXECUTION = "Execute"
 CALL, AROUND_LAYERS = "DELEGATE_CALL", frozenset({"OPERATOR_CALL", "Method::execute"})
 OWN_OPERATOR = "native_call_"
-"""The beginning of the name of an operator that XNNPACK has not, and ExecuTorch runs."""
+"""Prefix of the name of an operator that XNNPACK lacks and ExecuTorch runs itself."""
 UNINTERRUPTED = 1.25  # times the layer's median
 ROUNDED_NS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class TracedEvent:
-    """Something that ran, and how long [ns]."""
+    """One traced event and its duration [ns]."""
 
     name: str
     time_ns: float
 
 
 def time_layers(dumps: Sequence[bytes]) -> list[LayerTiming]:
-    """Mean times of the layers in order, each over the runs in which it was not interrupted. dumps: of one run each."""
+    """Mean times of the layers in order, each over the runs in which it was not interrupted. dumps: one per run."""
     runs = [_layers(_events(dump)) for dump in dumps]
     if len({tuple(event.name for event in run) for run in runs}) != 1:
         raise ModelError("ExecuTorch's runs differ in their layers")
@@ -49,7 +49,7 @@ def time_layers(dumps: Sequence[bytes]) -> list[LayerTiming]:
 
 
 def _layers(events: Iterable[TracedEvent]) -> list[TracedEvent]:
-    """The events of layers; those of XNNPACK come before the call that ran them."""
+    """The events of layers; XNNPACK's events come before the call that ran them."""
     layers: list[TracedEvent] = []
     inner: list[TracedEvent] = []
     for event in events:
@@ -69,7 +69,7 @@ def _events(dump: bytes) -> list[TracedEvent]:
     """The events of execution in order; ModelError when the file is not of the schema."""
     try:
         return list(_executed(dump))
-    except Exception as error:  # of a foreign model's run: any number in it may be wrong
+    except Exception as error:  # the model is foreign: any number in its trace may be wrong
         raise ModelError(f"ExecuTorch's trace cannot be read: {error}") from error
 
 
@@ -88,7 +88,7 @@ def _executed(dump: bytes) -> Iterator[TracedEvent]:
 
 
 def _at(table: Table, field: int) -> int:
-    """The offset of a field in its table, 0 where it has none."""
+    """The offset of a field in its table; 0 if the table lacks it."""
     return int(table.Offset(4 + 2 * field))
 
 

@@ -1,1 +1,1 @@
-"""OpenVINO on the CPU. `importing`, which this room imports first, keeps it from telling its maker of each import."""
+"""OpenVINO on the CPU. `importing`, imported first, keeps OpenVINO from reporting each import to its vendor."""

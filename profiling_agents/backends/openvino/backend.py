@@ -1,8 +1,8 @@
 """OpenVINO on the CPU, from ONNX files: one stream, tuned for latency, a fixed number of threads.
 
-The calling thread computes, and as many more as there are threads. OpenVINO binds none of them, so that they stay on the
-cores to which the agent is bound. The precision is always stated: by itself OpenVINO takes bf16 where the processor has it.
-Quantised layers of a model run in int8 wherever the processor can; the others of such a model run in fp32.
+The calling thread is one of the threads that compute. OpenVINO binds none of them, so they stay on the cores to which the
+agent is bound. The precision is always stated: by default, OpenVINO takes bf16 if the processor has it.
+Quantised layers run in int8 wherever the processor can; the other layers of such a model run in fp32.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ ON_CORES = (
 
 
 def engine_options(threads: int) -> tuple[EngineOption, ...]:
-    """Those that can matter: options of threads where there are several."""
+    """The options that can matter: options of threads only if there are several."""
     if threads == 1:
         return EVERYWHERE
     counts = powers_of_two(threads)
@@ -85,14 +85,14 @@ def engine_options(threads: int) -> tuple[EngineOption, ...]:
 
 
 def compile_settings(threads: int, precision: Precision) -> RuntimeSettings:
-    """Those of the default engine, as `compile_model` takes them."""
+    """Settings of the default engine, as `compile_model` takes them."""
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, PRECISIONS["fp32"]),
         "ENABLE_CPU_PINNING": False,
-        "ENABLE_HYPER_THREADING": True,  # the agent's cores are all its own, whichever they are
+        "ENABLE_HYPER_THREADING": True,  # all the agent's cores are its own, whichever they are
     }
 
 
@@ -153,7 +153,7 @@ class OpenVinoBackend:
     def _probe(self) -> tuple[Precision, ...]:
         """The precisions in which this processor computes, fp32 first. AgentError unless OpenVINO takes the number of threads.
 
-        Computes once, so that the libraries map their memory before memory is limited.
+        The probe runs once here, so that the libraries map their memory before memory is limited.
         """
         model = self._core.read_model(probe_model().SerializeToString())
         inputs = probe_inputs()
@@ -170,7 +170,7 @@ class OpenVinoBackend:
 
 
 class OpenVinoModel:
-    """One compiled model; `compiled` makes more of it, such as the one that times layers."""
+    """One compiled model; `compiled` compiles further ones, for example to time layers."""
 
     on_cpu = True
     elsewhere = False
@@ -201,7 +201,7 @@ class OpenVinoModel:
         return repeat
 
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
-        """OpenVINO's own counters of each layer, in a compiled model of its own."""
+        """OpenVINO's own counters of each layer, from a separate compiled model."""
         with translated("OpenVINO", "profile"):
             compiled = self._compiled(profiled=True)
             request = compiled.create_infer_request()
@@ -223,7 +223,7 @@ class OpenVinoModel:
         del self._request, self._compiled
 
     def _bound(self, request: openvino.InferRequest, inputs: Sequence[np.ndarray]) -> Callable[[], object]:
-        """One run of the request on copies of these inputs."""
+        """A function that runs the request once on copies of these inputs."""
         for name, array in zip(self._job.input_names, inputs, strict=True):
             if array.dtype != self._types[name]:
                 raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")

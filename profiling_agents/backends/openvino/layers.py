@@ -1,8 +1,8 @@
 """The times of OpenVINO's layers, from the counters of a profiled model.
 
-A counter holds the mean of a layer over all runs so far, in whole µs, and each run adds whole µs to its sum; both are rounded
-down. So a layer's time in one run is the difference between its sums after and before the run. After n runs it is known to
-± n µs; over many runs these errors cancel. Runs in which the layer was interrupted stand out and are left out.
+A counter holds the mean of a layer over all runs up to now, in whole µs, and each run adds whole µs to its sum; both are
+rounded down. A layer's time in one run is the difference between its sums after and before the run. After n runs it is
+known to ± n µs; over many runs these errors cancel. Runs in which the layer was interrupted stand out and are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from profiling_agents.messages import LayerTiming
 from profiling_agents.sensing.pace import Runs
 
 ORIGINAL_NAMES = "originalLayersNames"
-LOST_US = 0.5  # on average, where a number is rounded down
+LOST_US = 0.5  # on average, by rounding down
 UNINTERRUPTED = 1.25  # times the layer's median
 NOTHING_RUNS = ("undef", "unknown", "reorder")
-"""Beginnings of implementations of layers that are fused into others, or leave their tensor where it lies."""
+"""Prefixes of the implementations of layers that are fused into others or leave their tensor in place."""
 
 
 def time_layers(
@@ -53,9 +53,9 @@ def _counters_us(request: openvino.InferRequest) -> list[int]:
 
 
 def times_of_runs_us(counters_us: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times of each layer in each run after the first, and their largest errors (runs, layers) [µs].
+    """Times of each layer in each run after the first, and their largest errors, both (runs, layers) [µs].
 
-    counters_us: after each run (runs + 1, layers).
+    counters_us: counters after each run (runs + 1, layers).
     """
     runs = np.arange(1, len(counters_us) + 1)[:, np.newaxis]
     sums_us = np.where(counters_us > 0, counters_us * runs + LOST_US * (runs - 1), 0.0)
@@ -73,10 +73,10 @@ def mean_times_us(rows_us: NDArray[np.float64], errors_us: NDArray[np.float64]) 
 
 
 class _Names:
-    """Names of layers that begin with the name of a node of the file.
+    """Names of layers, each starting with the name of a node of the file.
 
-    OpenVINO divides a node of the file into several and names the last of them after it; the nodes before have names of no
-    meaning. What it inserts behind an input is named after the input. Both belong to the next node that has a name.
+    OpenVINO splits a node of the file into several and names the last of them after it; the names of the others mean nothing.
+    Nodes that it inserts behind an input are named after the input. Both belong to the next node that has a name.
     """
 
     def __init__(self, model: openvino.CompiledModel, inputs: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class _Names:
         self._nodes = {node.get_friendly_name(): node for node in model.get_runtime_model().get_ordered_ops()}
 
     def of(self, layer: str) -> str:
-        """The layer's name, with the name of its node in front where it does not begin with it."""
+        """The layer's name, prefixed with the name of its node unless it already starts with it."""
         waiting, seen = [layer], {layer}
         while waiting:
             name = waiting.pop(0)
@@ -96,7 +96,7 @@ class _Names:
         return layer
 
     def _own(self, name: str) -> str | None:
-        """The first of a layer's names that begins with the name of a node of the file."""
+        """The first of a layer's names that starts with the name of a node of the file."""
         node = self._nodes.get(name)
         originals = [] if node is None else str(node.get_rt_info()[ORIGINAL_NAMES].value).split(",")
         known = ((one, OWN.match(one)) for one in (name, *originals))

@@ -1,8 +1,8 @@
 """The precisions in which OpenVINO really computes on this processor, found by running a small model in each precision.
 
-OpenVINO takes a hint for every precision everywhere, and computes in fp32 where the processor lacks the precision. A
+OpenVINO accepts a hint for every precision everywhere, and computes in fp32 if the processor lacks the precision. A
 precision counts as supported when the outputs differ from fp32 by rounding. int8 has no hint: quantised layers of a model
-run in it where the processor can, as the compiled probe says of itself.
+run in int8 if the processor can; the compiled probe reports it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 from profiling_agents.messages import Precision
 
 PRECISIONS: Mapping[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-"""OpenVINO's words for the precisions that are hints."""
+"""OpenVINO's names of the precisions that are set by a hint."""
 EIGHT_BITS = ("i8", "u8")
 CHANNELS, SIZE = 32, 16
 LARGEST_ROUNDING = 0.05
-"""Relative to the largest output; more than that is another computation, not rounding."""
+"""Relative to the largest output; a larger difference is another computation, not rounding."""
 
 
 def probe_model() -> onnx.ModelProto:
-    """A 3x3 convolution and a matrix product, each of an input of its own, with fixed random weights."""
+    """A 3x3 convolution and a matrix product, each with its own input and fixed random weights."""
     rng = np.random.default_rng(0)
     weights = {"w0": (CHANNELS, CHANNELS, 3, 3), "w1": (CHANNELS, CHANNELS)}
     nodes = [helper.make_node("Conv", ["in0", "w0"], ["out0"]), helper.make_node("MatMul", ["in1", "w1"], ["out1"])]
@@ -40,7 +40,7 @@ def probe_model() -> onnx.ModelProto:
 
 
 def int8_model() -> onnx.ModelProto:
-    """The probe's convolution, its input and its weights in int8."""
+    """The probe's convolution with its input and its weights in int8."""
     tensor = helper.make_tensor_value_info
     weights = np.random.default_rng(0).integers(-127, 128, (CHANNELS, CHANNELS, 3, 3), np.int8)
     nodes = [
@@ -61,7 +61,7 @@ def int8_model() -> onnx.ModelProto:
 
 
 def runs_in_int8(compiled: openvino.CompiledModel) -> bool:
-    """Whether a layer of a compiled model computes with numbers of 8 bits."""
+    """Whether a convolution of a compiled model computes in 8 bits."""
     nodes = compiled.get_runtime_model().get_ordered_ops()
     facts = (node.get_rt_info() for node in nodes if node.get_type_name() != "Result")
     return any(
@@ -78,7 +78,7 @@ def probe_inputs() -> list[np.ndarray]:
 
 
 def rounded_precisions(outputs: Mapping[Precision, Sequence[np.ndarray]]) -> tuple[Precision, ...]:
-    """fp32, and the precisions all of whose outputs are those of fp32 but for rounding."""
+    """fp32, and the precisions whose outputs all differ from fp32 by rounding alone."""
     exact = outputs["fp32"]
     rounded = (
         precision

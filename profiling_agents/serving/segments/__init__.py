@@ -1,1 +1,1 @@
-"""Segments of SubNets served to homes: `autotailor agent --serve-segments`."""
+"""Segments of SubNets served to coordinators: `autotailor agent --serve-segments`."""

@@ -1,6 +1,6 @@
-"""Runs of this device that wait for their values, which come with a ticket: from another device, or from home itself.
+"""Runs of this device that wait for values, which arrive with a ticket from another device or from the coordinator.
 
-A ticket is made by the home, at random, for one run. Nobody else knows it but the device to which the home has told it.
+The coordinator makes a random ticket for one run. Only the device to which it sends the ticket knows it, too.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from profiling_agents.messages import AgentError, GivenValues, SentActivation, S
 from profiling_agents.streams.wire import FrameHead, FrameReader
 
 MOST_LATE = 256
-"""Runs that have missed their values; what comes for them after all is read, and thrown away."""
+"""Limit of remembered runs whose values came too late; late values are read and dropped."""
 TICKET_LIMIT_S = 2.0
-"""The values may come before the run that waits for them, since both come over different connections."""
+"""The values may arrive before their run does, since the two use different connections."""
 
 
 class TicketError(AgentError):
-    """Values that no run waits for, or other values than it waits for. One line."""
+    """Values that no run waits for, or that differ from the awaited ones. One line."""
 
 
 class CameValues(NamedTuple):
-    """Tensors, coded; and how long they took to come [ms]."""
+    """Coded tensors, and the time to receive them [ms]."""
 
     tensors: tuple[SentActivation, ...]
     content: bytearray
@@ -37,7 +37,7 @@ class _Awaited:
 
 
 class AwaitedValues:
-    """All runs of this device that wait. Of one event loop."""
+    """All runs of this device that wait for values; used by one event loop."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Awaited] = {}
@@ -45,7 +45,7 @@ class AwaitedValues:
         self._announced = asyncio.Event()
 
     async def wait(self, ticket: str, shapes: Sequence[Shape], within_s: float) -> CameValues | None:
-        """The values of a ticket; None: they have not come in time. TicketError: another run has the ticket."""
+        """The values of a ticket; None if they do not arrive in time. TicketError if another run has the ticket."""
         if ticket in self._waiting or ticket in self._late:
             raise TicketError("a ticket of another run")
         awaited = _Awaited(tuple(shapes), asyncio.get_running_loop().create_future())
@@ -64,20 +64,20 @@ class AwaitedValues:
             self._waiting.pop(ticket, None)
 
     async def take(self, frames: FrameReader[Any], head: FrameHead[Any], given: GivenValues) -> float:
-        """Read values and hand them to the run that waits for them, or has waited; how long they took to come [ms].
+        """Read values for the run that waits, or has waited, for them; return the time to receive them [ms].
 
         Nothing is read before it is known how many bytes the run waits for. TicketError, StreamError.
         """
         awaited = await self._known(given.ticket)
         if len(given.tensors) != len(awaited.shapes):
             raise TicketError(f"{len(given.tensors)} tensors; the run waits for {len(awaited.shapes)}")
-        (self._waiting if given.ticket in self._waiting else self._late).pop(given.ticket, None)  # once
+        (self._waiting if given.ticket in self._waiting else self._late).pop(given.ticket, None)  # valid once
         start_s = time.perf_counter()
         try:
             content = await frames.payload(head, coded_bytes(awaited.shapes, given.tensors))
         except BaseException:
             if not awaited.values.done():
-                self._waiting[given.ticket] = awaited  # home may still bring them
+                self._waiting[given.ticket] = awaited  # the coordinator may still send them
             raise
         received_ms = (time.perf_counter() - start_s) * 1e3
         if not awaited.values.done():

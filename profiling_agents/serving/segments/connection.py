@@ -1,7 +1,7 @@
-"""One home's connection: the token first, then the SubNet and its missing files, then requests. Or that of another device,
-which shows a proof and gives values.
+"""A coordinator's connection: the token first, then the SubNet and its missing files, then requests. Or the connection of
+another device, which shows a proof and gives values.
 
-Whatever breaks the rules ends the connection with one line. No payload is read that the SubNet does not have.
+Any breach of the rules ends the connection with one line. Only payloads of the sizes that the SubNet states are read.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ from profiling_agents.streams.wire import FrameHead, FrameReader, FrameWriter, S
 HELLO_LIMIT_S = HEAD_LIMIT_S
 HELLO_BYTES = 1024
 IDLE_LIMIT_S = 300.0
-"""A home that says nothing for so long, not even a probe, has gone."""
+"""A coordinator that sends nothing for this long, not even a probe, has gone."""
 MOST_WAITING = 16
-"""Requests of one home that wait or are computed; no more are read until one of them is answered."""
+"""Limit of waiting or running requests of one coordinator; further ones are read when one is answered."""
 
 
 class StreamRefusedError(AgentError):
-    """What a home asked for is refused, and would be again. One line."""
+    """A request is refused, and would be refused again. One line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """What all connections of a device share."""
+    """The parts that all connections of a device share."""
 
     subnets: ServedSubNets
     awaited: AwaitedValues
@@ -86,7 +86,7 @@ class HomeConnection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the token has not come yet: one who has shown it is no stranger."""
+        """Always true: `Places` asks only about connections that have not shown the token yet."""
         return True
 
     def drop(self) -> None:
@@ -94,7 +94,7 @@ class HomeConnection:
         self._stream.transport.abort()
 
     async def serve(self) -> None:
-        """Serve until one side ends it."""
+        """Serve until one side ends the connection."""
         refusal: RefusedStream | None = None
         try:
             async with asyncio.timeout(HELLO_LIMIT_S):
@@ -110,7 +110,7 @@ class HomeConnection:
         except (AgentError, StoreFullError) as error:
             refusal = RefusedStream(line=str(error)[:1024], final=False)
         except (StreamEndError, OSError):
-            pass  # the home has gone
+            pass  # the coordinator has gone
         finally:
             self._open = False
             self._leave()
@@ -201,7 +201,7 @@ class HomeConnection:
         await self._later(self._answer(self._entered, request, content, received_ms))
 
     async def _await(self, digest: str, request: RunSegments, ticket: str, shapes: Sequence[Shape]) -> None:
-        """A run whose values come by another way."""
+        """Run segments whose values arrive over another connection."""
         came = await self._parts.awaited.wait(ticket, shapes, request.within_ms * 1e-3)
         if came is None:
             await self._answers.send(MissedValues(request=request.request))
@@ -225,7 +225,7 @@ class HomeConnection:
             await self._answers.send(answer, [found.content] if given is None else [])
 
     async def _given(self, request: RunSegments, found: SegmentsRun) -> tuple[GivenTimes | None, str]:
-        """Give what left the run to its receiver, if it has one; or the line that says why that did not succeed."""
+        """Give the outputs of a run to its receiver, if it has one; else return the line with the reason of the failure."""
         if request.receiver is None:
             return None, ""
         within_s = request.within_ms * 1e-3
@@ -236,7 +236,7 @@ class HomeConnection:
         return given, ""
 
     async def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it beside reading on, when there is room for it. A failure ends the connection."""
+        """Run the work while reading continues, when there is room for it. A failure ends the connection."""
         await self._waiting.acquire()
         task = asyncio.create_task(work)
         self._runs.add(task)
@@ -259,7 +259,7 @@ class HomeConnection:
             self._entered = None
 
     async def refuse(self, refusal: RefusedStream | None) -> None:
-        """Say why, if there is somebody to hear it, and close."""
+        """Send the reason, if the other side still listens, and close."""
         with suppress(OSError, AgentError, TimeoutError):
             if refusal is not None and not self._stream.is_closing():
                 async with asyncio.timeout(HELLO_LIMIT_S):

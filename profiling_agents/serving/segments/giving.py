@@ -1,7 +1,7 @@
-"""Values that leave a run go straight to another device, over one kept connection, if this device's operator allows it.
+"""Outputs of a run go straight to another device, over one kept connection, if this device's operator allows it.
 
-The home tells the address and shows a proof that it has the other device's token. This device connects to no address that its
-operator has not named, whatever a home says.
+The coordinator sends the address and a proof that it has the other device's token. This device connects only to addresses
+that its operator has named, whatever a coordinator sends.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ from profiling_agents.streams.wire import FrameReader, FrameWriter, StreamEndErr
 
 CONNECT_LIMIT_S = 2.0
 PAUSE_S = 0.5
-"""After a device was not reached, before this device tries again."""
+"""Pause after a device was not reached, before this device tries again."""
 MOST_RECEIVERS = 8
-"""Connections that are kept; the one that was not used for longest makes room."""
+"""Limit of kept connections; the least recently used one makes room."""
 SCHEMES = ("tcp", "tls")
 LONGEST_LINE = 300
 
 
 class NotGivenError(AgentError):
-    """The values have not reached the other device; home takes them. One line."""
+    """The values have not reached the other device; the coordinator takes them. One line."""
 
 
 class _Where(NamedTuple):
-    """To whom a connection is."""
+    """The target of a connection."""
 
     url: str
     digest: str
@@ -57,7 +57,7 @@ class _Where(NamedTuple):
 class GivingValues:
     """The connections over which this device gives values. allowed: addresses in the form of `peer_address`.
 
-    ca_file: certificate (PEM) that other devices are checked against; None: those of the system.
+    ca_file: certificate (PEM) that other devices are checked against; None: the system's certificates.
     """
 
     def __init__(self, allowed: Sequence[str], ca_file: Path | None = None) -> None:
@@ -69,7 +69,7 @@ class GivingValues:
     async def give(
         self, receiver: Receiver, tensors: tuple[SentActivation, ...], content: bytes, within_s: float
     ) -> GivenTimes:
-        """Give coded tensors to the run that waits for them. NotGivenError: they are not there, or may not be."""
+        """Give coded tensors to the run that waits for them. NotGivenError: they did not arrive, or may not be given."""
         host, port, secure = self._checked(receiver.url)
         start_s = time.perf_counter()
         try:
@@ -90,7 +90,7 @@ class GivingValues:
             self._drop(where)
 
     def _checked(self, url: str) -> tuple[str, int, bool]:
-        """Host, port, and whether by TLS. NotGivenError: no address, or none that the operator allows."""
+        """Host, port, and whether TLS is used. NotGivenError: an invalid address, or one that the operator does not allow."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -104,14 +104,14 @@ class GivingValues:
         return host, port, parts.scheme == "tls"
 
     async def _connection(self, receiver: Receiver, host: str, port: int, *, secure: bool) -> "_Connection":
-        """The one that is open, or a new one; several who need it wait for the same. OSError, StreamError, StreamEndError."""
+        """The open connection, or a new one; concurrent callers wait for the same one. OSError, StreamError, StreamEndError."""
         where, address = _Where(receiver.url, receiver.digest, receiver.proof), host_and_port(host, port)
         opening = self._open.pop(where, None)
         if opening is None or _has_ended(opening):
             if time.monotonic() - self._failed_s.get(address, -PAUSE_S) < PAUSE_S:
                 raise StreamError("was not reached just now")
             opening = asyncio.create_task(self._opened(where, host, port, secure=secure))
-        self._open[where] = opening  # the latest last
+        self._open[where] = opening  # most recently used last
         for old in tuple(self._open)[:-MOST_RECEIVERS]:
             self._drop(old)
         try:
@@ -165,7 +165,7 @@ class _Connection:
         self._reading = asyncio.create_task(self._read())
 
     async def give(self, ticket: str, tensors: tuple[SentActivation, ...], content: bytes) -> float:
-        """How long the values took to come, as the other device says [ms]."""
+        """Give values and return the time to receive them, as the other device reports it [ms]."""
         assert self._giver is not None, "greeted"
         number = next(self._numbers)
         taken: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -214,10 +214,10 @@ class _Connection:
 
 
 async def _connected(where: _Where, host: str, port: int, context: ssl.SSLContext | None) -> _Connection:
-    """Connected and greeted. OSError, StreamError, StreamEndError."""
+    """A connection that is greeted. OSError, StreamError, StreamEndError."""
     try:
         reader, writer = await asyncio.open_connection(host, port, ssl=context)
-    except ValueError as error:  # of TLS, whose certificate errors are of two kinds
+    except ValueError as error:  # TLS reports certificate errors as two kinds of exceptions
         raise StreamError(f"cannot be reached ({error})") from error
     kept(writer)
     connection = _Connection(writer, FrameReader(reader, DEVICE_MESSAGES))
@@ -234,5 +234,5 @@ def _shown(line: str) -> str:
 
 
 def _has_ended(opening: "asyncio.Task[_Connection]") -> bool:
-    """Whether a connection could not be opened, or is open no more."""
+    """Whether a connection could not be opened, or has been closed."""
     return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().ended)

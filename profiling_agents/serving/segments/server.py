@@ -1,4 +1,4 @@
-"""A device that serves segments: binds, starts a child, serves homes until a signal or its parent's end."""
+"""A device that serves segments: binds, starts a child, serves coordinators until a signal or its parent's end."""
 
 import asyncio
 import socket
@@ -71,7 +71,7 @@ async def serve_segments(
 
 
 def _stopped(network: Endpoint) -> asyncio.Event:
-    """Set when standard input says that the parent has gone."""
+    """An event that is set when standard input shows that the parent has gone."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
 
     def watch() -> None:
@@ -95,14 +95,14 @@ def _tls(network: Endpoint) -> ssl.SSLContext | None:
 
 
 class _Homes:
-    """All connections; beyond `MAX_CONNECTIONS` those that show the token are refused, and others make room for each other."""
+    """All connections; beyond `MAX_CONNECTIONS`, new ones with a token are refused, others make room for each other."""
 
     def __init__(self, parts: ServingParts) -> None:
         self._parts = parts
         self._places = Places(MAX_CONNECTIONS)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         kept(writer)
         connection = HomeConnection(reader, writer, self._parts, self._places)
         self._places.enter(connection)

@@ -1,4 +1,4 @@
-"""The SubNets that a device serves segments of: each in a child process of its own, one computing at a time."""
+"""The SubNets whose segments a device serves: each in its own child process; only one computes at a time."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ from profiling_agents.serving.store import ModelFiles
 
 
 class SegmentsFailedError(AgentError):
-    """A SubNet cannot be loaded now, or its process ended; another attempt may succeed. One line."""
+    """A SubNet cannot be loaded now, or its process has ended; another attempt may succeed. One line."""
 
 
 class SegmentsRun(NamedTuple):
-    """Tensors that left segments, coded; and how long they waited for the processor and were computed [ms]."""
+    """Coded outputs of segments, and the times waiting for the processor and computing [ms]."""
 
     activations: tuple[SentActivation, ...]
     content: bytes
@@ -43,7 +43,7 @@ class _Served:
 
 
 class ServedSubNets:
-    """At most so many. A SubNet without a home stays until another one needs its place."""
+    """At most `most` SubNets. A SubNet without a coordinator stays until another one needs its place."""
 
     def __init__(self, settings: WorkerSettings, folder: Path, models: ModelFiles, most: int) -> None:
         self._settings, self._folder, self.models, self._most = settings, folder, models, most
@@ -63,7 +63,7 @@ class ServedSubNets:
             await child.close()
 
     async def enter(self, subnet: ServedSubNet) -> tuple[str, ...]:
-        """A home wants a SubNet: loaded when this returns nothing, else the files that are missing. SegmentsFailedError."""
+        """Load a SubNet for a coordinator: returns nothing once it is loaded, else the missing files. SegmentsFailedError."""
         async with self._loading:
             digest = subnet.digest
             found = self._served.get(digest)
@@ -79,14 +79,14 @@ class ServedSubNets:
             return ()
 
     def leave(self, digest: str) -> None:
-        """A home has gone."""
+        """Record that a coordinator has gone."""
         if digest in self._served:
             self._served[digest].homes -= 1
 
     async def run(
         self, digest: str, request: RunSegments, content: bytearray, wanted: Callable[[], bool]
     ) -> SegmentsRun:
-        """Run segments when the processor is free and somebody still wants it. SegmentsFailedError."""
+        """Run segments when the processor is free, if the coordinator still wants it. SegmentsFailedError."""
         asked_s = time.perf_counter()
         async with self._computing:
             served = self._served.get(digest)
