@@ -66,7 +66,7 @@ def _single_cut_ms(problem: PartitionProblem, states: PlanStates, conditions: Pa
 
 
 class _Labels:
-    """Labels (L,): state, time, use (L, R) of each limit, and the number of each label's predecessor."""
+    """Labels (L,): state, time, use (L, R) of each limit, and each label's own number."""
 
     def __init__(self, state: NDArray[np.int64], ms: UseArray, used: UseArray, number: NDArray[np.int64]) -> None:
         self.state, self.ms, self.used, self.number = state, ms, used, number

@@ -1,7 +1,7 @@
 """The plan with the least latency for any number of devices, exactly: a shortest path along the steps.
 
 Exact under the model of `solvers.partition.problem`, among plans that change devices at cuts that up to `widest` values cross.
-PlanStates and transitions are found once; other conditions only change the times of the transitions.
+States and transitions are found once; other conditions only change the times of the transitions.
 """
 
 from functools import cached_property
