@@ -1,7 +1,7 @@
-"""The steps that a runtime executes for a network, in order: nodes that run as one, and changes of layout.
+"""The steps that a runtime executes for a network, in order: fused nodes, and changes of layout.
 
-The rules are ONNX Runtime's on a CPU, all graph optimisations on, as observed in its optimised files and in what it asks
-its allocator for (`benchmarks/memory.py`); `Rules` leaves out what another runtime does not do:
+The rules are ONNX Runtime's on a CPU with all graph optimisations, as observed in its optimised files and in its requests to
+the allocator (`benchmarks/memory.py`); `Rules` switches off what another runtime does not do:
 
 - a convolution takes up its BatchNorm, the addition of a residual (written over that residual) and an activation; it and an
   average pooling do the padding before them;

@@ -23,5 +23,5 @@ def ordered(drafts: Drafts) -> list[OpenStep]:
 
 
 def _read_by(drafts: Drafts, draft: OpenStep) -> list[str]:
-    """The values that a step reads, and those that it reads in their place in some SubNet."""
+    """The values that a step reads, and their other producers in some SubNets."""
     return [source for name in draft.reads for source in (name, *(other for other, _ in drafts.sources.all_of(name)))]
