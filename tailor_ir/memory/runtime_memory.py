@@ -219,7 +219,7 @@ class Runtime:
     def _keep_order(self, options: Pointer) -> None:
         """Set execution by priority, without memory reuse, in fields of the C++ structure next to fields that functions set.
 
-        The fields are the second integer after the execution mode, and the byte after that of memory patterns.
+        The fields are the second integer, after the execution mode, and the byte after that of memory patterns.
         """
         assert options.value is not None
         fields = (ctypes.c_ubyte * OPTIONS_BYTES).from_address(options.value)

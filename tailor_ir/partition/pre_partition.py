@@ -165,7 +165,7 @@ class PrePartition:
         )
 
     def _crossing(self, codes: Codes, *, count: bool) -> NDArray[np.int64]:
-        """A value begins to cross behind its writer, and ends behind its last reader: differences, summed up along the cuts."""
+        """Bytes (with `count`: number) of values that cross each cut: sums of changes after writers and last readers."""
         codes = np.asarray(codes)
         extended, rows = self.space.extended(codes), np.arange(len(codes))
         changes = np.zeros((len(codes), self.cuts + 1), np.int64)
