@@ -76,8 +76,7 @@ class Chain:
         return gain, costs
 
     def rest(self, prices: Values, weight: float = 1.0) -> list[Values]:
-        """The most that the remaining eliminations can add to `weight` gain - `prices` (K,) costs, per elimination and state
-        before it.
+        """The most that each elimination and those after it can add to `weight` gain - `prices` (K,) costs, per state before.
 
         The list has one array more than there are eliminations; the last is (1,), zero.
         """

@@ -29,8 +29,9 @@ class Diagrams:
         self._unions: dict[tuple[int, int], int] = {}
 
     def of(self, columns: Sequence[int], mask: Mask, meanings: Mapping[int, int]) -> int:
-        """The set of codes for which a mask, with one axis for each column, is true. meanings: the set in which a two-valued
-        column is 1.
+        """The set of codes for which a mask, with one axis for each column, is true.
+
+        meanings: for two-valued columns, the set in which the column is 1.
         """
         known: dict[tuple[int, bytes], int] = {}
         for column in columns:
@@ -93,9 +94,7 @@ class Diagrams:
         return tuple(sorted(found))
 
     def mask(self, one: int, columns: Sequence[int], cardinalities: Sequence[int]) -> Mask:
-        """A set as a mask with one axis for each column. columns: include all columns that decide the set. cardinalities: their
-        sizes.
-        """
+        """A set as a mask with one axis for each column. columns: include all that decide the set. cardinalities: theirs."""
         order = sorted(range(len(columns)), key=lambda axis: self._ranks.get(columns[axis], -1))
         shape = tuple(cardinalities[axis] for axis in order)
 

@@ -46,9 +46,7 @@ def best_order(
 
 
 def _by_groups(walk: "_Walk", groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-    """Entries and order if one group is decided after the other; within a group, always the variable that leaves the smallest
-    frontier.
-    """
+    """Entries and order if groups are decided in turn; within a group, the variable with the smallest frontier is next."""
     for group in groups:
         waiting = set(group)
         while waiting:

@@ -148,8 +148,7 @@ def _undominated(partial: Partial) -> Rows:
 
 
 def _less_dominated(partial: Partial, promise: Values) -> Rows:
-    """Rows without most of the dominated ones: another row in the same state has at least the gain at no higher cost of any
-    kind.
+    """Rows without most of the dominated ones: another row in the state has at least the gain, and no higher cost of any kind.
 
     The other row is sought among the most promising rows of the state, and among slightly more promising ones.
     """

@@ -1,5 +1,4 @@
-"""Alignment of inputs: images of unusual brightness, contrast or sharpness are moved into the usual range before the network,
-each image by itself.
+"""Alignment of inputs: images of unusual brightness, contrast or sharpness are moved into the usual range, each by itself.
 
 Legend: B batch, C channels, H height, W width, S scales (details, and everything coarser).
 """
@@ -23,9 +22,7 @@ PREFIX = "input."
 """Prefix of the names of the alignment's tensors among a SubNet's own tensors, and in side files."""
 TENSORS = ("deviations", "mean_C", "mean_spread_C", "log_SC", "log_spread_SC")
 ONE_SCALE = {"log_SC": "log_C", "log_spread_SC": "log_spread_C"}
-"""Tensors in side files of versions before 0.12.0, by their present names: of whole images, without a separate scale for
-details.
-"""
+"""Present name -> the name in side files of versions before 0.12.0, which have no separate scale for details."""
 NODES = "alignment/"
 """Prefix of the names of the alignment's nodes in files."""
 WINDOW = 3

@@ -19,9 +19,7 @@ FACTORS = "factors"
 
 
 def size_by_factor(size: int, factor: float | np.floating[Any]) -> int:
-    """The size after resizing. The product is float32, as in onnxruntime: 1.3 · 10 is 13, whereas float64 gives a number below
-    it.
-    """
+    """The size after resizing. The product is float32, as in onnxruntime: 1.3 · 10 is 13, but below 13 in a wider type."""
     return int(np.float32(size) * np.float32(factor))
 
 

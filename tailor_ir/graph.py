@@ -183,9 +183,7 @@ class Graph:
         )
 
     def is_numeric(self, name: str) -> bool:
-        """Whether an integer input is only read as numbers, so that any values are legal: each reader converts it to a real
-        type.
-        """
+        """Whether an integer input is only read as numbers, so that any values are legal: each reader makes it real."""
         readers = self.consumers().get(name, [])
         return bool(readers) and all(node.op == "Cast" and node.int("to", 0) in REAL_TYPES for node in readers)
 
@@ -210,8 +208,7 @@ class Graph:
         return frozenset(self.parameters) | frozenset(self.statistics) | frozenset(self.constants)
 
     def norms_results(self, before: Node, norm: Node) -> bool:
-        """Whether a BatchNorm has one scale per result channel of a convolution or linear map, so that it can be folded into
-        the weights.
+        """Whether a BatchNorm has one scale per result channel of a convolution or linear map, so that it can be folded.
 
         BatchNorm normalises axis 1, which is the result axis of a linear map only if there are no positions.
         """

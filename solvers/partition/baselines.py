@@ -20,9 +20,7 @@ def all_remote(problem: PartitionProblem, conditions: PartitionConditions) -> Pa
 
 
 def neurosurgeon(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
-    """The best single cut: the coordinator runs the steps before it, one other device the rest. Source: Kang et al. (ASPLOS
-    2017).
-    """
+    """The best single cut: steps before it on the coordinator, the others on one device. Source: Kang et al. (ASPLOS 2017)."""
     found = (_cut(problem, conditions, remote, cut) for remote in _remotes(problem) for cut in _cuts(problem))
     return _fastest((all_at_home(problem, conditions), *found), conditions)
 

@@ -12,7 +12,7 @@ INPUT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentValue:
-    """A value. writer: a step, or `INPUT`. readers: steps, ascending; the number of steps stands for the network's output.
+    """A value. writer: a step, or `INPUT`. readers: steps, ascending; the number of steps represents the network's output.
 
     bytes: size of the value when it is sent.
     """

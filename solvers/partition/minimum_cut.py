@@ -40,9 +40,7 @@ def minimum_cut(
 
 
 def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[PlacedSteps, ...]:
-    """The segments of a placement, ordered for few changes of device: each device runs all steps that it can before it hands
-    over.
-    """
+    """The segments of a placement with few changes of device: each device runs all ready steps before it hands over."""
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(dataflow.steps), ()))
     for value in dataflow.values:
         for reader in value.readers:
@@ -94,9 +92,7 @@ def _sent(bytes_: float, ms_per_byte: float) -> float:
 
 
 def _source_side(nodes: int, arcs: Iterable[Arc]) -> NDArray[np.bool_]:
-    """Whether each node is on the source's side of the minimum cut with the most nodes there, so that ties stay on the
-    coordinator.
-    """
+    """Whether each node is on the source's side of the minimum cut; ties stay there, on the coordinator."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

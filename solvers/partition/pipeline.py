@@ -28,8 +28,7 @@ class PipelinePlan:
 
 
 def fastest_pipeline(problem: PartitionProblem, conditions: PartitionConditions) -> PipelinePlan:
-    """The pipeline with the least period; among equal ones, one with the fewest devices. devices² · 2^devices · steps²
-    operations.
+    """The pipeline with the least period, then the fewest devices, in devices² · 2^devices · steps² operations.
 
     Each limit may concern one device only, without bytes sent (memory). Infeasible: no pipeline is within the limits.
     """
@@ -67,9 +66,7 @@ class _Pipelines:
         return float(self.sent_ms[device, self.problem.home, self.steps]) if self.problem.returns else 0.0
 
     def _before(self, used: int, device: int) -> StageTimes:
-        """Least period (steps + 1,) of all stages before a stage on `device`, with the transfer to it, by the number of steps
-        before it.
-        """
+        """Least period (steps + 1,) of the stages before one on `device`, with the transfer to it, by the steps before it."""
         rest, home = used & ~(1 << device), self.problem.home
         if not rest:
             found = np.full(self.steps + 1, np.inf)

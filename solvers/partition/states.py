@@ -2,7 +2,7 @@
 
 A state is the device that has run the last step, and, for each value that is still read, the set of devices that hold it. At a
 cut that a single value crosses there are as many states as devices, so a chain of c such cuts has c · devices² transitions.
-Devices change only at cuts that few values cross; so networks with long shortcuts have few states, too.
+Devices change only at cuts that few values cross, so networks with long shortcuts have few states, too.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,8 @@
 For a limit of bytes, all reachable sets are visited depth first. When none is left, the limit rises to the least of the peaks
 that exceeded it, so the first order found has the least peak. The search stays small because bytes alive are submodular. When a
 set is reached with no more bytes alive than an earlier set X on the way had, the minimal set U between both
-(`solvers.schedules.cuts`) can be reached within the limit, too, and every order that continues from X can continue from U. So
-no other continuation of X is visited.
+(`solvers.schedules.cuts`) can be reached within the limit, too, and every order that continues from X can continue from U.
+Therefore no other continuation of X is visited.
 
 Proof. f: bytes alive. For a closed set T after X: f(T ∪ U) ≤ f(T) + f(U) - f(T ∩ U) ≤ f(T), since f(T ∩ U) ≥ f(U) between X
 and U; so the rest of an order, without the steps of U, needs no more after U. For a set R on the way to U's end:

@@ -1,6 +1,6 @@
 """Offsets in one block of memory for pieces that are in use at different times.
 
-The problem is NP-hard, and no placement rule is best for all inputs. So pieces are placed one after the other in several
+The problem is NP-hard, and no placement rule is best for all inputs. Therefore pieces are placed one after the other in several
 sequences, each into the lowest or the tightest gap, and the smallest block is taken. Source: Pisarchyk and Lee, Efficient
 Memory Management for Deep Neural Net Inference, 2020 (sequences by size and by breadth).
 """

@@ -175,9 +175,7 @@ class _Shapes(dict[str, tuple[int, ...]]):
 def _harmless(
     plain: Structure, network: GivenNetwork, written: list[_Written], read: Read
 ) -> tuple[list[_Written], list[Refused]]:
-    """The alternatives whose exits have the axes of the network's own, and that keep everything elastic that is elastic without
-    them.
-    """
+    """The alternatives whose exits have the axes of the network's own, and that take no elasticity from the network."""
     refused: list[Refused] = []
     structure = read(*_joined(network, written))
     if not _same(plain, structure):

@@ -1,6 +1,4 @@
-"""`ghost`: half of a convolution's channels; a depthwise convolution of them gives the other half. Source: GhostNet (CVPR
-2020).
-"""
+"""`ghost`: half of a convolution's channels; a depthwise one adds the other half. Source: GhostNet (CVPR 2020)."""
 
 import numpy as np
 import torch

@@ -1,8 +1,8 @@
 """First weights of exits from data: the linear layer of each head, fitted to the answers of the trained network.
 
 A head's convolution keeps its random weights; the BatchNorm statistics behind it are taken from the images. The linear layer is
-a ridge regression from its inputs to the network's numbers for classes. So an exit gives sensible answers before any training,
-without labels. Legend: N images, F numbers that the layer reads, K classes.
+a ridge regression from its inputs to the network's numbers for classes. An exit therefore gives sensible answers before any
+training, without labels. Legend: N images, F numbers that the layer reads, K classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,9 +13,7 @@ from tailor_ir.axes import Axis
 from tailor_ir.exits.record import Head, HeadKind
 
 MOST_CHANNELS, FEWEST_CHANNELS = 128, 8
-"""Bounds on the channels of a head's convolution: as many as its place has within them, so that heads in wide networks stay
-small.
-"""
+"""Bounds on the channels of a head's convolution (else as many as its place has), so that heads stay small."""
 CHANNELS_LAST = (0, 3, 1, 2)
 
 

@@ -120,9 +120,7 @@ class Walk:
         return tuple(event for at in moments for event in (*asked.get(at, ()), *freed.get(at, ())))
 
     def workload(self) -> tuple[list[int], Workload]:
-        """The steps of a single SubNet (n = 1) that take memory, as positions and as a workload whose values and buffers are
-        tensors.
-        """
+        """The steps of a single SubNet (n = 1) that take memory: their positions, and a workload over tensors."""
         assert len(self.codes) == 1
         at, steps = [], []
         for position, (step, runs) in enumerate(zip(self.terms.steps, self._begin(), strict=True)):

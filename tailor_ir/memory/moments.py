@@ -9,8 +9,8 @@ a value made from it, and the later step needs a result of the present step. If 
 what all of them need.
 
 The true peak comes from the walk through whole SubNets (`tailor_ir.memory.lifetimes`). The walk also counts buffers that are
-held between two tensors of the same shape, and tensors that wait for a step of some SubNets only. So no moment exceeds the peak
-of the walk.
+held between two tensors of the same shape, and tensors that wait for a step of some SubNets only. Therefore no moment exceeds
+the peak of the walk.
 """
 
 from collections.abc import Iterator, Sequence

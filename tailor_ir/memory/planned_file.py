@@ -30,8 +30,7 @@ QUIET = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFile:
-    """model: optimised, its nodes in the planned order. given_bytes: the peak in the order of the optimised file before
-    planning.
+    """model: optimised, its nodes in the planned order. given_bytes: the peak in the optimised file's own order.
 
     placement: offsets of all tensors in one block, in the planned order.
     """
@@ -43,9 +42,7 @@ class PlannedFile:
 
 
 def session_options(*, optimised: bool = True) -> onnxruntime.SessionOptions:
-    """Options for sessions of one thread. optimised: the file is already optimised; run its nodes in order, without memory
-    reuse.
-    """
+    """Options for sessions of one thread. optimised: the file is already; its nodes run in order, without memory reuse."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = QUIET

@@ -43,8 +43,7 @@ class ConstantValue:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorFeature:
-    """An operator as a runtime executes it: a main node with the nodes fused into it; all shapes are fixed, including the
-    batch.
+    """An operator as a runtime executes it: a main node with the nodes fused into it; all shapes, also the batch, are fixed.
 
     BatchNorm after a convolution or linear map is folded into its weights and bias and leaves no step. `step_shapes`: shapes of
     all results in order, t0, t1 … `element_types`: (local name, type) of inputs and parameters that are not float32.

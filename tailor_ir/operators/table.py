@@ -180,9 +180,7 @@ class OperatorTable:
         return tuple(self.numbered(codes).values())
 
     def numbered(self, codes: np.ndarray) -> dict[int, OperatorFeature]:
-        """The operators of one SubNet by their positions in the whole network; a shared operator has the same position in all
-        SubNets.
-        """
+        """The operators of one SubNet by their positions in the whole network, which are the same in all SubNets."""
         sizes = self.space.sizes(codes, self._batch)
         return {
             position: template.feature(tuple([sizes(axis) for axis in axes]))
@@ -214,9 +212,7 @@ class OperatorTable:
     # -- all SubNets -------------------------------------------------------------------------------------------------
 
     def places(self) -> tuple[OperatorPlace, ...]:
-        """Every operator of the largest network with the values that it reads and writes, in the order of `numbered` and
-        `terms`.
-        """
+        """Every operator of the largest network with its inputs and outputs, in the order of `numbered` and `terms`."""
         return tuple(
             OperatorPlace(own.operands, own.results, own.names, where)
             for own, where in zip(self._own, self._presence, strict=True)
@@ -275,8 +271,7 @@ class OperatorTable:
         return terms, witnesses
 
     def _enumerate_over(self, axes: Sequence[Axis], where: Presence) -> tuple[Variables, np.ndarray]:
-        """The variables whose choices give an operator all its sizes, and the combinations of choices under which it is
-        present.
+        """The variables whose choices give an operator all its sizes, and the combinations under which it is present.
 
         Presence adds no variables if the largest choices have the operator, whatever its sizes.
         """

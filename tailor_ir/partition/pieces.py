@@ -1,7 +1,7 @@
 """The segments of a network: operators between two cuts that exactly one value crosses, in every SubNet.
 
-A device that runs a segment needs the value that enters it and nothing else. So when SubNets and the devices of their segments
-are chosen together, a change of device costs the transfer of that one value. The value may differ between SubNets, for example
+A device that runs a segment needs the value that enters it and nothing else. When SubNets and the devices of their segments are
+chosen together, a change of device costs the transfer of that one value. The value may differ between SubNets, for example
 after a block that may be skipped.
 """
 

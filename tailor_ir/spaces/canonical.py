@@ -20,9 +20,7 @@ CHUNK = 512  # codes at a time, so that their columns fit in a cache
 
 
 class Effect(NamedTuple):
-    """The effect of variables on one thing: `values`, one axis for each of `variables`. presence: the SubNets that have the
-    thing.
-    """
+    """The effect of variables on one thing: `values`, one axis for each of `variables`. presence: SubNets that have it."""
 
     variables: Variables
     values: np.ndarray

@@ -44,7 +44,7 @@ def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices], deriv
 
 
 def _primes_beyond(number: int) -> tuple[int, ...]:
-    """As many of the largest primes below 2^31 as are needed for a product above a number."""
+    """The largest primes below 2^31: the fewest whose product exceeds a number."""
     found: list[int] = []
     primes = _primes()
     while prod(found) <= number:

@@ -125,7 +125,7 @@ class Draft:
     def select(self, value: str, producers: tuple[str, ...], variables: tuple[int, ...], chosen: np.ndarray) -> None:
         """Set the producers of a value over the choices of some variables, in ascending order.
 
-        An earlier selection has priority where it chooses another producer than the value itself.
+        An earlier selection has priority if it chooses another producer than the value itself.
         """
         assert list(variables) == sorted(variables), variables
         own = Selection(value=value, producers=producers, variables=variables, chosen=chosen)

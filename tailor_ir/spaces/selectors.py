@@ -21,8 +21,8 @@ SpaceSpec = Mapping[str, Sequence[Choice] | str]
 
 Selectors are patterns of variable names (`stage.*.depth`); a prefix (`stage.1`) matches all names that begin with it.
 `block[FFN].expand_ratio` matches by template, and `block[/layer1/*].expand_ratio` by the names of the block's nodes; both may
-follow a stage (`stage.2.block[MBConv].…`). Alternatives to blocks are only added where a selector requests them by `….block`;
-its choices are names of kinds or of single alternatives. `alternatives` requests them at every block. Exits are only added if
+follow a stage (`stage.2.block[MBConv].…`). Alternatives to blocks are only added if a selector requests them by `….block`; its
+choices are names of kinds or of single alternatives. `alternatives` requests them at every block. Exits are only added if
 `exits` (or `exit`) requests them; its choices are places, by name or pattern. `exits.head`: the kind of heads.
 """
 
@@ -121,9 +121,7 @@ class Selectors:
         return name in (self.spec or {})
 
     def refuse_unmatched(self, dropped: Sequence[str]) -> None:
-        """Raise SpaceError for a selector that matches nothing in this network, except "auto" for the alternatives of all
-        blocks.
-        """
+        """Raise SpaceError for a selector that matches nothing; "auto" alternatives at all blocks may match nothing."""
         spec = self.spec or {}
         for selector in spec:
             if selector not in self._matched and (selector, spec[selector]) != (EVERY_BLOCK, AUTO):

@@ -85,7 +85,7 @@ def _is_weight(axes: Sequence[Axis]) -> bool:
 def _first_factor(axis: Axis) -> tuple[Channels, ...]:
     """The channels that an axis consists of, alone or flattened with samples and positions.
 
-    Of several (heads that share keys and values), the first, so that they are cut in whole groups.
+    Among several (heads that share keys and values), the first, so that they are cut in whole groups.
     """
     factors = axis.factors if isinstance(axis, Product) else (axis,)
     elastic = [factor for factor in factors if factor.groups]

@@ -63,8 +63,7 @@ class Branches:
         self._released = last_reads(self._original)
 
     def features(self, x_BCHW: GivenInputs, more: Collection[str] = ()) -> dict[str, torch.Tensor]:
-        """The values of the original network that branches read or replace; without gradients, BatchNorm with stored
-        statistics.
+        """The values of the original network that branches read or replace; no gradients, BatchNorm by its statistics.
 
         more: further values of the original network.
         """

@@ -49,8 +49,7 @@ def _keys(names: Iterable[str]) -> dict[str, str]:
 
 
 class Elastic(nn.Module):
-    """Call `activate(config)`, then the module with x (B, C, H, W) at that config's resolution; with several inputs, all in
-    order.
+    """Call `activate(config)`, then the module with x (B, C, H, W) at that resolution; with several inputs, all in order.
 
     Parameters are stored once, in `weights`; SubNets use views of them, so gradients of all SubNets add up there.
     """

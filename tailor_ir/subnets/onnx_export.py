@@ -134,9 +134,7 @@ class _OnnxGraph:
         return self.filled(name, shape)
 
     def filled(self, name: str, shape: tuple[int, ...]) -> gs.Tensor:
-        """A tensor of one repeated number, created when the file is loaded. The number is unique, since runtimes merge equal
-        tensors.
-        """
+        """A tensor of one repeated number, created at load time. The number is unique: runtimes merge equal tensors."""
         result = gs.Variable(name, np.float32, shape)
         sizes = gs.Constant(f"{name}/shape", np.asarray(shape, np.int64))
         value = gs.Constant(f"{name}/value", np.asarray([FILL * (1 + len(self.nodes) / MOST_NODES)], np.float32))
@@ -225,9 +223,7 @@ class _OnnxGraph:
         return [node for node in self.subnet.nodes if not self.tensors.has(node.outputs[0])]
 
     def fold_batch_norm(self) -> list[Node]:
-        """Nodes without the BatchNorms that directly follow a convolution or linear map; their scales are folded into its
-        weights.
-        """
+        """Nodes without the BatchNorms that directly follow a convolution or linear map, whose weights take up their scales."""
         nodes = self.nodes_left()
         readers: dict[str, list[Node]] = {}
         for node in nodes:

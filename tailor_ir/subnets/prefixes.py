@@ -1,6 +1,6 @@
 """SubNets run together: the first instructions that several SubNets have in common are run once.
 
-The instructions of the SubNets form a tree of common prefixes. The tree is walked depth first for each batch. Where SubNets
+The instructions of the SubNets form a tree of common prefixes. The tree is walked depth first for each batch. When SubNets
 diverge, the values that they still need are kept, as far as a limit allows; otherwise the values are computed again. An
 instruction is the same whether a SubNet runs alone or among others, so every output is the same to the last digit. Source:
 AdaptiveNet (MobiCom 2023) §5.2.

@@ -167,8 +167,7 @@ def build_nodes(elastic: Elastic, subnet: Subnet, inputs: Sequence[str], statist
 
 
 def own_tensors(elastic: Elastic, codes: np.ndarray, state: Mapping[str, torch.Tensor]) -> Statistics:
-    """Tensors of the module that `build` makes, by their names in the network: those in `state`, and those computed from
-    weights.
+    """Tensors of the module that `build` makes, by their names in the network: those in `state`, and those made from weights.
 
     The latter keep their values even if `state` changes the weights from which they were computed: in the module they are
     separate tensors.

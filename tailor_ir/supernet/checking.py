@@ -44,9 +44,7 @@ Draw = Callable[[np.random.Generator, int], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAnswer:
-    """A batch of each input in order, and a network's answer. uncertain: change of the answer when the inputs are slightly
-    rounded.
-    """
+    """A batch of each input in order, and a network's answer. uncertain: change of the answer if the inputs are nudged."""
 
     samples: int
     given: Batches
@@ -56,9 +54,7 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Reference answers of a network, to which others are compared. tolerance: the largest difference, as a share of the
-    answer.
-    """
+    """Answers of a network, to compare others with. tolerance: the largest difference, as a share of the answer."""
 
     answers: tuple[KnownAnswer, ...]
     tolerance: float = TOLERANCE
@@ -198,8 +194,7 @@ def _batches_of(draw: Draw, sizes: Sequence[int]) -> list[Batches]:
 
 
 def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None) -> list[list[Batches]]:
-    """For each size of batches, some batches to try in turn: drawn numbers, numbers from 0 to 1, and the example for all
-    samples.
+    """For each size of batches, some to try in turn: drawn numbers, numbers from 0 to 1, and the example for all samples.
 
     In the larger batch, the first sample is the example, and the last has other signs and magnitudes. The smaller batch is the
     sample between them.

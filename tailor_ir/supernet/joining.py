@@ -1,5 +1,4 @@
-"""Copies the tensors of a part that two networks share, such as the backbone under heads for two tasks, between their
-SuperNets.
+"""Copying a part that two networks share, such as the backbone under heads for two tasks, from one SuperNet to another.
 
 Both SuperNets use the same names for the part's nodes, tensors and alternatives, since names follow from module paths. Source:
 AdaptiveNet (MobiCom 2023) §6 joins an elastic backbone with a head.
@@ -15,8 +14,7 @@ from tailor_ir.subnets.elastic import Elastic
 
 
 def take_part(target: Elastic, source: Elastic, part: str) -> tuple[str, ...]:
-    """Copy the tensors of a part, including BatchNorm statistics and alternatives, from one SuperNet to another; return their
-    names.
+    """Copy the tensors of a part from one SuperNet to another, with BatchNorm statistics and alternatives; return their names.
 
     part: the path of a module, such as "backbone". JoinError if the two do not have the same part; nothing is copied then.
     """
@@ -75,9 +73,7 @@ def _in_both(part: str, what: str, first: Mapping[str, object], second: Mapping[
 
 
 def _leading_to(graph: Graph, tensors: Iterable[str], alternatives: Iterable[Alternative]) -> dict[str, Node]:
-    """By name, the nodes that read the tensors, the nodes that compute values with alternatives and these alternatives, and all
-    nodes before them.
-    """
+    """By name, the nodes that read the tensors, that compute alternatives or their values, and all nodes before these."""
     producers, wanted = graph.producers(), set(tensors)
     waiting = [node for node in graph.original() if not wanted.isdisjoint(node.inputs)]
     waiting += [producers[name] for each in alternatives for name in (each.value, each.producer)]

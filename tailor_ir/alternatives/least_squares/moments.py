@@ -91,9 +91,7 @@ class PatchSums:
 
 
 def patches(x: torch.Tensor, node: Node, kernel: Sequence[int], wanted: int, rng: np.random.Generator) -> torch.Tensor:
-    """About `wanted` random patches (N, I · K) that a convolution reads, or rows that a linear map reads; all if there are
-    fewer.
-    """
+    """About `wanted` random patches (N, I · K) of a convolution's input, or rows of a linear map's; all if there are fewer."""
     return windows(x, node, kernel).take(rng, wanted)
 
 

@@ -71,7 +71,7 @@ def through(metric: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(cross: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """The cross moments (O, R · K) with patches that a 1×1 map (R, I) has mapped, from those (O, I · K) with the patches."""
+    """The cross moments (O, R · K) with patches mapped by a 1×1 map (R, I), from the cross moments (O, I · K)."""
     channels = maps.shape[1]
     return torch.einsum("oik,ri->ork", cross.reshape(len(cross), channels, -1), maps).reshape(len(cross), -1)
 

@@ -4,7 +4,7 @@ from tailor_ir.memory.planning.drafts import Drafts, OpenStep
 
 
 def ordered(drafts: Drafts) -> list[OpenStep]:
-    """Steps depth first from the outputs. Of several inputs, the one with the last position comes first."""
+    """Steps depth first from the outputs. Among several inputs, the one with the last position comes first."""
     read = {source for draft in drafts.steps for source in _read_by(drafts, draft)}
     leaves = [draft for draft in drafts.steps if read.isdisjoint(draft.writes)]
     stack = [(draft, False) for draft in sorted(leaves, key=lambda d: d.position)]

@@ -61,7 +61,7 @@ def add_sizes(
     legal: Sequence[int],
     scale: int,
 ) -> None:
-    """As `propose_sizes`, for a variable with a given name."""
+    """Add the variable of `propose_sizes` under a given name."""
     full = draft.axis_map.groups[groups[0]]
     sizes = [round(choice * scale) for choice in choices]
     for choice, size in zip(choices, sizes, strict=True):

@@ -1,9 +1,8 @@
-"""All paths through a network with alternatives, as parts between boundaries: a SubNet is a chain of parts from input to
-answer.
+"""All paths through a network with alternatives, as parts between boundaries: a SubNet is a chain of parts.
 
-A boundary is a value through which alone everything behind it depends on what precedes it: the network's input, the exits of
-blocks with alternatives, the inputs of alternatives, and the answer. A part with an alternative to several blocks skips the
-boundaries between them.
+A boundary separates the network: all later nodes depend on earlier values through the boundary alone. Boundaries are the
+network's input, the exits of blocks with alternatives, the inputs of alternatives, and the answer. A part with an alternative
+to several blocks skips the boundaries between them.
 """
 
 from collections.abc import Iterator
