@@ -1,4 +1,4 @@
-"""A sum of tables over few variables each, taken apart into eliminations that decide one variable after the other.
+"""A sum of tables over few variables each, decomposed into eliminations that decide one variable after the other.
 
 After each elimination only the *frontier* matters: the decided variables that share a table with an undecided one. Along a
 network the frontier is a handful of variables: the resolution, the widths and the depth of the current stage. Source: variable
@@ -32,10 +32,11 @@ class Chain:
         derived: Sequence[Derived] = (),
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
-        """NotANumber when a table has an entry that is none, TooEntangled when no order of the variables has small tables.
+        """Raise NotANumber if a table has a NaN entry, TooEntangled if no order of the variables has small tables.
 
-        cardinalities: of the V variables. derived: columns of the tables beyond these; codes have none of them. groups: of
-        the variables, where it is known that tables are small when one group is decided after the other (`best_order`).
+        cardinalities: number of choices of each of the V variables. derived: further columns of the tables, which codes do not
+        contain. groups: groups of variables for which tables are known to be small if one group is decided after the other
+        (`best_order`).
         """
         if any(np.isnan(values).any() for tables in (gain, *costs) for _, values in tables):
             raise NotANumber("a table has an entry that is no number (NaN)")
@@ -75,7 +76,7 @@ class Chain:
         return gain, costs
 
     def rest(self, prices: Values, weight: float = 1.0) -> list[Values]:
-        """The most that each elimination and those after it can add, per state before: `weight` gain - `prices` (K,) costs.
+        """The most that each elimination and those after it can add to `weight` gain - `prices` (K,) costs, per state before.
 
         The list has one array more than there are eliminations; the last is (1,), zero.
         """
@@ -83,7 +84,7 @@ class Chain:
 
     @cached_property
     def least(self) -> tuple[list[Values], ...]:
-        """For each cost the least that each elimination and those after it must add, per state before."""
+        """For each cost, the least that the remaining eliminations must add, per elimination and state before it."""
         found = []
         for k in range(self.constraints):
             backward = self._backward([-each.costs[k] for each in self.eliminations])
@@ -106,7 +107,7 @@ class Chain:
         return code, gain, costs
 
     def _backward(self, tables: Sequence[Values]) -> list[Values]:
-        """The largest sums of flat tables, one for each elimination, from the last elimination to the first."""
+        """The largest sums of flat tables from each elimination on, computed from the last elimination to the first."""
         rest = [np.zeros(1)]
         for each, values in zip(reversed(self.eliminations), reversed(tables), strict=True):
             sums = values + rest[-1][each.after]

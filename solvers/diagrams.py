@@ -1,8 +1,8 @@
 """Sets of codes as ordered decision diagrams: equal sets have equal numbers, so that nothing is compared code by code.
 
-A diagram asks for the value of one column after the other, always in one order. Along a network a set depends on what is
-near, and its diagram is narrow. Source: Bryant, *Graph-based algorithms for Boolean function manipulation* (IEEE
-Transactions on Computers C-35, 1986), with columns of several values.
+A diagram branches on one column after the other, always in the same order. Along a network a set depends on neighbouring
+columns alone, so its diagram is narrow. Source: Bryant, *Graph-based algorithms for Boolean function manipulation* (IEEE
+Transactions on Computers C-35, 1986), extended to columns of several values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,23 @@ NONE, ALL = 0, 1
 
 
 class Diagrams:
-    """Sets that share one order of columns: that in which they are first met."""
+    """Sets that share one order of columns: the order in which the columns are first met."""
 
     def __init__(self) -> None:
         self._nodes: list[tuple[int, tuple[int, ...]]] = [
             (-1, ()),
             (-1, ()),
-        ]  # column, and the set for each of its values
+        ]  # column, and the child set for each of its values
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._ranks: dict[int, int] = {}
         self._complements: dict[int, int] = {NONE: ALL, ALL: NONE}
         self._unions: dict[tuple[int, int], int] = {}
 
     def of(self, columns: Sequence[int], mask: Mask, meanings: Mapping[int, int]) -> int:
-        """The set of a mask with one axis for each column. meanings: the sets in which a column of two values is 1."""
+        """The set of codes for which a mask, with one axis for each column, is true.
+
+        meanings: for two-valued columns, the set in which the column is 1.
+        """
         known: dict[tuple[int, bytes], int] = {}
         for column in columns:
             if column not in meanings:
@@ -91,7 +94,7 @@ class Diagrams:
         return tuple(sorted(found))
 
     def mask(self, one: int, columns: Sequence[int], cardinalities: Sequence[int]) -> Mask:
-        """A set as a mask with one axis for each column, with these numbers of values; they are all that decide it."""
+        """A set as a mask with one axis for each column. columns: include all that decide the set. cardinalities: theirs."""
         order = sorted(range(len(columns)), key=lambda axis: self._ranks.get(columns[axis], -1))
         shape = tuple(cardinalities[axis] for axis in order)
 
@@ -106,7 +109,7 @@ class Diagrams:
         return spread(one, 0).transpose(np.argsort(order))
 
     def _decided(self, column: int, children: Sequence[int], meanings: Mapping[int, int]) -> int:
-        """The set that is one of several, by the value of a column."""
+        """The set that equals one of the children, selected by the value of a column."""
         if column in meanings:
             where = meanings[column]
             return self.union(
@@ -119,7 +122,7 @@ class Diagrams:
         return found
 
     def _under(self, one: int, column: int, beside: Sequence[int]) -> tuple[int, ...]:
-        """The sets that a set is for each value of a column, which one of two sets begins with."""
+        """The subsets of a set by the value of a column. beside: sets of which at least one branches on that column first."""
         if self._nodes[one][0] == column:
             return self._nodes[one][1]
         return (one,) * max(len(self._nodes[each][1]) for each in beside if self._nodes[each][0] == column)

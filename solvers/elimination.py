@@ -1,7 +1,7 @@
-"""Eliminations: what deciding one variable after the other adds to a gain and to costs, per state of the frontier.
+"""Eliminations: the gain and costs that each decision of a variable adds, per state of the frontier.
 
-Derived columns are no variables: each is known as soon as the columns that it follows from are. States of the frontier that
-no code leads to are left out, so that what follows from choices costs nothing.
+Derived columns are not variables: each is known as soon as the columns that it follows from are known. States of the frontier
+that no code reaches are left out, so derived columns add no states.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from solvers.tables import Derived, Table, Values, spread
 Indices = NDArray[np.int64]
 Columns = tuple[int, ...]
 LARGEST_ELIMINATION = 4 * LARGEST_TABLE
-"""Entries of one elimination, which are in memory at once with the value of each column."""
+"""Maximum number of entries of one elimination; all are in memory at once with the value of each column."""
 MOST_SPREAD = 2**40
-"""Combinations of the columns of a frontier, up to which they are numbered; more are too entangled in any case."""
+"""Maximum number of combinations of frontier columns that are numbered; a frontier with more is too entangled in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,10 @@ class Elimination:
 
 @dataclass(slots=True)
 class _Plan:
-    """What is to be done when. last: by column, the number of the last elimination that looks at it. tables: by elimination and
-    sum, those that are complete with it. derived: by elimination, the columns that are known with it.
+    """The schedule of eliminations.
+
+    last: by column, the number of the last elimination that reads it. tables: by elimination and sum, the tables that are
+    complete with it. derived: by elimination, the columns that become known with it.
     """
 
     last: list[int]
@@ -55,7 +57,7 @@ def eliminate(
 ) -> tuple[Elimination, ...]:
     """One elimination for each variable, in an order. sums: the tables of the gain, then of each cost.
 
-    TooEntangled where the tables become too large.
+    TooEntangled if the tables become too large.
     """
     sizes = (*cardinalities, *[2] * len(derived))
     plan = _plan(order, len(cardinalities), sums, derived)
@@ -126,7 +128,7 @@ def _sum(tables: Sequence[Table], values: dict[int, Indices], entries: int, size
 
 
 def _joined(tables: Sequence[Table], sizes: Sequence[int]) -> list[tuple[Columns, Values]]:
-    """Fewer tables with the same sum: each is added to one with all of its columns. Columns ascend."""
+    """Fewer tables with the same sum: each table is added to a table that has all of its columns. Columns ascend."""
     found: list[tuple[Columns, Values]] = []
     for columns, numbers in sorted(tables, key=lambda table: -len(table.columns)):
         whole = next((one for one in found if set(columns) <= set(one[0])), None)
@@ -141,7 +143,7 @@ def _joined(tables: Sequence[Table], sizes: Sequence[int]) -> list[tuple[Columns
 def _numbered(
     columns: Columns, values: dict[int, Indices], sizes: Sequence[int], entries: int
 ) -> tuple[Indices, Indices]:
-    """The different combinations (B, columns) of values that there are, in order, and the number of each entry's (A,)."""
+    """The distinct combinations (B, columns) of values, in order, and the number of the combination for each entry (A,)."""
     shape = tuple(sizes[column] for column in columns)
     spaces = prod(shape)
     if spaces > MOST_SPREAD:

@@ -1,25 +1,25 @@
-"""Errors for problems that a solver cannot solve. Callers turn each into a line for their user."""
+"""Errors for problems that a solver cannot solve. Callers turn each into a message for their user."""
 
 
 class SolverError(Exception):
-    """The base of all errors of this room."""
+    """The base of all errors of this package."""
 
 
 class NotANumber(SolverError):
-    """A table has an entry that is no number (NaN)."""
+    """A table has a NaN entry."""
 
 
 class TooEntangled(SolverError):
     """Too many variables share tables: in every order of elimination the tables become too large."""
 
     def __init__(self, entries: float) -> None:
-        """entries: of all tables together, in the best order that was found."""
+        """entries: total size of all tables in the best order that was found."""
         super().__init__(f"tables of {entries:.1e} numbers")
         self.entries = entries
 
 
 class Infeasible(SolverError):
-    """No code keeps the budgets."""
+    """No code is within the budgets."""
 
 
 class Undecided(Infeasible):

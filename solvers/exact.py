@@ -1,14 +1,14 @@
 """The best code within budgets over the complete space, with a guarantee.
 
-Gain and costs (in the house: predicted accuracy; predicted latency, energy, …) are sums of tables over few variables
-each. With a Lagrangian price of the costs, partial codes that cannot beat the best known code are dropped along the
-chain (`solvers.passage`). The rest is small, so that going through it is exact. Where it is not small, partial codes
-whose costs differ by less than a share of `tolerance` of the budget count as equal. Source: Fisher, *The Lagrangian
+Gain and costs (in AutoTailor: predicted accuracy; predicted latency, energy, …) are sums of tables over few variables each.
+With a Lagrangian price of the costs, partial codes that cannot beat the best known code are dropped along the chain
+(`solvers.passage`). If few partial codes remain, all of them are searched and the result is exact. If many remain, partial
+codes whose costs differ by less than a share of `tolerance` of the budget count as equal. Source: Fisher, *The Lagrangian
 relaxation method* (Management Science 27, 1981).
 
-With several costs more partial codes may be left than can be gone through. Then the least promising are left out, and
-how much the best of them may gain is the stated gap. The gap is stated, too, where a cost is no sum of tables: sums
-that the cost is never below bound it, and complete codes are asked for (`allowed`).
+With several costs, more partial codes may remain than can be searched. Then the least promising are left out, and the most that
+they could gain is reported as the gap. A gap is also reported when a cost is not a sum of tables: lower bounds of it are sums
+of tables, and complete codes are checked by `allowed`.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,17 @@ from solvers.tables import Codes, Values
 Allowed = Callable[[Codes], NDArray[np.bool_]]
 BEAMS: tuple[int, ...] = (512, 8192)
 PRICE_ROUNDS = 60
-ASKED = 256  # complete codes at once
-MOST_ASKED = 20_000  # partial codes, where complete codes are asked for
+ASKED = 256  # complete codes per call of `allowed`
+MOST_ASKED = 20_000  # partial codes, if complete codes are checked by `allowed`
 PENALTY = 10.0
-LARGEST_SHARE = 1e6  # of a budget: more is the same to the prices
+LARGEST_SHARE = 1e6  # of a budget; larger costs make no difference to the prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimum:
     """`code` (V,) with its gain and costs (K,). No code within (1 - `error`) of the budgets gains more than `gap` above it.
 
-    With an error and a gap of 0 the code is the optimum, but for rounding of floating-point numbers.
+    If error and gap are 0, the code is the optimum, except for rounding of floating-point numbers.
     """
 
     code: Codes
@@ -54,8 +54,8 @@ def optimum(
 ) -> Optimum:
     """The code with the largest gain whose costs (K,) are within `budgets` (K,).
 
-    allowed: which codes (n, V) may be taken (n,); None: all. known: a code that may be taken and keeps the budgets. Infeasible
-    when no code does, Undecided when none was found.
+    allowed: which codes (n, V) are legal (n,); None: all. known: a legal code within the budgets. Infeasible if no code is
+    legal and within the budgets, Undecided if none was found.
     """
     budgets = budgets * (1 + SLACK)  # sums in another order round differently
     least = np.array([rest[0][0] for rest in chain.least])
@@ -131,9 +131,9 @@ def _price(chain: Chain, budgets: Values) -> tuple[Values, float, Optimum | None
 
 
 def _price_vector(chain: Chain, budgets: Values) -> tuple[Values, float, Optimum | None]:
-    """Several costs: cutting planes. The mixture of known codes that keeps the budgets and gains most has prices.
+    """Several costs: cutting planes. The prices come from the mixture of known codes that is within the budgets and gains most.
 
-    The best code at these prices is the next known code, until it brings nothing.
+    The best code at these prices is added to the known codes, until it brings no improvement.
 
     Source: Kelley, *The cutting-plane method for solving convex programs* (SIAM J. Appl. Math. 8, 1960), in its dual form.
     """
@@ -159,16 +159,16 @@ def _price_vector(chain: Chain, budgets: Values) -> tuple[Values, float, Optimum
 
 
 def _first_prices(constraints: int) -> list[tuple[Values, float]]:
-    """Prices and weights of the code with the largest gain, and of the codes with the least of each cost."""
+    """Prices and weights for the code with the largest gain, and for the code with the least of each cost."""
     return [(np.zeros(constraints), 1.0), *((row, 0.0) for row in np.eye(constraints))]
 
 
 def _mixed(gains: Values, shares: Values, penalty: float) -> tuple[Values, bool]:
-    """Prices (K,) of the best mixture of n codes, and whether no mixture keeps the budgets. shares: (K, n), of the budgets.
+    """Prices (K,) of the best mixture of n codes, and whether no mixture is within the budgets. shares: (K, n), of the budgets.
 
-    Where none does, the missing share of the budgets is bought for a penalty.
+    If no mixture is, the missing share of the budgets is bought at a penalty.
     """
-    from scipy.optimize import linprog  # takes a second
+    from scipy.optimize import linprog  # the import takes a second
 
     spread = max(float(np.ptp(gains)), SLACK)
     scaled = np.append((gains - gains.max()) / spread, -penalty)
@@ -185,7 +185,7 @@ def _mixed(gains: Values, shares: Values, penalty: float) -> tuple[Values, bool]
 
 
 def _best_of(found: Passage, budgets: Values, floor: float, allowed: Allowed | None) -> Optimum | None:
-    """The best allowed code of the complete ones that keep the budgets and gain more than `floor`."""
+    """The best allowed code among the complete codes that are within the budgets and gain more than `floor`."""
     complete = found.complete
     if complete is None:
         return None

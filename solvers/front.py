@@ -18,7 +18,7 @@ def pareto_mask(cost: Values, gain: Values) -> NDArray[np.bool_]:
 
 
 def hypervolume(cost: Values, gain: Values, *, reference_cost: float, reference_gain: float) -> float:
-    """Exact area that the points dominate up to the reference corner (dear, little gain) [cost × gain].
+    """Exact area that the points dominate up to the reference corner (high cost, little gain) [cost × gain].
 
     Points that cost more or gain less than the reference add nothing.
     """

@@ -10,10 +10,10 @@ from math import prod
 from solvers.errors import TooEntangled
 
 LARGEST_TABLE = 4_000_000
-HUBS = 4  # variables of most tables that an order may begin with
+HUBS = 4  # number of most connected variables that an order may begin with
 
 Adjacency = dict[int, set[int]]
-"""For each variable those that share a table with it."""
+"""For each variable, the variables that share a table with it."""
 
 
 def best_order(
@@ -22,11 +22,11 @@ def best_order(
     derived: Sequence[Sequence[int]] = (),
     groups: Sequence[Sequence[int]] = (),
 ) -> tuple[int, ...]:
-    """The order with the smallest tables of several greedy ones, which begin with none or a few of the hubs.
+    """The order with the smallest tables among several greedy orders, each of which begins with none or a few of the hubs.
 
-    A hub is one of the variables with most neighbours. scopes: of the tables. derived: the columns that each derived column,
-    behind those of the variables, follows from. groups: of all variables, decided one group after the other, in the place of
-    the hubs. TooEntangled when no order has small tables.
+    A hub is one of the variables with the most neighbours. scopes: the columns of each table. derived: for each derived column
+    (numbered after the variables), the columns that it follows from. groups: a partition of all variables, decided one group
+    after the other instead of beginning with hubs. TooEntangled when no order has small tables.
     """
     count = len(cardinalities)
     neighbours: Adjacency = {column: set() for column in range(count + len(derived))}
@@ -40,13 +40,13 @@ def best_order(
     entries, order = min(found)
     if (
         entries > LARGEST_TABLE * count and not derived
-    ):  # states that are never reached are counted where columns follow
+    ):  # derived columns make some states unreachable, so the count is too pessimistic with them
         raise TooEntangled(entries)
     return tuple(order)
 
 
 def _by_groups(walk: "_Walk", groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-    """Entries and order where one group is decided after the other; of a group always what leaves the smallest frontier."""
+    """Entries and order if groups are decided in turn; within a group, the variable with the smallest frontier is next."""
     for group in groups:
         waiting = set(group)
         while waiting:
@@ -59,7 +59,7 @@ def _by_groups(walk: "_Walk", groups: Sequence[Sequence[int]]) -> tuple[int, lis
 def _from_hubs(
     cardinalities: Sequence[int], neighbours: Adjacency, derived: Sequence[Sequence[int]]
 ) -> list[tuple[int, list[int]]]:
-    """Entries and order of each style, behind none or a few of the hubs."""
+    """Entries and order of each style, after none or a few of the hubs."""
     count = len(cardinalities)
     hubs = sorted(range(count), key=lambda variable: -len(neighbours[variable]))
     styles = (_nearest, _by_parts, _as_derived) if derived else (_nearest, _by_parts)
@@ -75,10 +75,10 @@ def _from_hubs(
 
 
 class _Walk:
-    """An order in the making.
+    """An order under construction.
 
-    A derived column is known as soon as those that it follows from are. frontier: known columns that share a table with an
-    unknown one. entries: of all tables so far.
+    A derived column is known as soon as the columns that it follows from are known. frontier: known columns that share a table
+    with an unknown one. entries: size of all tables so far.
     """
 
     def __init__(self, cardinalities: Sequence[int], neighbours: Adjacency, derived: Sequence[Sequence[int]]) -> None:
@@ -96,7 +96,7 @@ class _Walk:
                 self._following.setdefault(one, []).append(column)
 
     def size(self, columns: set[int]) -> int:
-        """The combinations of the values of columns."""
+        """Number of combinations of the values of columns."""
         return prod(self.cardinalities[one] for one in columns)
 
     def left(self, variable: int) -> set[int]:
@@ -117,11 +117,11 @@ class _Walk:
         self.order.append(variable)
 
     def near(self) -> set[int]:
-        """The undecided neighbours of the frontier; all undecided variables where it has none."""
+        """The undecided neighbours of the frontier; all undecided variables if it has none."""
         return set().union(*(self.neighbours[one] for one in self.frontier)) & self.undecided or self.undecided
 
     def _known_by(self, variable: int) -> set[int]:
-        """A variable with the derived columns that are known with it."""
+        """A variable together with the derived columns that become known with it."""
         new, waiting = {variable}, [variable]
         while waiting:
             for column in self._following.get(waiting.pop(), ()):
@@ -150,7 +150,7 @@ def _left_by(walk: _Walk, part: set[int]) -> set[int]:
 
 
 def _as_derived(walk: _Walk) -> int:
-    """A variable that leaves no larger frontier; else the next one in the order in which derived columns follow."""
+    """A variable that does not enlarge the frontier; else the next one in the order in which derived columns follow."""
     nearest = _nearest(walk)
     if walk.size(walk.left(nearest)) <= walk.size(walk.frontier):
         return nearest
@@ -159,7 +159,7 @@ def _as_derived(walk: _Walk) -> int:
 
 
 def _parts(neighbours: Adjacency, undecided: set[int]) -> list[set[int]]:
-    """The undecided variables as connected parts, the decided variables taken away."""
+    """The connected parts of the undecided variables after the decided variables are removed."""
     parts = []
     rest = set(undecided)
     while rest:

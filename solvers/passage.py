@@ -1,13 +1,12 @@
-"""The passage along a chain: after each elimination only partial codes that may end better than the best known code.
+"""The passage along a chain: after each elimination, only partial codes that may still beat the best known code are kept.
 
-A partial code has a choice for each variable that was decided, and lies in a state of the frontier (`solvers.chain`).
-A price of the costs gives how much the undecided variables can still add, per state. A partial code is dropped when
-it cannot gain enough at that price, when it cannot keep the budgets, or when another partial code in the same state
-dominates it.
+A partial code has a choice for each decided variable, and is in a state of the frontier (`solvers.chain`). A price of the costs
+bounds, per state, how much the undecided variables can still add. A partial code is dropped when it cannot gain enough at that
+price, when it cannot stay within the budgets, or when another partial code in the same state dominates it.
 
-Where one cost leaves too many partial codes, costs that differ by less than a share of `tolerance` of the budget
-count as equal; at a tolerance of 0 none do. Source: Ibarra and Kim, *Fast approximation algorithms for the knapsack
-and sum of subset problems* (JACM 22, 1975).
+If a single cost leaves too many partial codes, costs that differ by less than a share of `tolerance` of the budget count as
+equal; at a tolerance of 0 none do. Source: Ibarra and Kim, *Fast approximation algorithms for the knapsack and sum of subset
+problems* (JACM 22, 1975).
 """
 
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from solvers.tables import Codes, Values
 
 Rows = NDArray[np.int64]
 MOST_PARTIAL = 200_000  # partial codes without a beam; a quarter with several costs
-SLACK = 1e-12  # of a number: sums in another order round differently
-RIVALS = 12  # partial codes that one is compared with, of each kind
+SLACK = 1e-12  # relative: sums in another order round differently
+RIVALS = 12  # partial codes that each one is compared with, of each kind
 
 
 @dataclass(slots=True)
@@ -51,10 +50,10 @@ class Partial:
 
 @dataclass(slots=True)
 class Passage:
-    """The partial codes that were kept after each elimination.
+    """The partial codes that remain after each elimination.
 
-    error: share of the budgets that counting costs as equal may have lost. dropped: the most that a code beyond the
-    beam may gain.
+    error: share of the budgets that counting costs as equal may have lost. dropped: the most that a code outside the beam may
+    gain.
     """
 
     chain: Chain
@@ -64,11 +63,11 @@ class Passage:
 
     @property
     def complete(self) -> Partial | None:
-        """The complete codes, which the last elimination left; None when none was left before."""
+        """The complete codes that the last elimination left; None if an earlier elimination left none."""
         return self.kept[-1] if len(self.kept) == len(self.chain.eliminations) else None
 
     def codes(self, rows: Rows) -> Codes:
-        """Codes (n, V) of rows (n,) of the complete ones."""
+        """Codes (n, V) of some rows (n,) of the complete codes."""
         codes = np.zeros((len(rows), self.chain.variables), np.int64)
         for each, partial in zip(reversed(self.chain.eliminations), reversed(self.kept), strict=True):
             codes[:, each.variable] = partial.choice[rows]
@@ -90,8 +89,9 @@ def passage(
 ) -> Passage:
     """Partial codes whose gain, with the rest of the budgets (K,) sold at the prices (K,), may end above `floor`.
 
-    rest: what the chain can add at these prices (`Chain.rest`). beam: only so many, the most promising; None: all. smallest:
-    budgets (K,) that the tolerance is a share of; None: `budgets`. dominance: drop dominated partial codes, too.
+    rest: bound on what the chain can add at these prices (`Chain.rest`). beam: number of most promising partial codes to keep;
+    None: all. smallest: budgets (K,) that the tolerance refers to; None: `budgets`. dominance: drop dominated partial codes,
+    too.
     """
     partial = Partial.start(chain.constraints)
     found = Passage(chain)
@@ -137,20 +137,20 @@ def _extended(each: Elimination, partial: Partial) -> Partial:
 
 
 def _undominated(partial: Partial) -> Rows:
-    """Rows that no other row in the same state equals in gain at no higher cost. There is one cost."""
+    """Rows that no other row in the same state dominates: at least the same gain at no higher cost. For a single cost."""
     order = np.lexsort((-partial.gain, partial.costs[0], partial.state))
     state, gain = partial.state[order], partial.gain[order]
     first = np.r_[True, state[1:] != state[:-1]]
-    lift = float(np.ptp(gain)) + 1.0  # every gain of a state is above all gains of the states before
+    lift = float(np.ptp(gain)) + 1.0  # puts all gains of a state above those of the states before
     lifted = gain + np.cumsum(first) * lift
     best_before = np.r_[-np.inf, np.maximum.accumulate(lifted)[:-1]]
     return order[first | (lifted > best_before)]
 
 
 def _less_dominated(partial: Partial, promise: Values) -> Rows:
-    """Rows, without most of those that another row in the same state equals in gain at no higher cost of any kind.
+    """Rows without most of the dominated ones: another row in the state has at least the gain, and no higher cost of any kind.
 
-    The other row is sought among the most promising rows of the state, and among those that are a little more promising.
+    The other row is sought among the most promising rows of the state, and among slightly more promising ones.
     """
     order = np.lexsort((-promise, partial.state))
     state, gain, costs = partial.state[order], partial.gain[order], partial.costs[:, order]
@@ -167,7 +167,7 @@ def _less_dominated(partial: Partial, promise: Values) -> Rows:
 
 
 def _thinned(partial: Partial, width: Values) -> Rows:
-    """The row with the largest gain of all rows in the same state whose costs are in the same interval of `width` (K,)."""
+    """For each state and interval of costs of `width` (K,), the row with the largest gain."""
     intervals = np.floor(partial.costs / width[:, None]).astype(np.int64)
     order = np.lexsort((partial.gain, *intervals, partial.state))
     keys = np.stack([partial.state, *intervals])[:, order]

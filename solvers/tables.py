@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 Codes = NDArray[np.int64]
 Values = NDArray[np.float64]
-ENTRIES = 4096  # of a table that two were merged into: 32 KiB
-CHUNK = 8192  # codes at a time, whose positions fit in a cache
+ENTRIES = 4096  # of a merged table: 32 KiB
+CHUNK = 8192  # codes at a time, so that their positions fit in a cache
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -39,7 +39,7 @@ class Table(NamedTuple):
         return spread(self.columns, self.values, scope)
 
     def under(self, known: Mapping[int, int]) -> "Table":
-        """The table with some columns at known values; the others keep their numbers."""
+        """The table with some columns fixed at known values; the other columns keep their numbers."""
         at = tuple(known.get(column, slice(None)) for column in self.columns)
         return Table(tuple(column for column in self.columns if column not in known), np.asarray(self.values)[at])
 
@@ -105,9 +105,9 @@ def merged(tables: Sequence[Table], cardinalities: Sequence[int]) -> list[Table]
 
 
 class Derived(NamedTuple):
-    """A column that follows from others before it: `values` (0 or 1) has one axis for each of `columns`.
+    """A column determined by earlier columns: `values` (0 or 1) has one axis for each of `columns`.
 
-    Derived columns come after those of the variables, in the order in which they are defined.
+    Derived columns come after the columns of the variables, in the order in which they are defined.
     """
 
     columns: tuple[int, ...]

@@ -1,14 +1,14 @@
 """The whole Pareto front over the complete space, in two phases.
 
-First the convex hull of the front: the codes that are best at some price of the cost. Between two known codes the
-next price is the one that makes both equal, until nothing better is there.
+First the convex hull of the front: the codes that are best at some price of the cost. Between two known codes, the next price
+to try makes both equal; the search ends when no better code is found.
 
-Then the gaps between neighbours of the hull. Partial codes that stay below the corners of the known front are dropped
-along the chain (`solvers.passage`), first with few partial codes, so that the corners are near when all are gone
-through.
+Then the gaps between neighbours of the hull. Partial codes that stay below the corners of the known front are dropped along the
+chain (`solvers.passage`). The first passes keep few partial codes, so that the corners are tight when all partial codes are
+searched.
 
-Source: Ulungu and Teghem, *The two phases method* (Foundations of Computing and Decision Sciences 20, 1995); how the
-front is made sparse: Papadimitriou and Yannakakis, *On the approximability of trade-offs* (FOCS 2000).
+Source: Ulungu and Teghem, *The two phases method* (Foundations of Computing and Decision Sciences 20, 1995); thinning of the
+front: Papadimitriou and Yannakakis, *On the approximability of trade-offs* (FOCS 2000).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ BEAMS: tuple[int | None, ...] = (512, 8192, None)
 class Points:
     """n points that do not dominate each other, by ascending cost: codes (n, V), costs (n,) and gains (n,).
 
-    error: within any budget, the best point gains as much as the best of all codes within (1 - `error`) of the budget.
+    error: within any budget, the best point gains at least as much as the best of all codes within (1 - `error`) of the budget.
     """
 
     codes: Codes
@@ -52,7 +52,7 @@ class Points:
         return Points(self.codes[rows], self.cost[rows], self.gain[rows], self.error)
 
     def sparse(self, error: float) -> "Points":
-        """The fewest points that stand for all within an error, on top of their own."""
+        """The fewest points that represent all within an error, in addition to their own error."""
         kept: list[int] = []
         row = len(self.cost) - 1
         while row > 0:
@@ -66,34 +66,34 @@ class Points:
 class FrontSearch:
     """Lists the front of a chain with one cost, up to a cost of `most`, within an error of `tolerance`.
 
-    A third of the error is for what the neighbours of the hull leave out; a third for partial codes that count as
-    equal where there are too many to go through; a third for points that are left out at the end.
+    A third of the error is for what the neighbours of the hull leave out; a third for partial codes that count as equal when
+    too many remain; a third for points that are left out at the end.
     """
 
     def __init__(self, chain: Chain, most: float, tolerance: float) -> None:
-        """Finds the convex hull."""
+        """Find the convex hull."""
         self._chain = chain
         self._third = 1 - (1 - tolerance) ** (1 / 3)
         self._most = most * (1 + SLACK)  # sums in another order round differently
         self._hull = _hull(chain, self._third)
         self._parts = [self._hull]
         self.gaps = [(left, right) for left, right in pairwise(self._hull.cost.tolist()) if left <= self._most]
-        """Costs of neighbours of the hull."""
+        """Costs of neighbouring hull points."""
 
     def fill(self) -> Iterator[int]:
-        """Fills one gap after the other; gives the number of points that are known after each."""
+        """Fill one gap after the other; yield the number of known points after each."""
         for left, right in self.gaps:
             self._parts.append(_between(self._chain, self._hull.between(left, right), self._most, self._third))
             yield sum(len(part.cost) for part in self._parts)
 
     def points(self) -> Points:
-        """The front, when all gaps are filled."""
+        """The front, after all gaps are filled."""
         assert len(self._parts) == 1 + len(self.gaps)
         return Points.of(self._parts).between(0, self._most).sparse(self._third)
 
 
 def whole_front(chain: Chain, most: float, tolerance: float) -> Points:
-    """The front of a `FrontSearch`, at once."""
+    """The front of a `FrontSearch`, computed at once."""
     search = FrontSearch(chain, most, tolerance)
     for _ in search.fill():
         continue
@@ -101,7 +101,7 @@ def whole_front(chain: Chain, most: float, tolerance: float) -> Points:
 
 
 def _hull(chain: Chain, error: float) -> Points:
-    """The codes that are best at some price; where several cost the same within the error, not all of them."""
+    """The codes that are best at some price; if several cost the same within the error, not all of them."""
 
     def best(price: float, weight: float = 1.0) -> Points:
         code, gain, costs = chain.best(np.array([price]), weight)

@@ -1,4 +1,4 @@
-"""Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
+"""Turns any feed-forward network into a weight-sharing SuperNet, found by dependencies between axes."""
 
 from typing import TYPE_CHECKING
 

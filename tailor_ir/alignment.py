@@ -1,6 +1,6 @@
-"""Images of unusual brightness, contrast or sharpness are brought back to what is usual, each by itself, before a network.
+"""Alignment of inputs: images of unusual brightness, contrast or sharpness are moved into the usual range, each by itself.
 
-Legend: B batch, C channels, H height, W width, S scales (details, all that is coarser).
+Legend: B batch, C channels, H height, W width, S scales (details, and everything coarser).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,32 +16,32 @@ from torch.nn import functional
 from tailor_ir.errors import InputError
 
 FEWEST = 2
-"""Source images that tell what is usual."""
+"""Minimum number of source images from which the usual range is learned."""
 SMALLEST_DEVIATION = 1e-6
 PREFIX = "input."
-"""Of the names of its tensors among a SubNet's own ones, and in side files."""
+"""Prefix of the names of the alignment's tensors among a SubNet's own tensors, and in side files."""
 TENSORS = ("deviations", "mean_C", "mean_spread_C", "log_SC", "log_spread_SC")
 ONE_SCALE = {"log_SC": "log_C", "log_spread_SC": "log_spread_C"}
-"""What side files of versions before 0.12.0 have instead: of whole images, whose details are not told apart."""
+"""Present name -> the name in side files of versions before 0.12.0, which have no separate scale for details."""
 NODES = "alignment/"
-"""Of the names of its nodes in files."""
+"""Prefix of the names of the alignment's nodes in files."""
 WINDOW = 3
-"""Side of the square [pixels] whose mean is what is coarser than details."""
+"""Side of the square [pixels] whose mean is the coarse part of an image; the rest is details."""
 
 
 class InputAlignment(nn.Module):
-    """Brings mean, contrast and details of each channel of an image to within `deviations` of what is usual.
+    """Moves mean, contrast and details of each channel of an image to within `deviations` of the usual values.
 
-    Details are what a pixel differs from the mean of its neighbourhood; the rest, this mean, has the contrast. mean_C: of the
-    means of source images; mean_spread_C: their deviation. log_SC, log_spread_SC: the same of the logarithms of the deviations
-    of details, and of the rest. What is beyond `deviations` times the spread is taken off; an image within it stays, bit by
-    bit. So light, contrast and haze, which change all pixels alike, are undone before the first layer, and most of blur and
-    noise, which have too few details and too many: for any network, without a batch and without a step. Normalising each image
-    by its own mean and contrast is old (Pizer et al., Computer Vision, Graphics, and Image Processing 1987), as is changing the
-    contrast of single scales (Laplacian pyramids: Burt and Adelson, IEEE Transactions on Communications 1983); here only
-    unusual images change, so that usual ones keep their light.
+    The details of a pixel are its difference from the mean of its neighbourhood; the image of these means carries the contrast.
+    mean_C: mean of the source images' means; mean_spread_C: their standard deviation. log_SC, log_spread_SC: the same for the
+    logarithms of the standard deviations of details and of the coarse part. The excess beyond `deviations` times the spread is
+    removed; an image within the range stays unchanged, bit by bit. This undoes light, contrast and haze, which change all
+    pixels alike, before the first layer, and most of blur (too few details) and noise (too many): for any network, without a
+    batch and without a training step. Normalising each image by its own mean and contrast is old (Pizer et al., Computer
+    Vision, Graphics, and Image Processing 1987), as is changing the contrast of single scales (Laplacian pyramids: Burt and
+    Adelson, IEEE Transactions on Communications 1983); here only unusual images change, so that usual ones keep their light.
 
-    Torch and exported files compute one formula, by operators that every runtime has.
+    Torch and exported files compute the same formula, with operators that every runtime has.
     """
 
     deviations: torch.Tensor
@@ -51,14 +51,14 @@ class InputAlignment(nn.Module):
     log_spread_SC: torch.Tensor
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """tensors: by `TENSORS`."""
+        """tensors: by the names in `TENSORS`."""
         super().__init__()
         for name in TENSORS:
             self.register_buffer(name, tensors[name])
 
     @classmethod
     def of(cls, batches: Sequence[torch.Tensor], deviations: float) -> "InputAlignment":
-        """Learned from source images (B, C, H, W). InputError for fewer than two."""
+        """The alignment learned from source images (B, C, H, W). InputError for fewer than two."""
         count = sum(map(len, batches))
         if count < FEWEST:
             raise InputError(f"source images: {count}; allowed: {FEWEST} or more; give images like those of training")
@@ -67,12 +67,12 @@ class InputAlignment(nn.Module):
         return cls(dict(zip(TENSORS, found, strict=True)))
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """The images, within what is usual."""
+        """The images, moved into the usual range."""
         aligned_BCHW: torch.Tensor = self._aligned(x_BCHW)
         return aligned_BCHW
 
     def nodes(self, x_BCHW: gs.Tensor, aligned_BCHW: gs.Tensor) -> list[gs.Node]:
-        """The ONNX nodes (opset 17) that compute the second from the first."""
+        """The ONNX nodes (opset 17) that compute `aligned_BCHW` from `x_BCHW`."""
         made: list[gs.Node] = []
         self._aligned(_OnnxValue(x_BCHW, made))
         made[-1].outputs = [aligned_BCHW]
@@ -91,17 +91,17 @@ class InputAlignment(nn.Module):
         return x + change
 
     def _limits(self, usual_C: torch.Tensor, spread_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the largest that is usual (1, C, 1, 1)."""
+        """The least and the largest usual values (1, C, 1, 1)."""
         slack_C = self.deviations * spread_C
         return (usual_C - slack_C)[None, :, None, None], (usual_C + slack_C)[None, :, None, None]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By their names among a SubNet's own ones."""
+        """The tensors by their names among a SubNet's own tensors."""
         return {f"{PREFIX}{name}": getattr(self, name) for name in TENSORS}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "InputAlignment | None":
-        """Of a SubNet's own tensors; None where those of an alignment are not all there."""
+        """The alignment stored in a SubNet's own tensors; None if not all of its tensors are present."""
         given = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
         given |= {name: given[whole][None] for name, whole in ONE_SCALE.items() if whole in given}
         if not all(name in given for name in TENSORS):
@@ -110,19 +110,19 @@ class InputAlignment(nn.Module):
 
 
 def _light(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Means (B, C) of channels, and logarithms (B, S, C) of the deviations of their scales."""
+    """Means (B, C) of channels, and logarithms (B, S, C) of the standard deviations of their scales."""
     mean = _mean(x_BCHW)
     scales = _scales(x_BCHW, mean, detailed=True)
     return mean.flatten(1), torch.stack([_log(scale, prod(x_BCHW.shape[2:])).flatten(1) for scale in scales], 1)
 
 
 def _mean(x: Any) -> Any:
-    """Of each channel (B, C, 1, 1): first of rows, since some runtimes add one pixel after another."""
+    """The mean of each channel (B, C, 1, 1): of rows first, since some runtimes sum all pixels one by one."""
     return x.mean(3, keepdim=True).mean(2, keepdim=True)
 
 
 def _scales(x: Any, mean: Any, *, detailed: bool) -> list[Any]:
-    """Details of images, and what is coarser without its mean; together what images differ from their mean."""
+    """Details of images, and the coarse part minus its mean; they add up to the image minus its mean."""
     if not detailed:
         return [x - mean]
     coarse = x.smoothed() if isinstance(x, _OnnxValue) else _smoothed(x)
@@ -130,18 +130,18 @@ def _scales(x: Any, mean: Any, *, detailed: bool) -> list[Any]:
 
 
 def _smoothed(x_BCHW: torch.Tensor) -> torch.Tensor:
-    """The mean of each pixel's window, as far as it is within the image."""
+    """The mean of each pixel's window, restricted to the image."""
     return functional.avg_pool2d(x_BCHW, WINDOW, 1, WINDOW // 2, count_include_pad=False)
 
 
 def _log(scale: Any, pixels: int) -> Any:
-    """Logarithm of the deviation of each channel (B, C, 1, 1), whose mean is about zero."""
+    """Logarithm of the standard deviation of each channel (B, C, 1, 1), whose mean is about zero."""
     deviation = (_mean(scale * scale) * (pixels / (pixels - 1))).sqrt()
     return ((deviation - SMALLEST_DEVIATION).relu() + SMALLEST_DEVIATION).log()
 
 
 class _OnnxValue:
-    """A value of an ONNX model that is computed with as with a tensor, which writes nodes into `made`."""
+    """A value of an ONNX model that supports the arithmetic of a tensor; each operation adds nodes to `made`."""
 
     def __init__(self, tensor: gs.Tensor, made: list[gs.Node]) -> None:
         self._tensor, self._made, self.shape = tensor, made, tensor.shape

@@ -1,4 +1,4 @@
-"""Symbolic axes: the meaning of a tensor's dimension, and so its size under any config.
+"""Symbolic axes: the meaning of a tensor's dimension, which determines its size under any config.
 
 While a network is read, dimensions are `Dim`s, joined by union-find as operators demand that they agree. Afterwards
 they are frozen into `Axis` expressions: a constant, the batch, a channel group that is cut in one piece, a spatial size
@@ -16,13 +16,13 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One dimension's meaning; `size` is its length in the largest network."""
+    """The meaning of a dimension; `size` is its length in the largest network."""
 
     size: int
 
     @property
     def parts(self) -> tuple["Axis", ...]:
-        """The axes that this one follows from."""
+        """The axes from which this axis is derived."""
         return ()
 
     @cached_property
@@ -94,7 +94,7 @@ class Spatial(Axis):
 
 @dataclass(frozen=True, eq=False)
 class TokenLength(Spatial):
-    """Length of the network's token sequences. Tensors that are stored for its steps are cut to the first ones."""
+    """Length of the network's token sequences. Tensors stored for each position are cut to the first positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Window(Axis):
 
 @dataclass(frozen=True, eq=False)
 class Scaled(Axis):
-    """`source` times `numerator` / `denominator`, which must come out whole: windows of a position axis, resized images."""
+    """`source` times `numerator` / `denominator`, which must be an integer: windows of a position axis, resized images."""
 
     source: Axis
     numerator: int
@@ -126,7 +126,7 @@ class Scaled(Axis):
 
 @dataclass(frozen=True, eq=False)
 class Kernel(Axis):
-    """Height and width of one convolution's kernel; configs keep its centre."""
+    """Height and width of one convolution's kernel; SubNets with smaller kernels keep its centre."""
 
     group: int
 
@@ -137,7 +137,7 @@ class Kernel(Axis):
 
 @dataclass(frozen=True, eq=False)
 class Concat(Axis):
-    """`pieces` one after the other."""
+    """Concatenation of `pieces`."""
 
     pieces: tuple[Axis, ...]
 
@@ -158,14 +158,14 @@ class Product(Axis):
 
 
 def window_size(size: int, stride: int, offset: int, ceil: bool) -> int:
-    """Positions of a window over `size` elements. Source: ONNX, Conv and MaxPool."""
+    """Number of positions of a window over `size` elements. Source: ONNX, Conv and MaxPool."""
     span = size + offset - 1
     return (-(-span // stride) if ceil else span // stride) + 1
 
 
 @dataclass(slots=True)
 class Sizes:
-    """The size of every axis under one assignment of group sizes and input height and width."""
+    """The size of every axis under given group sizes and a given input height and width."""
 
     groups: Mapping[int, int]
     spatial: tuple[int, ...]
@@ -213,9 +213,9 @@ def spatial_in(axes: Iterable[Axis]) -> bool:
 
 
 def surviving(axis: Axis, channels: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Original positions along `axis`, in order, when each group keeps (and orders) the given original channels.
+    """Original positions along `axis`, in order, if each group keeps the given original channels in the given order.
 
-    Groups that are not named keep all. Positions along axes that depend on the resolution are those of the full size.
+    Groups not in `channels` keep all channels. Positions along axes that depend on the resolution are those of the full size.
     """
     match axis:
         case Channels():

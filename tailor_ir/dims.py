@@ -1,4 +1,4 @@
-"""Dimensions while a network is being read: union-find over axes, with a reason for everything that got frozen."""
+"""Dimensions while a network is being read: union-find over axes, with a reason for every frozen dimension."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,26 +13,26 @@ from tailor_ir.errors import ImportFailed
 
 Positions = TypeVar("Positions", np.ndarray, torch.Tensor)
 FILTERED = "FilteredResize"
-"""Resize in forms that opset 17 lacks: with a filter against aliasing, or coordinates around the middle of the image."""
+"""Resize variants that opset 17 lacks: with an antialiasing filter, or with coordinates centred on the image."""
 FACTORS = "factors"
-"""Attribute of it: the network's own factors of all axes; () for the ratios of the sizes."""
+"""Attribute of `FilteredResize`: the network's own factors for all axes; () for the ratios of the sizes."""
 
 
 def size_by_factor(size: int, factor: float | np.floating[Any]) -> int:
-    """The size after resizing. The product is float32, as in onnxruntime: 1.3 · 10 is 13, where a wider one is below it."""
+    """The size after resizing. The product is float32, as in onnxruntime: 1.3 · 10 is 13, but below 13 in a wider type."""
     return int(np.float32(size) * np.float32(factor))
 
 
 def from_begin(positions: Positions, size: int) -> Positions:
-    """Positions along an axis of `size` entries, of which those below zero count from its end, as in ONNX."""
+    """Positions along an axis of `size` entries; negative ones count from the end, as in ONNX."""
     return positions + size * (positions < 0)
 
 
 @dataclass(slots=True, eq=False)
 class Dim:
-    """One dimension while a network is read. `parent`: another dimension that is the same (union-find).
+    """A dimension while a network is read. `parent`: another dimension that was found to be the same (union-find).
 
-    form: how its size follows from other dimensions; None: a channel group that nothing restricts yet.
+    form: how its size is derived from other dimensions; None: a channel group without restrictions so far.
     """
 
     size: int
@@ -53,7 +53,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a dimension follows from others. kind: fixed, batch, spatial, length, window, scaled, kernel, concat or product."""
+    """The derivation of a dimension. kind: fixed, batch, spatial, length, window, scaled, kernel, concat or product."""
 
     kind: str
     parts: tuple[Dim, ...] = ()
@@ -61,7 +61,7 @@ class Form:
 
 
 def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The factors of a row-major flattening of `dims`, products resolved, without those of size one."""
+    """The factors of a row-major flattening of `dims`, with nested products expanded, without factors of size one."""
     found: list[Dim] = []
     for dim in dims:
         form = dim.root.form
@@ -73,7 +73,7 @@ def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def _nested(left: Sequence[Dim], right: Sequence[Dim]) -> Iterator[tuple[list[Dim], list[Dim]]]:
-    """Runs of factors of two flattenings of one size, from the left, each as short as equal sizes allow."""
+    """Shortest runs of factors of equal size in two flattenings of the same size, from left to right."""
     ones, others = list(left), list(right)
     while ones and others:
         one, other = [ones.pop(0)], [others.pop(0)]
@@ -86,18 +86,18 @@ def _nested(left: Sequence[Dim], right: Sequence[Dim]) -> Iterator[tuple[list[Di
 
 
 Windows = Literal["number", "size"]
-"""The quantity that grows with the resolution where positions are split into windows: their number, or the size of each."""
-POSITIONS = ("spatial", "length")  # forms that the resolution, or the length of token sequences, sets
-LARGEST_PATCH = 3  # positions side by side that are no window but merged into one, at every resolution
+"""The quantity that grows with the resolution when positions are split into windows: their number, or the size of each."""
+POSITIONS = ("spatial", "length")  # forms whose size is set by the resolution, or by the length of token sequences
+LARGEST_PATCH = 3  # positions side by side that form a patch of fixed size, not a window
 
 
 @dataclass(slots=True)
 class DimPool:
-    """All dimensions of one network. `resolution_frozen`: why the resolution cannot change; "" where it can.
+    """All dimensions of one network. `resolution_frozen`: why the resolution cannot change; "" if it can.
 
-    equal_sizes: dimensions of different forms that are equal only at some resolutions, which are the legal ones.
-    needed: dimensions that are no axis of a value, of which a legal resolution leaves one position at least.
-    batch_conflict: where the batch was found to be an axis that is no batch; "" where it never was.
+    equal_sizes: pairs of dimensions of different forms that are equal only at some resolutions, the legal ones. needed:
+    dimensions that belong to no value and keep at least one position at every legal resolution. batch_conflict: where the batch
+    was joined with an axis that is not a batch; "" if never.
     """
 
     windows: Windows = "number"
@@ -112,7 +112,7 @@ class DimPool:
         return form is not None and form.kind == "batch"
 
     def free(self, size: int) -> Dim:
-        """A channel group of its own; a size of one is nothing to cut."""
+        """A new channel group; a size of one is fixed, since it cannot be cut."""
         return self.fixed(1) if size == 1 else Dim(size)
 
     def fixed(self, size: int, reason: str = "") -> Dim:
@@ -129,9 +129,9 @@ class DimPool:
         return Dim(size, Form("length"))
 
     def window(self, source: Dim, stride: int, offset: int, ceil: bool = False) -> Dim:
-        """The positions of windows over `source`; the source itself where every position is kept, as in residual branches."""
+        """The positions of windows over `source`; the source itself if every position is kept, as in residual branches."""
         inner = source.root.form
-        if stride == 1 and inner is not None and inner.kind == "window":  # one window over the other's source
+        if stride == 1 and inner is not None and inner.kind == "window":  # a window over the other's source
             (source,), (stride, before, rounding) = inner.parts, inner.attributes
             offset, ceil = before + stride * offset, bool(rounding)
         elif inner is not None and inner.kind == "window" and inner.attributes[0] == 1:
@@ -191,7 +191,7 @@ class DimPool:
         return real[0] if len(real) == 1 else Dim(prod(f.size for f in real), Form("product", tuple(real)))
 
     def _whole(self, a: Dim, b: Dim) -> Dim | None:
-        """The dimension that was split into `a` and `b`; None when they are no such pieces."""
+        """The dimension that was split into `a` and `b`; None if they do not come from one split."""
         for piece, rest in ((a.root, b.root), (b.root, a.root)):
             if piece.form is None or rest.form is None or piece.form.kind != "scaled" or rest.form.kind != "fixed":
                 continue
@@ -204,9 +204,10 @@ class DimPool:
         return dim.size == 1 and form is not None and form.kind == "fixed"
 
     def unify(self, a: Dim, b: Dim, reason: str) -> Dim:
-        """Make two dimensions one. Where their structures do not fit, both are frozen at full size, with `reason`.
+        """Make two dimensions one. If their structures do not fit, both are frozen at full size, with `reason`.
 
-        Two that depend on the input only have equal sizes then; channels in them are frozen, which each has at other places.
+        Two dimensions that depend on the input are only required to have equal sizes; their channels are frozen, since they lie
+        at different places.
         """
         a, b = a.root, b.root
         if a is b:
@@ -239,7 +240,7 @@ class DimPool:
         return a
 
     def fits(self, a: Dim, b: Dim) -> bool:
-        """Whether `unify` would make the two one without freezing anything."""
+        """Whether `unify` would join the two without freezing anything."""
         a, b = a.root, b.root
         if a is b or a.size != b.size:
             return a is b
@@ -253,7 +254,7 @@ class DimPool:
         return len(left) == len(right) and all(self.fits(x, y) for x, y in zip(left, right, strict=True))
 
     def fixes(self, a: Dim, b: Dim) -> bool:
-        """Whether `unify` of two that fit would fix channels of one of them."""
+        """Whether `unify` of two fitting dimensions would fix channels of one of them."""
         a, b = a.root, b.root
         if a is b:
             return False
@@ -275,12 +276,12 @@ class DimPool:
         return True
 
     def _unify_factors(self, left: Sequence[Dim], right: Sequence[Dim], reason: str) -> bool:
-        """Unify factors of two flattenings where one factor of a side is several of the other; False where they do not nest."""
+        """Unify factors of two flattenings, if one factor on a side matches several on the other; False if they do not nest."""
         groups = list(_nested(left, right))
         if not groups or any(min(len(one), len(other)) > 1 for one, other in groups):
             return False
         if any(len(one) != len(other) and (one if len(one) == 1 else other)[0].root.form for one, other in groups):
-            return False  # one factor is several only where nothing is known of it
+            return False  # only an unrestricted factor can be split into several
         for one, other in groups:
             self.unify(self.product(tuple(one)), self.product(tuple(other)), reason)
         return True
@@ -290,7 +291,7 @@ class DimPool:
         return dim.root is wanted or (form is not None and any(self._contains(p, wanted) for p in form.parts))
 
     def can_change(self, dim: Dim) -> bool:
-        """Whether any config, resolution or batch may change the dimension, as far as is known."""
+        """Whether any config, resolution or batch may change the dimension, as far as known so far."""
         form = dim.root.form
         return form is None or form.kind in (*POSITIONS, "batch", "kernel") or any(map(self.can_change, form.parts))
 
@@ -311,7 +312,7 @@ class DimPool:
         return form is not None and (form.kind in POSITIONS or any(map(self.has_positions, form.parts)))
 
     def freeze_positions(self, dim: Dim, reason: str) -> None:
-        """Keep dimensions that depend on the resolution at full size; channels beside them may change."""
+        """Keep dimensions that depend on the resolution at full size; channels in the same dimension may still change."""
         form = dim.root.form
         if form is not None and form.kind in POSITIONS:
             self.freeze(dim, reason)
@@ -319,7 +320,7 @@ class DimPool:
             self.freeze_positions(part, reason)
 
     def freeze_channels(self, dim: Dim, reason: str) -> None:
-        """Keep channels and kernels that a dimension follows from at full size; positions beside them may change."""
+        """Keep the channels and kernels from which a dimension is derived at full size; its positions may still change."""
         form = dim.root.form
         if form is None or form.kind == "kernel":
             self.freeze(dim, reason)
@@ -327,9 +328,9 @@ class DimPool:
             self.freeze_channels(part, reason)
 
     def freeze_counted(self, dim: Dim, reason: str) -> None:
-        """Keep the channel groups whose number decides how many windows or steps a dimension has.
+        """Keep the channel groups whose size determines how many windows or steps a dimension has.
 
-        Such a size need not come out whole, or be there at all, for fewer channels.
+        With fewer channels that number might not be an integer, or might be zero.
         """
         form = dim.root.form
         if form is None:
@@ -353,7 +354,7 @@ class DimPool:
 
 
 class AxisTable:
-    """Freezes dims into axes. Equal expressions are one object; every free root is one channel group."""
+    """Converts dims into axes. Equal expressions are one object; every free root is one channel group."""
 
     def __init__(self) -> None:
         self.groups: dict[int, int] = {}
@@ -380,7 +381,7 @@ class AxisTable:
         if form.kind == "kernel":
             return ax.Kernel(size, self._group(size))
         parts = tuple(self.axis(part) for part in form.parts)
-        if form.kind in ("window", "scaled") and isinstance(parts[0], ax.Fixed):  # was frozen later
+        if form.kind in ("window", "scaled") and isinstance(parts[0], ax.Fixed):  # frozen after the form was made
             form, parts = Form("fixed"), ()
         key = (form.kind, size, form.attributes, *parts)
         if key not in self._interned:

@@ -1,8 +1,8 @@
-"""Errors in a user's network, space or config: one clear line each."""
+"""Errors in a user's network, space or config: one clear message line each."""
 
 
 class TailorError(Exception):
-    """Base of all errors of the IR. `str(error)` is one line: where, what it got, what is allowed, what to do next."""
+    """Base of all errors of the IR. `str(error)` is one line: place, actual value, allowed values, and the next step."""
 
 
 class ImportFailed(TailorError):
@@ -10,15 +10,15 @@ class ImportFailed(TailorError):
 
 
 class MixedSamples(ImportFailed):
-    """A network's answer to a sample hangs on the other samples of its batch; another axis may be the batch."""
+    """A network's answer to a sample depends on the other samples of its batch; another axis may be the batch."""
 
 
 class InputError(TailorError):
-    """A network is called with other inputs than it has, has several where one is needed, or gets too few images."""
+    """A network is called with wrong inputs, has several inputs where one is needed, or gets too few images."""
 
 
 class SpaceError(TailorError):
-    """A space asks for a variable or a choice that this network does not have or cannot take."""
+    """A space names a variable or a choice that this network does not have or cannot support."""
 
 
 class ConfigError(TailorError):
@@ -26,8 +26,8 @@ class ConfigError(TailorError):
 
 
 class CheckFailed(TailorError):
-    """A step has changed what a network computes, so that its result must not be used."""
+    """A step changed the function that a network computes; its result must not be used."""
 
 
 class JoinError(TailorError):
-    """Two networks do not have the part in common that one is to take from the other."""
+    """Two networks do not share the part that one is to take from the other."""

@@ -11,7 +11,7 @@ Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str,
 Tensors = dict[str, torch.Tensor]
 OTHER_FLOATS = frozenset(("torch.float16", "torch.float64", "torch.bfloat16"))
 NO_BATCH = -1
-"""In the place of the batch's axis for inputs that have none."""
+"""Batch axis of inputs that have none."""
 GivenInputs = torch.Tensor | Sequence[torch.Tensor]
 """A batch of a network's only input, or of each of its inputs in order."""
 CHANNELS_FIRST, CHANNELS_LAST = (2, 3), (1, 2)
@@ -21,7 +21,7 @@ LOOK_UPS = frozenset(("Embedding", "Gather"))
 REAL_TYPES = (1, 10, 11, 16)
 """float32, float16, double and bfloat16 among ONNX's element types."""
 OF_PIXELS = frozenset(("Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Sub"))
-"""Operators on single pixels, by which networks scale their images before anything else."""
+"""Operators on single pixels, with which networks scale their images before anything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,11 @@ class Alternative:
 class Graph:
     """A network in topological order.
 
-    `shapes` holds the shape of every value and initializer at the traced resolution and batch size.
-    `parameters` are the trainable initializers, `statistics` the running means and variances of BatchNorm,
-    `constants` all other initializers. `alternatives`: nodes that only these need stand before the readers of the value.
-    `input_types`: element type of each input (int64 for tokens); `given_types`: as the network had them when it was given,
-    where that was another one. `batch_axes`: which axis of each input is the batch, NO_BATCH where none is; (): all the first.
+    `shapes` holds the shape of every value and initializer at the traced resolution and batch size. `parameters` are the
+    trainable initializers, `statistics` the running means and variances of BatchNorm, `constants` all other initializers.
+    `alternatives`: the nodes that only they need come before the readers of the value. `input_types`: element type of each
+    input (int64 for tokens); `given_types`: the original network's type, if it differs. `batch_axes`: the batch axis of each
+    input, NO_BATCH if it has none; (): axis 0 for all inputs.
     """
 
     nodes: tuple[Node, ...]
@@ -102,12 +102,12 @@ class Graph:
     given_types: tuple[str, ...] = ()
 
     def batch_axis(self, name: str) -> int:
-        """Which axis of an input is the batch; NO_BATCH for one that all samples share."""
+        """The batch axis of an input; NO_BATCH for an input that all samples share."""
         return dict(zip(self.inputs, self.batch_axes, strict=False)).get(name, 0)
 
     @property
     def batched_input(self) -> str:
-        """The first input whose first axis is the batch, else the first that has a batch."""
+        """The first input whose batch axis is 0, else the first input with a batch."""
         batched = [name for name in self.inputs if self.batch_axis(name) != NO_BATCH]
         return next((name for name in batched if self.batch_axis(name) == 0), batched[0])
 
@@ -118,13 +118,13 @@ class Graph:
 
     @property
     def image(self) -> str | None:
-        """The input that sets the resolution: the first with height and width; None where no input has them."""
+        """The input that sets the resolution: the first with height and width; None if no input has them."""
         first = (name for name in self.inputs if self.batch_axis(name) == 0)
         return next((name for name in first if len(self.shapes[name]) == 4), None)
 
     @property
     def sequences(self) -> tuple[str, ...]:
-        """The inputs that are token sequences of one length; () for a network that an image sets the resolution of."""
+        """The inputs that are token sequences of one length; () for a network whose resolution an image sets."""
         first = [name for name in self.inputs if self.batch_axis(name) == 0]
         found = [name for name in first if len(self.shapes[name]) == 2 and "int" in self.input_type(name)]
         same = tuple(name for name in found if self.shapes[name] == self.shapes[found[0]])
@@ -132,7 +132,7 @@ class Graph:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Height and width of the first image, or the length of token sequences; else what follows the input's features."""
+        """Height and width of the first image, or the length of token sequences; else the axes after the input's features."""
         if self.sequences:
             return self.shapes[self.sequences[0]][1:]
         if self.image is None:
@@ -143,7 +143,7 @@ class Graph:
     def sides_of(self, name: str) -> tuple[int, int]:
         """The axes of an image's height and width.
 
-        Channels are last where all that reads the image, but for arithmetic on pixels, brings them to the front.
+        Channels are last if all readers of the image, apart from arithmetic on pixels, move them to the front.
         """
         shape, consumers = self.shapes[name], self.consumers()
         first = (shape[0], shape[3], *shape[1:3])
@@ -170,9 +170,9 @@ class Graph:
         return dict(zip(self.inputs, self.input_types, strict=False)).get(name, "float32")
 
     def tokens_of(self, name: str) -> int | None:
-        """Token numbers of an input are below it: the least number of rows of the tables that are looked up by them.
+        """Exclusive upper bound of an input's token numbers: the fewest rows of the tables that they index.
 
-        1 where no table is looked up: 0 is always valid. None: the input's elements are no integers.
+        1 if no table is indexed, since 0 is always valid. None: the input's elements are not integers.
         """
         if "int" not in self.input_type(name):
             return None
@@ -183,12 +183,12 @@ class Graph:
         )
 
     def is_numeric(self, name: str) -> bool:
-        """Whether an input of integers is read as numbers alone, so that it may have any: each reader makes it real."""
+        """Whether an integer input is only read as numbers, so that any values are legal: each reader makes it real."""
         readers = self.consumers().get(name, [])
         return bool(readers) and all(node.op == "Cast" and node.int("to", 0) in REAL_TYPES for node in readers)
 
     def named_inputs(self, given: GivenInputs) -> Tensors:
-        """Input name -> its batch, as float32 where the network was given in another type. InputError: other inputs."""
+        """Input name -> its batch, as float32 if the original network uses another type. InputError for other inputs."""
         batches = (given,) if isinstance(given, torch.Tensor) else tuple(given)
         if len(batches) != len(self.inputs):
             raise InputError(
@@ -208,9 +208,9 @@ class Graph:
         return frozenset(self.parameters) | frozenset(self.statistics) | frozenset(self.constants)
 
     def norms_results(self, before: Node, norm: Node) -> bool:
-        """Whether a BatchNorm has a scale for each result of a convolution or linear map, so that it goes into the weights.
+        """Whether a BatchNorm has one scale per result channel of a convolution or linear map, so that it can be folded.
 
-        It normalises the second axis, which a linear map gives its results along only where there are no positions.
+        BatchNorm normalises axis 1, which is the result axis of a linear map only if there are no positions.
         """
         return before.op == "Conv" or (before.op == "Linear" and len(self.shapes[norm.inputs[0]]) == 2)
 
@@ -228,7 +228,7 @@ class Graph:
         return users
 
     def with_nodes(self, nodes: tuple[Node, ...]) -> "Graph":
-        """The same graph with other nodes; initializers that nothing reads any more are dropped."""
+        """The same graph with other nodes; initializers without readers are dropped."""
         used = {name for node in nodes for name in node.inputs} | set(self.outputs)
         return replace(
             self,
@@ -239,7 +239,7 @@ class Graph:
         )
 
     def original(self) -> "Graph":
-        """The network as it was given: without the nodes that only alternatives need."""
+        """The original network: without the nodes that only alternatives need."""
         if not self.alternatives:
             return self
         needed = set(self.outputs)
@@ -251,7 +251,7 @@ class Graph:
         return replace(self.with_nodes(tuple(reversed(nodes))), alternatives=())
 
     def data_values(self) -> frozenset[str]:
-        """Values that depend on the network's input, if only by having one entry for each sample."""
+        """Values that depend on the network's input, even if only on its number of samples."""
         data = set(self.inputs)
         for node in self.nodes:
             if any(name in data for name in node.inputs) or self._repeats_for_samples(node):
@@ -271,5 +271,5 @@ class Graph:
 
 
 def _to_front(node: Node) -> bool:
-    """Whether a node brings the channels of images (B, H, W, C) to the front."""
+    """Whether a node moves the channels of images (B, H, W, C) to the front."""
     return node.op == "Transpose" and node.ints("perm") == (0, 3, 1, 2)

@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -> None:
-    """Write graph, tensors and the wished space into a folder (made when absent)."""
+    """Write graph, tensors and the requested space into a folder, which is created if absent."""
     folder.mkdir(parents=True, exist_ok=True)
     unique = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(unique, folder / TENSORS_FILE)
@@ -42,7 +42,7 @@ def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -
 
 
 def load(folder: Path) -> tuple[Graph, Tensors, SpaceSpec | None]:
-    """Read a SuperNet that `save` wrote. ImportFailed when it is absent, torn or of another format."""
+    """Read a SuperNet that `save` wrote. ImportFailed if it is absent, incomplete or of another format."""
     document = _document(folder)
     try:
         tensors = load_file(folder / TENSORS_FILE)
@@ -71,7 +71,7 @@ def _unreadable(folder: Path, error: Exception | str) -> ImportFailed:
 
 
 def load_spec(folder: Path) -> SpaceSpec | None:
-    """The wished space of a SuperNet that `save` wrote, read without its tensors. ImportFailed as of `load`."""
+    """The requested space of a SuperNet that `save` wrote, read without its tensors. ImportFailed as in `load`."""
     spec: SpaceSpec | None = _document(folder)["space"]
     return spec
 

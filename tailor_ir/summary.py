@@ -1,4 +1,4 @@
-"""A SuperNet in numbers for people: the cost of each node in one SubNet, and the nodes and savings of each variable."""
+"""A SuperNet in numbers, for display: the cost of each node in one SubNet, and the nodes and savings of each variable."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tailor_ir.spaces.variables import VariableInfo
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """Trainable parameters of one node, each counted where it is read first; multiply-accumulates of one sample."""
+    """Trainable parameters of one node, each counted at its first reader; multiply-accumulates of one sample."""
 
     parameters: int
     macs: int
@@ -23,7 +23,7 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True)
 class SubnetSummary:
-    """One SubNet, batch 1. `nodes`: the nodes that it has; `shapes`: of every value and stored tensor, were it there."""
+    """One SubNet, batch 1. `nodes`: its nodes; `shapes`: of every value and stored tensor, as if all were present."""
 
     sizes: ax.Sizes
     shapes: Mapping[str, Shape]
@@ -41,7 +41,7 @@ class SubnetSummary:
 
 
 class Describer:
-    """Summaries of SubNets of one SuperNet from its axes; nothing is executed."""
+    """Summaries of SubNets of one SuperNet, derived from its axes; nothing is executed."""
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
@@ -122,14 +122,14 @@ class Describer:
 
 
 def _stored_by_subnets(graph: Graph) -> frozenset[str]:
-    """Trainable parameters; of transformed kernels the result, which is all that a SubNet keeps of kernel and matrices."""
+    """Trainable parameters; for transformed kernels the result, since a SubNet keeps only that of kernel and matrices."""
     transforms = [node for node in graph if node.op == KERNEL_TRANSFORM]
     replaced = {name for node in transforms for name in node.inputs}
     return frozenset(graph.parameters) - replaced | {name for node in transforms for name in node.outputs}
 
 
 def elements_of(axis: ax.Axis) -> Iterator[ax.Axis]:
-    """The axes that `axis` follows from and that follow from no other, without constants and the batch."""
+    """The elementary axes from which `axis` is derived, without constants and the batch."""
     if axis.parts:
         for part in axis.parts:
             yield from elements_of(part)

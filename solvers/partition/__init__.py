@@ -1,9 +1,9 @@
-"""A network's steps placed on several devices: exact plans by latency or throughput, within limits, and plans of other methods.
+"""Placement of a network's steps on several devices: exact plans by latency or throughput, within limits, and baselines.
 
-A plan costs the compute times of steps, and what it sends: latency of a link + bytes / bandwidth.
+The cost of a plan is the compute time of the steps plus the transfers: latency of a link + bytes / bandwidth.
 `solvers.partition.problem` has the model, `solvers.partition.planner` the exact plan for any number of devices,
-`solvers.partition.minimum_cut` that for two devices, `solvers.partition.pipeline` the most throughput,
-`solvers.partition.envelope` plans made ahead that are looked up.
+`solvers.partition.minimum_cut` the exact plan for two devices, `solvers.partition.pipeline` the plan with the most throughput,
+`solvers.partition.envelope` precomputed plans for look-up.
 """
 
 from solvers.partition.baselines import all_at_home, all_remote, dads, neighbour_search, neurosurgeon

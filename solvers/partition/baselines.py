@@ -1,4 +1,4 @@
-"""Plans of other methods, to be compared with the exact ones. Each is priced by the model of `solvers.partition.problem`."""
+"""Plans of other methods, as baselines for the exact ones. Each is priced by the model of `solvers.partition.problem`."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,24 +9,24 @@ from solvers.partition.problem import PartitionProblem
 
 
 def all_at_home(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
-    """Nothing is sent."""
+    """The plan in which the coordinator runs all steps, so that nothing is sent."""
     return _cut(problem, conditions, problem.home, problem.dataflow.steps)
 
 
 def all_remote(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
-    """All steps that need not stay at home on the other device on which that is fastest."""
+    """The plan in which the fastest other device runs all steps that need not stay on the coordinator."""
     first = min(_cuts(problem), default=problem.dataflow.steps)
     return _fastest((_cut(problem, conditions, remote, first) for remote in _remotes(problem)), conditions)
 
 
 def neurosurgeon(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
-    """The best single cut: steps before it at home, those behind it on one other device. Source: Kang et al. (ASPLOS 2017)."""
+    """The best single cut: steps before it on the coordinator, the others on one device. Source: Kang et al. (ASPLOS 2017)."""
     found = (_cut(problem, conditions, remote, cut) for remote in _remotes(problem) for cut in _cuts(problem))
     return _fastest((all_at_home(problem, conditions), *found), conditions)
 
 
 def dads(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
-    """The minimum one-way cut with the other device for which it is best. Source: Hu et al. (INFOCOM 2019)."""
+    """The minimum one-way cut with the best other device. Source: Hu et al. (INFOCOM 2019)."""
     found = (minimum_cut(problem, conditions, remote, one_way=True) for remote in _remotes(problem))
     return _fastest((all_at_home(problem, conditions), *found), conditions)
 
@@ -34,10 +34,10 @@ def dads(problem: PartitionProblem, conditions: PartitionConditions) -> Partitio
 def neighbour_search(
     problem: PartitionProblem, conditions: PartitionConditions, start: int | None = None
 ) -> PartitionPlan:
-    """A heuristic as that of CAS: from the cut that is used now to the better of its neighbours, while one is better.
+    """A heuristic like CAS: move from the current cut to the better of its neighbours, while that improves the plan.
 
     start: the cut to begin with; None: in the middle. CAS (IMWUT 2021) adapts a partition to its context by a search among
-    neighbouring partitions; it may end at a cut that is best among its neighbours alone.
+    neighbouring partitions; it may end in a local optimum.
     """
     cuts = [*_cuts(problem), problem.dataflow.steps]
     found = []
@@ -60,7 +60,7 @@ def _cut(problem: PartitionProblem, conditions: PartitionConditions, remote: int
 
 
 def _cuts(problem: PartitionProblem) -> Iterator[int]:
-    """Cuts behind which everything may leave home."""
+    """The cuts after which all steps may leave the coordinator."""
     steps, others = problem.dataflow.steps, _remotes(problem)
     kept = [step for step in range(steps) if not problem.allowed[step, others].any()]
     yield from range(max(kept, default=-1) + 1, steps)

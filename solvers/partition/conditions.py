@@ -1,4 +1,4 @@
-"""What changes from one plan to the next: how fast devices and links are now."""
+"""The conditions that change from one plan to the next: the current speed of devices and links."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,8 @@ MS = 1e-3
 class PartitionConditions:
     """Devices and the links between them.
 
-    slow_down: (D,) how many times as long as in `PartitionProblem.compute_ms` steps take on each device. latency_ms: (D, D)
-    of a message from a device to another. bandwidth_mbps: (D, D) [Mbit/s] from a device to another; 0: there is no link,
-    inf: no limit.
+    slow_down: (D,) factor by which steps take longer than `PartitionProblem.compute_ms` on each device. latency_ms: (D, D) of a
+    message from one device to another. bandwidth_mbps: (D, D) [Mbit/s] from one device to another; 0: no link, inf: no limit.
     """
 
     slow_down: NDArray[np.float64]
@@ -25,7 +24,7 @@ class PartitionConditions:
 
     @property
     def ms_per_byte(self) -> NDArray[np.float64]:
-        """(D, D) of one byte from a device to another; inf where there is no link, 0 to the device itself."""
+        """Time (D, D) of one byte from one device to another; inf if there is no link, 0 to the device itself."""
         with np.errstate(divide="ignore"):
             found = BITS / (self.bandwidth_mbps * MEGA * MS)
         np.fill_diagonal(found, 0.0)
@@ -33,7 +32,7 @@ class PartitionConditions:
 
     @property
     def message_ms(self) -> NDArray[np.float64]:
-        """(D, D) latency of a message; inf where there is no link, 0 to the device itself."""
+        """Latency (D, D) of a message; inf if there is no link, 0 to the device itself."""
         found = np.where(self.bandwidth_mbps > 0, self.latency_ms, np.inf)
         np.fill_diagonal(found, 0.0)
         return found
@@ -42,7 +41,7 @@ class PartitionConditions:
     def of(
         cls, devices: int, bandwidth_mbps: float, latency_ms: float, slow_down: tuple[float, ...] | None = None
     ) -> "PartitionConditions":
-        """Links that are all equal."""
+        """Conditions in which all links are equal."""
         return cls(
             slow_down=np.ones(devices) if slow_down is None else np.asarray(slow_down, float),
             latency_ms=np.full((devices, devices), float(latency_ms)),

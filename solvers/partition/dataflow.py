@@ -1,4 +1,4 @@
-"""Steps in an order in which they can run, and the values that they hand to each other."""
+"""Steps in an order in which they can run, and the values that they pass to each other."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +12,9 @@ INPUT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentValue:
-    """A value. writer: a step, or `INPUT`. readers: steps, ascending; the number of steps stands for the network's output.
+    """A value. writer: a step, or `INPUT`. readers: steps, ascending; the number of steps represents the network's output.
 
-    bytes: as they are sent.
+    bytes: size of the value when it is sent.
     """
 
     writer: int
@@ -24,7 +24,7 @@ class SentValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataflow:
-    """Steps 0 … `steps` - 1; a step reads values of earlier steps alone. Every value has a reader."""
+    """Steps 0 … `steps` - 1; a step only reads values of earlier steps. Every value has a reader."""
 
     steps: int
     values: tuple[SentValue, ...]
@@ -36,7 +36,7 @@ class Dataflow:
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """For each step, and for the network's output behind them, positions of the values that are read."""
+        """For each step, and last for the network's output, positions of the values that are read."""
         found: list[list[int]] = [[] for _ in range(self.steps + 1)]
         for at, value in enumerate(self.values):
             for reader in value.readers:
@@ -45,10 +45,10 @@ class Dataflow:
 
     @cached_property
     def writes(self) -> tuple[tuple[int, ...], ...]:
-        """For each step positions of the values that it writes; those of the network's input come last."""
+        """For each step, positions of the values that it writes; the positions of the network's inputs come last."""
         found: list[list[int]] = [[] for _ in range(self.steps + 1)]
         for at, value in enumerate(self.values):
-            found[value.writer].append(at)  # INPUT is the last position
+            found[value.writer].append(at)  # INPUT is -1, so it selects the last entry
         return tuple(map(tuple, found))
 
     @cached_property

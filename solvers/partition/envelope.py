@@ -1,9 +1,9 @@
-"""Plans made ahead for all bandwidths and loads within a range, so that a plan is found by a look-up.
+"""Plans precomputed for all bandwidths and loads within a range, so that a plan is found by a look-up.
 
-The latency of a plan is linear in the time of a byte and in the slow-down of a device. Over both the least latency is
-concave, and consists of planes: the lower envelope. Exact planning at the corners of the planes found so far either finds a
-plan that is better there, whose plane is added, or shows that the envelope is complete. Source: Eisner and Severance (JACM
-1976), in two parameters.
+The latency of a plan is linear in the time of a byte and in the slow-down of a device. The least latency is therefore concave
+in both, and consists of planes: the lower envelope. Exact planning at the corners of the planes found so far either finds a
+better plan there, whose plane is added, or shows that the envelope is complete. Source: Eisner and Severance (JACM 1976),
+extended to two parameters.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from solvers.partition.conditions import BITS, MEGA, MS, PartitionConditions
 from solvers.partition.plan import PartitionPlan, weights
 from solvers.partition.planner import PartitionPlanner
 
-CLOSE = 1e-9  # of the latency: a plan that is better by less is no further plan
+CLOSE = 1e-9  # share of the latency: a plan that improves by less is not added
 MOST_PLANS = 500
 
 PlaneArray = NDArray[np.float64]
@@ -23,7 +23,7 @@ PlaneArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPoint:
-    """Bandwidth of the links that change [Mbit/s], and how many times as long as usual steps take on the loaded device."""
+    """Bandwidth of the varying links [Mbit/s], and the slow-down of the loaded device: factor over its usual step times."""
 
     bandwidth_mbps: float
     slow_down: float
@@ -33,7 +33,7 @@ class PlanPoint:
 class PlanEnvelope:
     """All plans that are fastest somewhere between `low` and `high`.
 
-    planes: (P, 3), the latency of each plan as factors of 1, the milliseconds of a byte, and the slow-down.
+    planes: (P, 3), the latency of each plan as coefficients of 1, the time of a byte [ms], and the slow-down.
     """
 
     plans: tuple[PartitionPlan, ...]
@@ -46,7 +46,7 @@ class PlanEnvelope:
         return int(self._latencies_ms(bandwidth_mbps, slow_down).argmin())
 
     def latency_ms(self, bandwidth_mbps: float, slow_down: float) -> float:
-        """Of the fastest plan [ms]."""
+        """Latency of the fastest plan [ms]."""
         return float(self._latencies_ms(bandwidth_mbps, slow_down).min())
 
     def _latencies_ms(self, bandwidth_mbps: float, slow_down: float) -> PlaneArray:
@@ -62,10 +62,10 @@ def envelope_of(
     links: NDArray[np.float64] | NDArray[np.bool_] | None = None,
     loaded: int | None = None,
 ) -> PlanEnvelope:
-    """The envelope of exact plans. conditions: what does not change.
+    """The envelope of exact plans. conditions: the conditions that do not change.
 
-    links: (D, D) how often a byte from a device to another crosses the links whose bandwidth changes, 0 for a way that does not
-    change; once everywhere by default. loaded: the device whose slow-down changes; None: home.
+    links: (D, D) how often a byte from one device to another crosses the links whose bandwidth changes, 0 if that route does
+    not change; 1 everywhere by default. loaded: the device whose slow-down changes; None: the coordinator.
     """
     devices = planner.problem.devices
     changing = np.asarray(1.0 - np.eye(devices) if links is None else links, float)
@@ -93,7 +93,7 @@ class _Growing:
         self.seen: set[tuple[float, float]] = set()
 
     def grow(self, u: tuple[float, float], s: tuple[float, float]) -> None:
-        """Until no corner of the envelope over the box has a better plan."""
+        """Add plans until no corner of the envelope over the box has a better plan."""
         points = np.asarray([(x, y) for x in u for y in s])
         while len(self.plans) < MOST_PLANS:
             new = [(float(x), float(y)) for x, y in points if self._unseen(x, y, u, s)]
@@ -109,7 +109,7 @@ class _Growing:
         return True
 
     def _plan_at(self, x: float, y: float) -> bool:
-        """Whether the plan at a point is better there than those that are known, and so is added."""
+        """Plan at a point; add the plan if it is better there than all known plans. Returns whether it was added."""
         slow_down = self.conditions.slow_down.copy()
         slow_down[self.loaded] = y
         crossings = np.where(self.changing > 0, self.changing, 1.0)
@@ -137,7 +137,7 @@ class _Growing:
 
 
 def _corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
-    """(C, 2) the corners of the lower envelope of planes over a box."""
+    """The corners (C, 2) of the lower envelope of planes over a box."""
     box = np.asarray([(x, y) for x in u for y in s])
     if len(planes) == 1 or u[0] == u[1] or s[0] == s[1]:
         return box if len(planes) == 1 else _edge_corners(planes, u, s)
@@ -159,7 +159,7 @@ def _corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float])
 
 
 def _edge_corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
-    """The same over a line: where one of both does not change. All points at which two planes are equal, and both ends."""
+    """The corners over a line, when one parameter does not change: all points at which two planes are equal, and both ends."""
     along, fixed = (1, 2) if s[0] == s[1] else (2, 1)
     value, (low, high) = (s[0], u) if along == 1 else (u[0], s)
     lines = np.column_stack([planes[:, 0] + planes[:, fixed] * value, planes[:, along]])

@@ -1,7 +1,7 @@
-"""The fastest plan within limits, exactly: labels with a time and what is used of each limit, which others do not beat in all.
+"""The fastest plan within limits, exactly, by labels: a time and the use of each limit; dominated labels are dropped.
 
-A label is dropped where its time with the least time to the end is above that of a plan that is known, where what it uses
-with the least use to the end is above a limit, and where another label of its state is as good in everything.
+A label is dropped if its time plus the least time to the end exceeds that of a known plan, if its use plus the least use to the
+end exceeds a limit, or if another label of its state is as good in time and every use.
 """
 
 from itertools import pairwise
@@ -15,7 +15,7 @@ from solvers.partition.plan import plan_of, stays
 from solvers.partition.problem import PartitionProblem
 from solvers.partition.states import PlanStates, StepTransitions
 
-SLACK = 1e-9  # of a time, for rounding
+SLACK = 1e-9  # share of a time, for rounding
 BLOCK = 256  # labels that are compared with all others at a time
 
 UseArray = NDArray[np.float64]
@@ -24,7 +24,7 @@ UseArray = NDArray[np.float64]
 def cheapest_within(
     problem: PartitionProblem, states: PlanStates, times_ms: UseArray, conditions: PartitionConditions
 ) -> tuple[int, ...]:
-    """The device of each step of the fastest plan within all limits. Infeasible: there is none."""
+    """The device of each step of the fastest plan within all limits. Infeasible if no plan is within them."""
     used = _use(problem, states, conditions)
     most = np.asarray([limit.bound for limit in problem.limits])
     left_ms = _to_the_end(states, times_ms)
@@ -52,7 +52,7 @@ def cheapest_within(
 
 
 def _single_cut_ms(problem: PartitionProblem, states: PlanStates, conditions: PartitionConditions) -> float:
-    """The least time of plans within all limits that leave home once and do not come back; inf where there is none."""
+    """The least time of plans within all limits that leave the coordinator once and do not return; inf if none exists."""
     steps, home, found = problem.dataflow.steps, problem.home, np.inf
     allowed, crossing = problem.allowed, problem.dataflow.crossing
     for device in range(problem.devices):
@@ -66,7 +66,7 @@ def _single_cut_ms(problem: PartitionProblem, states: PlanStates, conditions: Pa
 
 
 class _Labels:
-    """Labels (L,): state, time, use (L, R) of each limit, and the number of each label's own."""
+    """Labels (L,): state, time, use (L, R) of each limit, and each label's own number."""
 
     def __init__(self, state: NDArray[np.int64], ms: UseArray, used: UseArray, number: NDArray[np.int64]) -> None:
         self.state, self.ms, self.used, self.number = state, ms, used, number
@@ -77,7 +77,7 @@ class _Labels:
     def grown(
         self, layer: StepTransitions, times_ms: UseArray, used: UseArray
     ) -> tuple["_Labels", NDArray[np.int64], NDArray[np.int64]]:
-        """All labels one step on, with the transition and the label that each comes from."""
+        """All labels one step later, with the transition and the label that each comes from."""
         there = layer.transition < len(times_ms)
         after, column = np.nonzero(there)
         source, transition = layer.source[after, column], layer.transition[after, column]
@@ -97,11 +97,11 @@ class _Labels:
 
 
 def _use(problem: PartitionProblem, states: PlanStates, conditions: PartitionConditions) -> UseArray:
-    """(T, R) what each transition uses of each limit."""
+    """Use (T, R) of each limit by each transition."""
     devices = problem.devices
     sizes = np.asarray([value.bytes for value in problem.dataflow.values])
     held = (np.arange(1 << devices)[:, None] >> np.arange(devices)) & 1 > 0
-    fastest = np.where(held[:, :, None], conditions.ms_per_byte, np.inf).argmin(axis=1)  # (sets, devices): the holder
+    fastest = np.where(held[:, :, None], conditions.ms_per_byte, np.inf).argmin(axis=1)  # (sets, devices): the sender
     found = np.zeros((len(states.step), len(problem.limits)))
     for number, limit in enumerate(problem.limits):
         per_step = np.vstack([limit.per_step, np.zeros(devices)])

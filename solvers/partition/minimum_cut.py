@@ -1,9 +1,9 @@
 """The exact plan for two devices and any graph of steps, by a minimum cut.
 
-Steps on the source's side of the cut stay at home. A step's arcs to both sides carry its compute times. A value has a node
-of its own for each direction, so that it is sent once, however many steps read it. With `one_way` nothing but the network's
-output comes back: reverse arcs are infinite, as in DADS. The latency of messages does not depend on where the cut is: the
-steps of a one-way plan run in two stays. Source: Hu et al., DADS (INFOCOM 2019).
+Steps on the source's side of the cut stay on the coordinator. A step's arcs to both sides carry its compute times. A value has
+a separate node for each direction, so that it is sent once, however many steps read it. With `one_way` nothing but the
+network's output is sent back: reverse arcs are infinite, as in DADS. The latency of messages does not depend on the position of
+the cut, since the steps of a one-way plan run in two segments. Source: Hu et al., DADS (INFOCOM 2019).
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from solvers.partition.plan import PartitionPlan, PlacedSteps, plan_of, stays
 from solvers.partition.problem import PartitionProblem
 
 FINITE = 2**29
-"""What all finite capacities together come to: whole numbers, for `scipy.sparse.csgraph.maximum_flow`."""
+"""Sum of all finite capacities after scaling: `scipy.sparse.csgraph.maximum_flow` needs integers."""
 INFINITE = 2**30
 
 Arc = tuple[int, int, float]
@@ -27,11 +27,11 @@ Arc = tuple[int, int, float]
 def minimum_cut(
     problem: PartitionProblem, conditions: PartitionConditions, remote: int, *, one_way: bool = False
 ) -> PartitionPlan:
-    """The plan with home and one remote device whose compute times and transfers of values are least.
+    """The plan for the coordinator and one remote device whose compute times and transfers of values are least.
 
-    Latencies of messages and limits of the problem are left out, `private` is kept; steps that can run on neither device
-    make the times infinite. The steps of each device run together as far as their values allow. Exact up to 1e-8 of all
-    times together.
+    Latencies of messages and limits of the problem are ignored, `private` is kept; steps that can run on neither device make
+    the times infinite. The steps of each device run together as far as their values allow. Exact up to 1e-8 of the sum of all
+    times.
     """
     arcs = _arcs(problem, conditions, remote, one_way=one_way)
     at_home = _source_side(problem.dataflow.steps + 2 + 2 * len(problem.dataflow.values), arcs)
@@ -40,7 +40,7 @@ def minimum_cut(
 
 
 def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[PlacedSteps, ...]:
-    """The steps of a placement in an order with few changes of device: each device runs all that it can before it hands on."""
+    """The segments of a placement with few changes of device: each device runs all ready steps before it hands over."""
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(dataflow.steps), ()))
     for value in dataflow.values:
         for reader in value.readers:
@@ -92,7 +92,7 @@ def _sent(bytes_: float, ms_per_byte: float) -> float:
 
 
 def _source_side(nodes: int, arcs: Iterable[Arc]) -> NDArray[np.bool_]:
-    """Whether each node is on the source's side of the minimum cut with the most nodes there, so that ties stay at home."""
+    """Whether each node is on the source's side of the minimum cut; ties stay there, on the coordinator."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
@@ -106,7 +106,7 @@ def _source_side(nodes: int, arcs: Iterable[Arc]) -> NDArray[np.bool_]:
     flow = maximum_flow(graph, 0, 1).flow
     residual = graph - flow
     residual.eliminate_zeros()
-    reaching = breadth_first_order(residual.T.tocsr(), 1, return_predecessors=False)  # nodes with a way to the sink
+    reaching = breadth_first_order(residual.T.tocsr(), 1, return_predecessors=False)  # nodes with a path to the sink
     found = np.ones(nodes, bool)
     found[reaching] = False
     return found
@@ -115,7 +115,7 @@ def _source_side(nodes: int, arcs: Iterable[Arc]) -> NDArray[np.bool_]:
 def _added_up(
     tail: NDArray[np.int64], head: NDArray[np.int64], capacity: NDArray[np.int64], nodes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Parallel arcs as one, infinite ones no larger than `INFINITE`."""
+    """Arcs with parallel ones merged; the capacity of infinite arcs is limited to `INFINITE`."""
     pairs, number = np.unique(tail.astype(np.int64) * nodes + head, return_inverse=True)
     found = np.zeros(len(pairs), np.int64)
     np.add.at(found, number, capacity)

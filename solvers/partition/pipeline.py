@@ -1,8 +1,7 @@
-"""The most throughput: a network as a pipeline over devices, whose slowest stage takes the least time.
+"""The most throughput: a network as a pipeline over devices, arranged so that the slowest stage takes the least time.
 
-Many requests are on their way at once. A device has one stage, of neighbouring steps; what crosses the cut between two
-stages goes from the one device to the next, and is a stage of its own. The slowest stage, of compute or transfer, is the
-time between two answers.
+Many requests are in flight at once. A device has one stage, of consecutive steps; the transfer across the cut between two
+stages is a stage of its own. The time between two answers is that of the slowest stage, be it compute or transfer.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ StageTimes = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
-    """Stages in the order of the pipeline. period_ms: between two answers [ms]. bottleneck: what takes so long, by name."""
+    """Stages in the order of the pipeline. period_ms: time between two answers [ms]. bottleneck: name of the slowest stage."""
 
     stages: tuple[PlacedSteps, ...]
     period_ms: float
@@ -29,9 +28,9 @@ class PipelinePlan:
 
 
 def fastest_pipeline(problem: PartitionProblem, conditions: PartitionConditions) -> PipelinePlan:
-    """The pipeline with the least period; of equal ones that with the fewest devices. devices² · 2^devices · steps² operations.
+    """The pipeline with the least period, then the fewest devices, in devices² · 2^devices · steps² operations.
 
-    Limits are those of one device each, without bytes sent (memory). Infeasible: no pipeline keeps them.
+    Each limit may concern one device only, without bytes sent (memory). Infeasible: no pipeline is within the limits.
     """
     return _Pipelines(problem, conditions).fastest()
 
@@ -67,7 +66,7 @@ class _Pipelines:
         return float(self.sent_ms[device, self.problem.home, self.steps]) if self.problem.returns else 0.0
 
     def _before(self, used: int, device: int) -> StageTimes:
-        """Least period (steps + 1,) of all stages before one on `device`, with the transfer to it, by the steps before it."""
+        """Least period (steps + 1,) of the stages before one on `device`, with the transfer to it, by the steps before it."""
         rest, home = used & ~(1 << device), self.problem.home
         if not rest:
             found = np.full(self.steps + 1, np.inf)
@@ -108,7 +107,7 @@ class _Pipelines:
         return max(times_ms, key=lambda name: float(times_ms[name]))
 
     def _stage_ms(self, device: int, conditions: PartitionConditions) -> StageTimes:
-        """(steps + 1, steps + 1) of steps from one cut to a later one on a device; inf where it may not run them."""
+        """Times (steps + 1, steps + 1) of the steps from one cut to a later one on a device; inf if it may not run them."""
         times_ms = self.problem.compute_ms[:, device] * conditions.slow_down[device]
         allowed = self.problem.allowed[:, device]
         found = _between(np.where(allowed, times_ms, 0.0))
@@ -121,7 +120,7 @@ class _Pipelines:
 
 
 def _between(amounts: StageTimes) -> StageTimes:
-    """(n + 1, n + 1) sums of the amounts (n,) from one cut to another."""
+    """Sums (n + 1, n + 1) of the amounts (n,) from one cut to another."""
     sums = np.concatenate([[0.0], np.cumsum(amounts)])
     return sums[None, :] - sums[:, None]
 

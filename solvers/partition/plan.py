@@ -1,4 +1,4 @@
-"""Plans: where each step runs, and what that costs under any conditions."""
+"""Plans: the device of each step, and the cost under any conditions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class PlacedSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartitionPlan:
-    """A plan, and what it is made of.
+    """A plan, and the parts of its cost.
 
-    stays: in the order in which they run. compute_ms: (D,) without slow-down. bytes: (D, D) from a device to another.
-    messages: (D, D), one for each change of device. used: of each limit of the problem.
+    stays: segments in the order in which they run. compute_ms: (D,) without slow-down. bytes: (D, D) from one device to
+    another. messages: (D, D), one for each change of device. used: amount used of each limit of the problem.
     """
 
     stays: tuple[PlacedSteps, ...]
@@ -46,13 +46,13 @@ class PartitionPlan:
 
     @property
     def row(self) -> NDArray[np.float64]:
-        """(D + 2·D²,) what the latency is made of, in the order of `weights`."""
+        """The amounts (D + 2·D²,) that make up the latency, in the order of `weights`."""
         return np.concatenate([self.compute_ms, self.bytes.ravel(), self.messages.ravel()])
 
     def latency_ms(self, conditions: PartitionConditions) -> float:
-        """Of one request, from the input at home to the output [ms]."""
+        """Latency of one request, from the input on the coordinator to the output [ms]."""
         row, weights_ms = self.row, weights(conditions)
-        return float(row[row > 0] @ weights_ms[row > 0])  # 0 · inf is nothing: a link that is not used
+        return float(row[row > 0] @ weights_ms[row > 0])  # 0 · inf counts as 0: a link that is not used
 
     def keeps(self, limits: Sequence[PartitionLimit]) -> bool:
         """Whether the plan is within all limits of its problem."""
@@ -60,13 +60,13 @@ class PartitionPlan:
 
 
 def weights(conditions: PartitionConditions) -> NDArray[np.float64]:
-    """(D + 2·D²,) milliseconds of a unit of each part of `PartitionPlan.row`."""
+    """Time (D + 2·D²,) of a unit of each entry of `PartitionPlan.row` [ms]."""
     parts = [conditions.slow_down, conditions.ms_per_byte.ravel(), conditions.message_ms.ravel()]
     return np.concatenate(parts)
 
 
 def stays(placement: Sequence[int]) -> tuple[PlacedSteps, ...]:
-    """The stays of a placement whose steps run in their order."""
+    """The segments of a placement whose steps run in their order."""
     found: list[tuple[int, list[int]]] = []
     for step, device in enumerate(placement):
         if not found or found[-1][0] != device:
@@ -76,7 +76,7 @@ def stays(placement: Sequence[int]) -> tuple[PlacedSteps, ...]:
 
 
 def plan_of(problem: PartitionProblem, conditions: PartitionConditions, found: Iterable[PlacedSteps]) -> PartitionPlan:
-    """The plan with these stays. conditions: decide from which holder a value goes to a device."""
+    """The plan with these segments. conditions: determine which holder sends a value to a device."""
     found, dataflow, devices = tuple(found), problem.dataflow, problem.devices
     ms_per_byte = conditions.ms_per_byte
     compute_ms, sent = np.zeros(devices), np.zeros((devices, devices))

@@ -1,7 +1,7 @@
 """The plan with the least latency for any number of devices, exactly: a shortest path along the steps.
 
-Exact under the model of `solvers.partition.problem`, among plans that change devices at cuts which up to `widest` values
-cross. PlanStates and transitions are found once; under other conditions transitions take other times, and nothing else changes.
+Exact under the model of `solvers.partition.problem`, among plans that change devices at cuts that up to `widest` values cross.
+States and transitions are found once; other conditions only change the times of the transitions.
 """
 
 from functools import cached_property
@@ -19,13 +19,13 @@ from solvers.partition.problem import PartitionProblem
 from solvers.partition.states import PlanStates, find_states, holders_ms
 
 WIDEST = 4
-TIE = 1e-9  # of the latency: a plan that sends something is better by more than this
+TIE = 1e-9  # share of the latency by which a plan that sends something must be better
 
 TransitionTimes = NDArray[np.float64]
 
 
 class PartitionPlanner:
-    """Plans for one problem under any conditions. widest: of cuts at which devices change, in values that cross them."""
+    """Plans for one problem under any conditions. widest: the most values that may cross a cut at which devices change."""
 
     def __init__(self, problem: PartitionProblem, widest: int = WIDEST) -> None:
         self.problem = problem
@@ -47,9 +47,9 @@ class PartitionPlanner:
         return self._states.widest
 
     def fastest(self, conditions: PartitionConditions) -> PartitionPlan:
-        """The plan with the least latency within all limits. Where nothing that is sent pays, nothing is sent.
+        """The plan with the least latency within all limits. Nothing is sent unless sending pays.
 
-        Infeasible: no plan keeps the limits, or no link leads to a device that can run a step.
+        Infeasible: no plan is within the limits, or no link leads to a device that can run a step.
         """
         plan = self._plan(conditions, self.placement(conditions))
         if not plan.keeps(self.problem.limits):
@@ -57,7 +57,7 @@ class PartitionPlanner:
         return self._at_home_if_as_good(conditions, plan)
 
     def placement(self, conditions: PartitionConditions) -> tuple[int, ...]:
-        """The device of each step, limits aside. Infeasible: no link leads to a device that can run a step."""
+        """The device of each step, ignoring limits. Infeasible: no link leads to a device that can run a step."""
         return self._graph.shortest(self._transition_ms(conditions))
 
     def _plan(self, conditions: PartitionConditions, placement: tuple[int, ...]) -> PartitionPlan:
@@ -76,7 +76,7 @@ class PartitionPlanner:
         return cheapest_within(self.problem, self._states, self._transition_ms(conditions), conditions)
 
     def _at_home_if_as_good(self, conditions: PartitionConditions, plan: PartitionPlan) -> PartitionPlan:
-        """The plan that sends nothing, where it is allowed and as fast."""
+        """The plan that sends nothing, if it is allowed and as fast; else the given plan."""
         home = self._home
         if not plan.sends or home is None:
             return plan
@@ -85,7 +85,7 @@ class PartitionPlanner:
 
     @cached_property
     def _home(self) -> PartitionPlan | None:
-        """The plan that sends nothing, which is the same under all conditions; None where it is not allowed."""
+        """The plan that sends nothing, which is the same under all conditions; None if it is not allowed."""
         problem = self.problem
         if not problem.allowed[:, problem.home].all():
             return None
@@ -113,7 +113,7 @@ class _StateGraph:
         self._first = np.searchsorted(tail[self._order], np.arange(self._nodes + 1)).astype(np.int32)
 
     def shortest(self, times_ms: TransitionTimes) -> tuple[int, ...]:
-        """The device of each step on the fastest way from the first node to the last one. Infeasible: there is none."""
+        """The device of each step on the fastest path from the first node to the last one. Infeasible if no path exists."""
         edges = csr_array((times_ms[self._order], self._head, self._first), shape=(self._nodes, self._nodes))
         reached_ms, before = dijkstra(edges, indices=0, return_predecessors=True)
         if not self._complete or not np.isfinite(reached_ms[-1]):

@@ -1,14 +1,14 @@
-"""Steps, devices and limits: what a plan is made from, besides the conditions of the moment.
+"""Steps, devices and limits: the input of planning, apart from the current conditions.
 
-The model. Steps run one after the other in their order, each on one device. The network's input is at home; with `returns`
-its output goes home. A device that runs a step holds what the step writes, and what the step reads: a value goes once to
-each device that reads it, from the device that holds it and from which it arrives first. Where the device changes from one
-step to the next, a message goes from the former device to the latter one, and the values that the latter one needs before
-the next change go with it. A plan takes
+The model. Steps run one after the other in their order, each on one device. The coordinator has the network's input; with
+`returns` it also receives the output. A device that runs a step holds the values that the step writes and reads: a value is
+sent once to each device that reads it, from the device that holds it and from which it arrives first. When the device changes
+from one step to the next, the former device sends the latter one a message, together with the values that the latter one needs
+before the next change. A plan takes
 
     Σ steps: compute time · slow-down  +  Σ changes of device: latency  +  Σ values, receivers: bytes / bandwidth
 
-Limits are sums over steps (memory of weights, energy) and bytes sent (energy of a radio) that a plan keeps below a bound.
+Limits are sums over steps (memory of weights, energy) and bytes sent (energy of a radio) that must stay below a bound.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from solvers.partition.dataflow import INPUT, Dataflow
 
-ROUNDING = 1e-9  # of a limit
+ROUNDING = 1e-9  # share of a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartitionLimit:
-    """The most that a plan may use. per_step: (n, D) of each step on each device. per_byte: (D, D) of each byte sent."""
+    """An upper limit. per_step: (n, D) use by each step on each device. per_byte: (D, D) use by each byte sent."""
 
     name: str
     per_step: NDArray[np.float64]
@@ -33,12 +33,12 @@ class PartitionLimit:
 
     @property
     def bound(self) -> float:
-        """The most, with what rounding may add."""
+        """The limit plus a margin for rounding."""
         return self.most + ROUNDING * abs(self.most)
 
     @classmethod
     def of_memory(cls, device: int, devices: int, bytes_: Sequence[float], most: float) -> "PartitionLimit":
-        """What one device may keep of the weights of steps (n,)."""
+        """The limit on the memory that one device has for the weights of steps (n,)."""
         per_step = np.zeros((len(bytes_), devices))
         per_step[:, device] = bytes_
         return cls(name=f"memory of device {device}", per_step=per_step, per_byte=np.zeros((devices,) * 2), most=most)
@@ -46,10 +46,10 @@ class PartitionLimit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartitionProblem:
-    """What is placed where. compute_ms: (n, D) of each step on each device; inf: the step cannot run there.
+    """Steps and devices. compute_ms: (n, D) time of each step on each device; inf: the step cannot run there.
 
-    home: the device that has the network's input. returns: the output is wanted at home. private: the first so many steps, and
-    all that read the network's input where that is not 0, stay at home.
+    home: the coordinator, which has the network's input. returns: the output must return to the coordinator. private: number of
+    first steps that stay on the coordinator; if it is not 0, so do all steps that read the network's input.
     """
 
     dataflow: Dataflow

@@ -1,8 +1,8 @@
-"""The states that a plan can be in between two steps, and the transitions from each to the next, without any times.
+"""The states of a plan between two steps, and the transitions from each to the next, without any times.
 
-A state is the device that has run the last step, and, for each value that is still read, the set of devices that hold it.
-At a cut that a single value crosses there are as many states as devices, so that a chain of c such cuts has c · devices²
-transitions. Devices change only at cuts that few values cross; so networks with long shortcuts have few states, too.
+A state is the device that has run the last step, and, for each value that is still read, the set of devices that hold it. At a
+cut that a single value crosses there are as many states as devices, so a chain of c such cuts has c · devices² transitions.
+Devices change only at cuts that few values cross, so networks with long shortcuts have few states, too.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ class _TooMany(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTransitions:
-    """The transitions of one step, by the states that they lead to: (states, most that lead to one), filled up.
+    """The transitions of one step, grouped by target state: (states, most transitions into one state), padded.
 
-    transition: positions in the arrays of `PlanStates`; the last position is no transition. source: states before the step.
+    transition: positions in the arrays of `PlanStates`; the last position means no transition. source: states before the step.
     """
 
     transition: NDArray[np.int64]
@@ -38,8 +38,8 @@ class StepTransitions:
 class PlanStates:
     """All transitions (T,), step by step; the last step stands for the network's output.
 
-    before, after: devices. sends: (T, R) positions of what is sent, in a table (values, sets of devices, devices) of the time
-    of a value from any of its holders to a device; its last position, behind the table, is nothing.
+    before, after: devices. sends: (T, R) positions of the transfers in a table (values, sets of devices, devices) of the time
+    of a value from any of its holders to a device; its last position, behind the table, means no transfer.
     """
 
     step: NDArray[np.int64]
@@ -51,7 +51,7 @@ class PlanStates:
 
 
 def find_states(problem: PartitionProblem, widest: int) -> PlanStates:
-    """Devices change at cuts that up to `widest` values cross; at fewer cuts where there are too many transitions."""
+    """The states if devices change at cuts that up to `widest` values cross; at fewer cuts if transitions are too many."""
     for most in range(widest, 1, -1):
         try:
             return _Finder(problem, most).find()
@@ -91,7 +91,7 @@ class _Finder:
         return self._arrays(layers)
 
     def _devices(self, before: int, step: int) -> Iterator[int]:
-        """The devices that may run a step. The network's output is read at home, or wherever it is."""
+        """The devices that may run a step. The network's output is read on the coordinator, or wherever it is."""
         if step == self.dataflow.steps:
             yield self.problem.home if self.problem.returns else before
             return
@@ -101,7 +101,7 @@ class _Finder:
                 yield device
 
     def _after(self, state: PlanState, step: int, device: int) -> tuple[PlanState, tuple[int, ...]]:
-        """The state behind a step on a device, and what is sent for it."""
+        """The state after a step on a device, and the transfers that it needs."""
         holders, sent = dict(state[1]), []
         if step < self.dataflow.steps or self.problem.returns:
             for at in self.dataflow.reads[step]:
@@ -140,7 +140,7 @@ def _layer(leading: list[list[tuple[int, int]]], none: int) -> StepTransitions:
 
 
 def holders_ms(dataflow: Dataflow, ms_per_byte: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The table of `PlanStates.sends`, and 0 behind it: a value goes from the holder from which it arrives first."""
+    """The table of `PlanStates.sends`, and a final 0: the holder from which a value arrives first sends it."""
     devices = len(ms_per_byte)
     held = (np.arange(1 << devices)[:, None] >> np.arange(devices)) & 1 > 0  # (sets, holders)
     unit_ms = np.where(held[:, :, None], ms_per_byte, np.inf).min(axis=1)  # (sets, devices)

@@ -1,7 +1,7 @@
-"""Orders of steps with the least peak of memory, and places of their values in one block.
+"""Orders of steps with the least peak memory, and offsets of their values in one block.
 
 A step reads and writes values of given sizes; a value takes memory from the step that writes it to the last one that reads it
-(`solvers.schedules.workload`). `solvers.schedules.best` finds the order, `solvers.schedules.offsets` the places.
+(`solvers.schedules.workload`). `solvers.schedules.best` finds the order, `solvers.schedules.offsets` the offsets.
 """
 
 from solvers.schedules.best import Schedule, best_order

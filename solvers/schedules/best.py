@@ -1,7 +1,7 @@
-"""The order of steps with the least peak: exact where the search ends in time, else the best of several.
+"""The order of steps with the least peak: exact if the search ends in time, else the best of several.
 
-Steps that every other step comes before or after cut the steps into parts, which any order works one after the other; so
-each part is ordered by itself.
+A step that every other step comes either before or after cuts the steps into parts. Any order finishes one part before the
+next, so each part is ordered separately.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from solvers.schedules.exact import least_peak
 from solvers.schedules.heuristics import Order, orders
 from solvers.schedules.workload import Done, Workload, bits
 
-VISITS = 20_000  # sets of done steps, for each part
+VISITS = 20_000  # sets of completed steps, for each part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class Schedule:
 
     @property
     def optimal(self) -> bool:
-        """Whether no order is known to be possible with a lower peak."""
+        """Whether the peak equals the lower bound, so that no order can be better."""
         return self.peak_bytes == self.bound_bytes
 
 
 def best_order(load: Workload, visits: int = VISITS, known: Iterable[Order] = ()) -> Schedule:
-    """An order that is never worse than the given one. visits: the most sets of done steps to visit, for each part.
+    """An order that is never worse than the given one. visits: the most sets of completed steps to visit, for each part.
 
     known: more orders to choose from.
     """

@@ -1,7 +1,7 @@
-"""Moments of least memory between two moments, by a minimum cut.
+"""The moment with the least memory between two moments, by a minimum cut.
 
-The bytes alive are a submodular function of the steps that are done: a buffer is alive if its maker is done and not all of
-its users are. So the least of them between two moments is a minimum cut (Picard 1976), which augmenting paths find.
+The bytes alive are a submodular function of the set of completed steps: a buffer is alive if its maker is completed and not all
+of its users are. The minimum between two moments is therefore a minimum cut (Picard 1976), found by augmenting paths.
 """
 
 from collections import defaultdict, deque
@@ -13,7 +13,7 @@ SOURCE, SINK = "source", "sink"
 
 
 class _Network:
-    """A flow network: what may still flow from a vertex to another."""
+    """A flow network: the residual capacity from each vertex to another."""
 
     def __init__(self) -> None:
         self.left: defaultdict[Vertex, dict[Vertex, int]] = defaultdict(dict)
@@ -24,7 +24,7 @@ class _Network:
             self.left[head].setdefault(tail, 0)
 
     def reached(self) -> dict[Vertex, Vertex]:
-        """Vertices that more can flow to from the source, each with the one before it; up to the sink."""
+        """Vertices that can receive more flow from the source, each with its predecessor; stops at the sink."""
         before: dict[Vertex, Vertex] = {SOURCE: SOURCE}
         waiting = deque[Vertex]([SOURCE])
         while waiting and SINK not in before:
@@ -36,7 +36,7 @@ class _Network:
         return before
 
     def saturate(self) -> dict[Vertex, Vertex]:
-        """Send as much as possible; the source's side of the smallest minimum cut."""
+        """Send as much flow as possible; return the source's side of the smallest minimum cut."""
         while SINK in (before := self.reached()):
             path: list[Vertex] = [SINK]
             while path[-1] != SOURCE:
@@ -50,7 +50,7 @@ class _Network:
 
 
 def least_live(load: Workload, start: Done, end: Done) -> Done:
-    """The fewest steps from `start` on, and all of `end`, with the least bytes alive of all closed sets in between."""
+    """Among all closed sets between `start` and `end`, the one with the least bytes alive; the smallest of equal ones."""
     between = end & ~start
     unlimited = 1 + sum(load.buffer_bytes(buffer) for buffer in load.maker)
     network = _Network()
@@ -62,9 +62,9 @@ def least_live(load: Workload, start: Done, end: Done) -> Done:
 
     for step in bits(between):
         for earlier in bits(load.before[step] & between):
-            network.add(step, earlier, unlimited)  # with a step, those before it
+            network.add(step, earlier, unlimited)  # a step implies the steps before it
     for buffer, maker in load.maker.items():
-        # no choice between start and end changes other buffers
+        # other buffers are the same for every set between start and end
         if not (load.users[buffer] & between) or vertex(maker) == SINK:
             continue
         ended = ("ended", buffer)

@@ -1,10 +1,10 @@
-"""The least peak by search over sets of steps that are done.
+"""The least peak by search over sets of completed steps.
 
-For a limit of bytes, all sets within reach are visited depth first. When none is left, the limit rises to the least of the
-peaks that it kept out, so that the first order found has the least peak. What keeps the search small: bytes alive are
-submodular. Where a set is reached with no more bytes alive than an earlier set X on the way had, the least set U between
-both (`solvers.schedules.cuts`) can be reached within the limit, too, and every order that goes on from X can go on from U.
-So nothing else that begins at X is visited.
+For a limit of bytes, all reachable sets are visited depth first. When none is left, the limit rises to the least of the peaks
+that exceeded it, so the first order found has the least peak. The search stays small because bytes alive are submodular. When a
+set is reached with no more bytes alive than an earlier set X on the way had, the minimal set U between both
+(`solvers.schedules.cuts`) can be reached within the limit, too, and every order that continues from X can continue from U.
+Therefore no other continuation of X is visited.
 
 Proof. f: bytes alive. For a closed set T after X: f(T ∪ U) ≤ f(T) + f(U) - f(T ∩ U) ≤ f(T), since f(T ∩ U) ≥ f(U) between X
 and U; so the rest of an order, without the steps of U, needs no more after U. For a set R on the way to U's end:
@@ -23,7 +23,7 @@ from solvers.schedules.workload import Done, Workload, bits
 
 @dataclass(slots=True)
 class _Visit:
-    """A set on the way. path: the steps from the set below it. moves: steps yet to try, the best one last."""
+    """A set on the current path. path: the steps from the previous set. moves: steps still to try, the best one last."""
 
     done: Done
     live: int
@@ -34,7 +34,7 @@ class _Visit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """order: None where the visits were not enough. No order has a peak below `bound_bytes`."""
+    """Result of a search. order: None if the visits did not suffice. No order has a peak below `bound_bytes`."""
 
     order: tuple[int, ...] | None
     bound_bytes: int
@@ -45,7 +45,7 @@ class _Search:
     def __init__(self, load: Workload, goal: Done, limit: int, visits: int) -> None:
         self.load, self.goal, self.limit = load, goal, limit
         self.left = visits
-        self.kept_out: float = inf  # the least peak that the limit kept out
+        self.kept_out: float = inf  # the least peak that exceeded the limit
         self.seen: set[Done] = set()
 
     def visit(self, done: Done, live: int, ready: Done, path: list[int]) -> _Visit:
@@ -61,7 +61,7 @@ class _Search:
     def walk(self, start: _Visit) -> tuple[bool, list[_Visit]]:
         """Whether the goal was reached, and the sets on the way.
 
-        Without the goal, the first set is one that all orders can go on from.
+        If the goal was not reached, all orders can continue from the first set.
         """
         way = [start]
         while way[-1].done != self.goal:
@@ -86,7 +86,7 @@ class _Search:
         return True, way
 
     def _commit(self, way: list[_Visit]) -> None:
-        """Forget the sets from the first on that has no fewer bytes alive than the last, in favour of the least in between."""
+        """Replace the sets from the first one that has no fewer bytes alive than the last, by the minimal set in between."""
         while True:
             last = way[-1]
             at = bisect_left(way, last.live, hi=len(way) - 1, key=lambda visit: visit.live)
@@ -95,7 +95,7 @@ class _Search:
             first, dropped = way[at], way[at + 1 :]
             path = [step for visit in dropped for step in visit.path]
             least = last.done if len(path) == 1 else least_live(self.load, first.done, last.done)
-            if least in (first.done, last.done):  # where the first has as few bytes alive, more is done at the last
+            if least in (first.done, last.done):  # if the first ties, the last has more steps done
                 last.path = first.path + path
                 way[at:] = [last]
                 return
@@ -106,9 +106,9 @@ class _Search:
 
 
 def least_peak(load: Workload, start: Done, goal: Done, bound_bytes: int, below_bytes: int, visits: int) -> Found:
-    """The order from a set of steps that are done to another with the least peak, if that is below `below_bytes`.
+    """The order with the least peak from one set of completed steps to another, if its peak is below `below_bytes`.
 
-    bound_bytes: a lower bound of it. visits: the most sets to visit.
+    bound_bytes: a lower bound of the peak. visits: the most sets to visit.
     """
     done, live, path = start, load.live(start), list[int]()
     limit, left = max(bound_bytes, live), visits

@@ -1,4 +1,4 @@
-"""Orders that are found without search: depth first, greedily, and by the most promising of many at once."""
+"""Orders found without exhaustive search: depth first, greedy, and beam search."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from heapq import nsmallest
 
 from solvers.schedules.workload import Done, Workload, bits
 
-BEAM = 32  # partial orders that are kept at once
+BEAM = 32  # partial orders kept at once
 Order = tuple[int, ...]
 
 
 def orders(load: Workload, start: Done, goal: Done) -> Iterator[Order]:
-    """Orders from a set of steps that are done to another, the given one first."""
+    """Orders from one set of completed steps to another, the given one first."""
     yield tuple(bits(goal & ~start))
     for weight in (lambda step: step, lambda step: -step, lambda step: -load.least_during(step)):
         yield depth_first(load, start, goal, weight)
@@ -20,7 +20,7 @@ def orders(load: Workload, start: Done, goal: Done) -> Iterator[Order]:
 
 
 def depth_first(load: Workload, start: Done, goal: Done, weight: Callable[[int], int]) -> Order:
-    """What a step needs runs right before it, in ascending order of weight."""
+    """Depth first: the steps that a step needs run right before it, in ascending order of weight."""
     order: list[int] = []
     done = start
     ends = [step for step in bits(goal & ~start) if not load.after[step] & goal]
@@ -40,7 +40,7 @@ def depth_first(load: Workload, start: Done, goal: Done, weight: Callable[[int],
 
 
 def greedy(load: Workload, start: Done, goal: Done) -> Order:
-    """Always the step that leaves the least memory; of equal ones, the one that takes the least while it runs."""
+    """Always the step that leaves the least memory; among equal ones, the one that takes the least while it runs."""
     order: list[int] = []
     done, live, ready = start, load.live(start), load.ready(start, goal)
     while ready:
@@ -53,7 +53,7 @@ def greedy(load: Workload, start: Done, goal: Done) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """An order that has begun."""
+    """A partial order."""
 
     peak: int
     live: int
@@ -63,7 +63,7 @@ class _Partial:
 
 
 def beam(load: Workload, start: Done, goal: Done, width: int = BEAM) -> Order:
-    """Of all partial orders of one length, those with the least peak go on; of equal ones, those with the least alive."""
+    """Beam search: keeps the partial orders of one length with the least peak; among equal ones, the fewest bytes alive."""
     level = [_Partial(0, load.live(start), start, load.ready(start, goal), ())]
     while level[0].ready:
         found: dict[Done, tuple[int, int, _Partial, int]] = {}

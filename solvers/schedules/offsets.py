@@ -1,8 +1,8 @@
-"""Places in one block of memory for pieces that are in use at different times.
+"""Offsets in one block of memory for pieces that are in use at different times.
 
-No way of placing is best for all (the problem is NP-hard). So pieces are placed one after the other in several sequences,
-each into the lowest or the tightest gap, and the smallest block is taken. Source: Pisarchyk and Lee, Efficient Memory
-Management for Deep Neural Net Inference, 2020 (sequences by size and by breadth).
+The problem is NP-hard, and no placement rule is best for all inputs. Therefore pieces are placed one after the other in several
+sequences, each into the lowest or the tightest gap, and the smallest block is taken. Source: Pisarchyk and Lee, Efficient
+Memory Management for Deep Neural Net Inference, 2020 (sequences by size and by breadth).
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ GAPS: tuple[Callable[[int, int], tuple[int, int]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """offsets: of each piece [bytes]. bound_bytes: of the largest sum in use at once; no block is smaller."""
+    """offsets: of each piece [bytes]. bound_bytes: the largest sum of sizes in use at once; no block can be smaller."""
 
     offsets: tuple[int, ...]
     block_bytes: int
@@ -40,7 +40,7 @@ class Placement:
 
 
 def place(pieces: Sequence[Interval]) -> Placement:
-    """Offsets, aligned, at which no two pieces overlap that are in use at once."""
+    """Aligned offsets at which no two pieces overlap that are in use at the same time."""
     sizes = [-(-piece.bytes_ // ALIGNED_TO_BYTES) * ALIGNED_TO_BYTES for piece in pieces]
     bound = most_at_once(pieces, sizes)
     best: Placement | None = None

@@ -1,8 +1,7 @@
-"""Steps with values of given sizes: which orders are legal, and how many bytes are alive at each moment.
+"""Steps with values of given sizes: the legal orders, and the bytes alive at each moment.
 
-The *done* steps of a moment are a bit mask: bit i is step i. In a legal order it is closed: with a step it has all steps that
-the step depends on. The bytes alive after some steps depend on which they are, not on their order, so that searches go from
-mask to mask.
+The *done* steps of a moment are a bit mask: bit i is step i. In a legal order the set is closed: it contains all steps that its
+steps depend on. The bytes alive depend on the set of completed steps, not on their order, so searches go from mask to mask.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,10 +13,9 @@ Done = int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
-    """reads, writes: values. What is written and never read takes memory for the time of the step.
+    """reads, writes: values. A value that is written and never read takes memory while the step runs.
 
-    in_place: values whose memory the first written one takes over, where this step is the last to read it; the preferred
-    one first.
+    in_place: values whose memory the first written value takes over if this step is their last reader; the preferred one first.
     """
 
     reads: tuple[int, ...]
@@ -27,7 +25,7 @@ class ScheduledStep:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A piece of memory, in use from its first moment to its last, both included. buffers: all that are stored there."""
+    """A piece of memory, in use from its first moment to its last, both included. buffers: all buffers stored there."""
 
     bytes_: int
     first: int
@@ -38,8 +36,8 @@ class Interval:
 class Workload:
     """Steps in a legal order.
 
-    buffer_of: value -> the memory where it lies; views of a value lie where it does. bytes_: of each buffer. kept: buffers
-    that stay to the end. Where a value is not written by any step, its buffer is the caller's, and takes nothing.
+    buffer_of: value -> the buffer that stores it; views of a value share its buffer. bytes_: size of each buffer. kept: buffers
+    that stay alive to the end. If no step writes a value, its buffer belongs to the caller and counts as 0 bytes.
     """
 
     def __init__(
@@ -85,11 +83,11 @@ class Workload:
         return not self.users[buffer] & ~done and buffer not in self.kept
 
     def _taken(self, step: int, after: Done) -> int | None:
-        """The buffer whose memory the step takes over, when `after` is done with it."""
+        """The buffer whose memory the step takes over, if no step outside `after` still needs it."""
         return next((buffer for buffer in self._in_place[step] if self._freed(buffer, after)), None)
 
     def run(self, step: int, done: Done, live: int) -> tuple[int, int]:
-        """Bytes while a step runs, and after it. live: bytes before it, after the steps that are done."""
+        """Bytes while a step runs, and after it. live: bytes before it, after the completed steps."""
         after = done | 1 << step
         freed = sum(self._bytes[buffer] for buffer in self._touched[step] if self._freed(buffer, after))
         taken = self._taken(step, after)
@@ -101,12 +99,12 @@ class Workload:
         return _mask(step for step in bits(goal & ~done) if not self.before[step] & ~done)
 
     def ready_after(self, step: int, ready: Done, done: Done, goal: Done) -> Done:
-        """The same, when `step` was among those that were ready, and `done` has it."""
+        """The steps that are ready after `step` was run. ready: before it. done: completed steps, including `step`."""
         follows = _mask(later for later in self.after_one[step] if not self.before[later] & ~done)
         return ready & ~(1 << step) | follows & goal
 
     def live(self, done: Done) -> int:
-        """Bytes after some steps."""
+        """Bytes alive after some steps."""
         made = (buffer for buffer, step in self.maker.items() if done >> step & 1)
         return sum(self._bytes[buffer] for buffer in made if not self._freed(buffer, done))
 
@@ -114,7 +112,7 @@ class Workload:
         return self._bytes[buffer]
 
     def peak(self, order: Iterable[int], done: Done = 0) -> int:
-        """The most bytes at one moment of an order, which begins after the steps that are done."""
+        """The peak bytes of an order that begins after the completed steps `done`."""
         live = most = self.live(done)
         for step in order:
             assert not self.before[step] & ~done, "not a legal order"
@@ -123,7 +121,7 @@ class Workload:
         return most
 
     def least_during(self, step: int) -> int:
-        """A lower bound of the bytes while a step runs, in any order: what was made before it and is read by it or after it."""
+        """A lower bound of the bytes while a step runs, in any order: values made before it that it or a later step reads."""
         needed = self.descendants[step] | 1 << step
         held = sum(
             self._bytes[buffer]
@@ -134,7 +132,7 @@ class Workload:
         return held + self._grown[step] - (self._bytes[free[0]] if free else 0)
 
     def cuts(self) -> list[Done]:
-        """What is done after each step that all others come before or after, in order, and after all steps.
+        """The completed steps after each step that every other step comes before or after, in order; and last, all steps.
 
         Any order passes through all of them.
         """
@@ -145,7 +143,7 @@ class Workload:
         return [*found, self.all] if not found or found[-1] != self.all else found
 
     def intervals(self, order: Sequence[int]) -> list[Interval]:
-        """The pieces of memory of an order; what is written in place stays in one piece. Moments are positions in the order."""
+        """The pieces of memory of an order; values written in place share one piece. Moments are positions in the order."""
         pieces: dict[int, tuple[list[int], list[int]]] = {}  # buffer -> moments and buffers of its piece
         done = 0
         found: list[tuple[list[int], list[int]]] = []
@@ -181,7 +179,7 @@ def _mask(steps: Iterable[int]) -> int:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The positions of the ones of a mask."""
+    """The positions of the set bits of a mask."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

@@ -1,4 +1,4 @@
-"""Alternatives: other ways to compute what blocks of a network compute, with weights of their own."""
+"""Alternatives: other ways to compute the result of blocks of a network, with weights of their own."""
 
 from tailor_ir.alternatives.adding import ALTERNATIVES, Refused, add_alternatives
 from tailor_ir.alternatives.fitting import PASSES, FirstWeights, fit_alternatives

@@ -1,4 +1,4 @@
-"""Alternatives in a network: which are wished, which are legal, and the network with them."""
+"""Adding alternatives to a network: finds the requested ones, checks whether they are legal, and inserts them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ ALTERNATIVES: dict[str, AlternativeKind] = {
 """The kinds by name. A new kind is a record in a module of this package, an entry here, and a test."""
 
 Read = Callable[[Graph, Tensors], Structure]
-"""The structure of a network with the space that the user wishes."""
+"""Reads the structure of a network with the space that the user requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An alternative that is not legal at a block: the variable's name, the choice, and why."""
+    """An alternative that is illegal at a block: the variable's name, the choice, and the reason."""
 
     variable: str
     choice: str
@@ -59,10 +59,11 @@ class _Written:
 def add_alternatives(
     graph: Graph, tensors: Tensors, spec: SpaceSpec | None, read: Read
 ) -> tuple[Graph, Tensors, tuple[Refused, ...]]:
-    """The network with the alternatives that a space asks for, and those that are not legal where it asks for them.
+    """The network with the alternatives that a space requests, and the requested ones that are illegal.
 
-    An alternative is legal where it can be written, saves multiply-accumulates, and leaves all elastic that is without it.
-    SpaceError for an unknown name, for one that is legal nowhere, and for one that is named for a block where it is not legal.
+    An alternative is legal if it can be written, saves multiply-accumulates, and leaves everything elastic that is elastic
+    without it. SpaceError for an unknown name, for a name that is legal nowhere, and for a name requested for a single block
+    where it is illegal.
     """
     selectors = Selectors(spec)
     if not selectors.ask_for_alternatives:
@@ -88,7 +89,7 @@ def add_alternatives(
 def _wished(
     structure: Structure, selectors: Selectors
 ) -> Iterator[tuple[str, Sequence[Block], list[tuple[str, AlternativeKind]]]]:
-    """For each block: its variable's name, the blocks up to it, and the choices that are asked for."""
+    """For each block: its variable's name, the row of blocks up to it, and the requested choices."""
     for name, row in named_rows(structure):
         block = row[-1]
         asked = selectors.alternatives(name, {block.kind}, [node.name for node in block.nodes])
@@ -97,7 +98,7 @@ def _wished(
 
 
 def named_rows(structure: Structure) -> Iterator[tuple[str, Sequence[Block]]]:
-    """For each block: its variable's name, and the blocks in a row up to it."""
+    """For each block: its variable's name, and the row of consecutive blocks up to it."""
     row: list[Block] = []
     for stage in structure.regions.stages:
         for index, block in enumerate(stage.blocks, start=1):
@@ -106,7 +107,7 @@ def named_rows(structure: Structure) -> Iterator[tuple[str, Sequence[Block]]]:
 
 
 def _choices(name: str, asked: Sequence[str]) -> list[tuple[str, AlternativeKind]]:
-    """The choices that names of kinds or choices stand for; all for none."""
+    """The choices selected by names of kinds or choices; all choices if no name is given."""
     known = {choice: kind for kind in ALTERNATIVES.values() for choice in kind.choices}
     if not asked:
         return list(known.items())
@@ -125,7 +126,7 @@ def _write(
     kind: AlternativeKind,
     layers: dict[str, ReplacedLayer],
 ) -> _Written | Refused:
-    """The alternative at the last block of a row. layers: as of `Sketch`."""
+    """The alternative to the last blocks of a row. layers: as in `Sketch`."""
     count = kind.blocks(kind.choices[choice])
     if count > len(row):
         return Refused(name, choice, f"it stands for {count} blocks in a row, and there are {len(row)} up to this one")
@@ -148,12 +149,12 @@ def _write(
 
 
 def prefix_of(site: Site, choice: str) -> str:
-    """What the names of an alternative's nodes, values and tensors begin with."""
+    """Prefix of the names of an alternative's nodes, values and tensors."""
     return f"{site.exit}/{choice}/"
 
 
 def _is_read_between(site: Site) -> bool:
-    """Whether nodes outside of the site read what a block inside of it gives."""
+    """Whether nodes outside of the site read the result of an inner block."""
     inside = {node.name for node in site.nodes}
     between = {block.exit for block in site.blocks[:-1]}
     nodes = site.network.graph.nodes
@@ -174,7 +175,7 @@ class _Shapes(dict[str, tuple[int, ...]]):
 def _harmless(
     plain: Structure, network: GivenNetwork, written: list[_Written], read: Read
 ) -> tuple[list[_Written], list[Refused]]:
-    """The alternatives whose exits have the axes of the network's own, and that change nothing that is elastic without them."""
+    """The alternatives whose exits have the axes of the network's own, and that take no elasticity from the network."""
     refused: list[Refused] = []
     structure = read(*_joined(network, written))
     if not _same(plain, structure):
@@ -193,15 +194,15 @@ def _harmless(
 
 
 def _same(plain: Structure, other: Structure) -> bool:
-    """Whether two structures have the same variables, but for those of alternatives."""
+    """Whether two structures have the same variables, except for those of alternatives."""
     first, second = ([one for one in each.space.variables if one.kind != BLOCK.name] for each in (plain, other))
     return first == second
 
 
 def _raise_for(selectors: Selectors, written: Sequence[_Written], refused: Sequence[Refused]) -> None:
-    """SpaceError where the user asks for something that is legal at none of the blocks where it is asked for.
+    """Raise SpaceError if the user requests an alternative that is legal at none of the requested blocks.
 
-    Of a kind one choice is enough, unless the choice itself is named for a single block.
+    One legal choice of a kind is enough, unless the choice itself is requested for a single block.
     """
     for each in refused:
         kind = next(kind for kind in ALTERNATIVES.values() if each.choice in kind.choices)
@@ -217,7 +218,7 @@ def _raise_for(selectors: Selectors, written: Sequence[_Written], refused: Seque
 
 
 def _joined(network: GivenNetwork, written: Sequence[_Written]) -> tuple[Graph, Tensors]:
-    """The network with alternatives, those of a block in rising multiply-accumulates."""
+    """The network with alternatives; the alternatives to a block are in ascending order of multiply-accumulates."""
     own: dict[str, list[_Written]] = {}
     for each in sorted(written, key=lambda one: one.macs):
         own.setdefault(each.sketch.site.exit, []).append(each)

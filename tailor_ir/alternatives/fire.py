@@ -50,14 +50,14 @@ def _fits(site: Site, node: Node, weight: torch.Tensor) -> bool:
 
 
 def _centre(weight: torch.Tensor) -> torch.Tensor:
-    """(O, I, 1 …): the middle of the kernels of (O, I, *K)."""
+    """The middle (O, I, 1 …) of the kernels of (O, I, *K)."""
     for dim, size in enumerate(weight.shape[2:], start=2):
         weight = weight.narrow(dim, size // 2, 1)
     return weight
 
 
 def at_centre(layer: ReplacedLayer) -> torch.Tensor:
-    """(O,) how far the middle of the kernels of (O, I, *K) explains each output channel: share of its energy.
+    """For each output channel (O,), the share of its energy that the middle of the kernels of (O, I, *K) explains.
 
     With the metric of its patches: the share of its results that a 1×1 convolution can give.
     """
@@ -71,16 +71,16 @@ def at_centre(layer: ReplacedLayer) -> torch.Tensor:
 
 
 def _middle(weight: torch.Tensor, channels: int) -> torch.Tensor:
-    """(C,) positions of the middle of a kernel in patches of so many channels."""
+    """Positions (C,) of the middle of a kernel in patches of `channels` channels."""
     positions = prod(weight.shape[2:])
     return torch.arange(channels) * positions + positions // 2
 
 
 def fired(layer: ReplacedLayer, channels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Squeeze (S, I, 1 …), and its expansions (O / 2, S, 1 …) and (O - O / 2, S, *K), for (O, I, *K).
+    """Squeeze (S, I, 1 …) and the expansions (O / 2, S, 1 …) and (O - O / 2, S, *K) for a weight (O, I, *K).
 
-    With data the squeezed channels pass the Relu as they are: channels of the layer's own input, where that is never negative,
-    or mixtures of them, each with its opposite. Expansions are least squares then.
+    With data, the squeezed channels must pass the Relu unchanged: they are channels of the layer's own input if that is never
+    negative, else mixtures of channels, each with its opposite. The expansions are then fitted by least squares.
     """
     weight = layer.weight
     half = len(weight) // 2
@@ -109,20 +109,20 @@ def fired(layer: ReplacedLayer, channels: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _taken(weight: torch.Tensor, channels: int, metric: torch.Tensor) -> torch.Tensor:
-    """(S, I): single channels, the ones that explain most of the results."""
+    """Selection (S, I) of the single channels that explain most of the results."""
     w = weight.double().flatten(2)
     parts = over_channels(metric, weight.shape[1]) * torch.einsum("oik,ojk->ij", w, w)
     return torch.eye(weight.shape[1], dtype=torch.float64)[pivots(parts, channels)]
 
 
 def _mixtures(layer: ReplacedLayer, channels: int) -> torch.Tensor:
-    """(S, I): the mixtures that the results depend on most, then their opposites; nothing where S is odd."""
+    """Mixtures (S, I) that the results depend on most, then their opposites; if S is odd, the last row is zero."""
     mixed = layer.seen_channels(channels // 2)
     return torch.cat([mixed, -mixed, torch.zeros(channels % 2, mixed.shape[1], dtype=torch.float64)])
 
 
 def squeezed(weight: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(S, I, 1 …) and (O, S, *K), whose composition is nearest to (O, I, *K)."""
+    """Maps (S, I, 1 …) and (O, S, *K), whose composition is nearest to (O, I, *K)."""
     w = weight.double().flatten(2)
     into = basis(w.permute(1, 0, 2).flatten(1), channels)  # (I, S)
     expand = torch.einsum("oik,is->osk", w, into).reshape(weight.shape[0], channels, *weight.shape[2:])

@@ -1,8 +1,8 @@
-"""First weights of alternatives from data: from a trained network and a few hundred images, before any training.
+"""First weights of alternatives from data: a trained network and a few hundred images, before any training.
 
-Each kind fits the layers that it replaces to what they read, by its moments. BatchNorm statistics are taken anew. Then the last
-layer makes up for what is lost before it, and statistics are taken once more. What is left is measured on other images.
-`tailor_ir.alternatives.least_squares` has the moments and the last layer.
+Each kind fits the layers that it replaces to their inputs, by moments of these. BatchNorm statistics are recomputed. Then the
+last layer compensates for the loss before it, and statistics are recomputed once more. The remaining error is measured on other
+images. `tailor_ir.alternatives.least_squares` has the moments and the last layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,8 @@ PASSES = 4
 class FirstWeights:
     """An alternative with its first weights.
 
-    error: mean square of what its result differs by from the blocks' result, over the variance of that; 0: equal, 1: as good as
-    the mean of each channel. On images that the weights were not fitted to.
+    error: mean square of the difference to the blocks' result, over the variance of that result; 0: equal, 1: as good as the
+    mean of each channel. Measured on images that the weights were not fitted to.
     """
 
     variable: str
@@ -60,11 +60,11 @@ def fit_alternatives(
     rng: np.random.Generator,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[FirstWeights, ...]:
-    """Give every alternative first weights from data; what they lose on images that are held out.
+    """Give every alternative first weights from data; return its error on holdout images.
 
-    images, held_out: batches (B, C, H, W) of the largest SubNet's resolution, or of all inputs in order; without images
-    held out nothing is told. The original's own tensors stay as they are.
-    advance: called once for each batch in each of the passes over `images` (`PASSES`), and for each of `held_out`.
+    images, held_out: batches (B, C, H, W) of the largest SubNet's resolution, or of all inputs in order; without holdout images
+    the result is empty. The original's own tensors stay unchanged. advance: called once for each batch in each of the passes
+    over `images` (`PASSES`), and for each of `held_out`.
     """
     branches = Branches(elastic)
     places = list(_places(elastic, branches))
@@ -92,7 +92,7 @@ def fit_alternatives(
 
 
 def _places(elastic: Elastic, branches: Branches) -> Iterator[_Place]:
-    """The branches with the blocks that each stands for."""
+    """The branches, each with the blocks that it replaces."""
     network = given_network(elastic.structure, elastic.tensors())
     rows = dict(named_rows(elastic.structure))
     kinds = {choice: kind for kind in ALTERNATIVES.values() for choice in kind.choices}
@@ -103,7 +103,7 @@ def _places(elastic: Elastic, branches: Branches) -> Iterator[_Place]:
 
 
 def given_network(structure: Structure, tensors: Tensors) -> GivenNetwork:
-    """The network as it was given, of a network with alternatives; its tensors on the CPU."""
+    """The original network within a network with alternatives; its tensors on the CPU."""
     graph = structure.graph.original()
     own = {name: tensors[name].cpu() for name in graph.initializers}
     return GivenNetwork(graph, own, structure.axis_map, structure.regions.carriers)
@@ -118,7 +118,7 @@ def _moments(
     count: int,
     rng: np.random.Generator,
 ) -> dict[str, PatchMoments]:
-    """The moments of what the layers of all replaced blocks read, by node."""
+    """The moments of the inputs of the layers of all replaced blocks, by node."""
     shapes = dict(elastic.structure.graph.shapes)
     layers = layers_to_read([node for place in places for node in dense_layers(place.site)], shapes)
     sums = {node.name: PatchSums(node, shapes[node.inputs[1]], count, rng) for node in layers}
@@ -162,7 +162,7 @@ def _fit_last_layers(
 
 @torch.no_grad()
 def _errors(elastic: Elastic, branches: Branches, batches: Iterator[GivenInputs]) -> tuple[FirstWeights, ...]:
-    """What each branch's result differs by, relative to the variance of the blocks' result."""
+    """The error of each branch's result, relative to the variance of the blocks' result."""
     own = {branch.producer: _Spread() for branch in branches.branches}
     with elastic.evaluated():
         for x in batches:

@@ -1,4 +1,4 @@
-"""`ghost`: half of a convolution's channels; the others are a depthwise convolution of these. Source: GhostNet (CVPR 2020)."""
+"""`ghost`: half of a convolution's channels; a depthwise one adds the other half. Source: GhostNet (CVPR 2020)."""
 
 import numpy as np
 import torch
@@ -26,17 +26,17 @@ def _fits(site: Site, node: Node, weight: torch.Tensor) -> bool:
 
 
 def paired(layer: ReplacedLayer) -> np.ndarray:
-    """The channels of (O, I, *K) with the largest L1 norm, then for each of them the one that its multiples are nearest to.
+    """The half of the channels of (O, I, *K) with the largest L1 norm, then for each of them its partner in the other half.
 
-    The sum of what is left over all pairs is the least that there is. With the metric of its patches, results take the place
-    of weights: the channels with the largest variance, and the ones that are most like them.
+    A partner is approximated by a multiple of its channel; the pairs minimise the sum of the residuals. With the metric of its
+    patches, results replace weights: the channels with the largest variance, and the most similar ones as partners.
     """
     w, cross = layer.matrix, layer.cross
     squares = (w * cross).sum(1)
     order = falling(w.abs().sum(1) if layer.metric is None else squares)
     first, second = (torch.from_numpy(part) for part in np.split(order, 2))
     explained = (cross[first] @ w[second].T).square() / squares[first, None].clamp_min(1e-30)
-    from scipy.optimize import linear_sum_assignment  # takes a second
+    from scipy.optimize import linear_sum_assignment  # the import takes a second
 
     columns = linear_sum_assignment(-explained.numpy())[1]
     return np.concatenate([order[: len(first)], order[len(first) :][columns]])
@@ -51,10 +51,10 @@ def _replace(sketch: Sketch, layer: ReplacedLayer, x: str, bias: str | None) -> 
 
 
 def ghosts(layer: ReplacedLayer) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first half of (O, I, *K) and (O / 2, 1, 3, 3), which makes the other half of the first.
+    """The first half of (O, I, *K), and the depthwise weight (O / 2, 1, 3, 3) that makes the other half from the first.
 
-    Each channel of the second half becomes the multiple of its partner in the first that is nearest to it, in its weights or,
-    with the metric of its patches, in its results.
+    Each channel of the second half becomes the nearest multiple of its partner in the first: nearest in its weights or, with
+    the metric of its patches, in its results.
     """
     half = len(layer.weight) // 2
     first, second = layer.matrix.split(half)

@@ -36,9 +36,9 @@ def _write(sketch: Sketch, number: float) -> str:
 
 
 def diagonal(layer: ReplacedLayer, groups: int) -> torch.Tensor:
-    """(O, I / groups, *K): of (O, I, *K) what outputs of a group read from inputs of the same group.
+    """The diagonal part (O, I / groups, *K) of (O, I, *K): the weights from inputs to outputs of the same group.
 
-    With the metric of its patches: the weight whose results are nearest.
+    With the metric of its patches: the grouped weight whose results are nearest.
     """
     weight, metric = layer.weight, layer.metric
     if metric is not None:

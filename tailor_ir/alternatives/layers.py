@@ -1,4 +1,4 @@
-"""Kinds that replace the layers of a block one by one, each by several cheaper ones: shared by their records."""
+"""Functions shared by the kinds that replace the layers of a block one by one, each layer by several cheaper ones."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from tailor_ir.axes import surviving
 from tailor_ir.graph import Node
 
 Replace = Callable[[Sketch, ReplacedLayer, str, str | None], str]
-"""Writes the layers in the place of one: sketch, layer, what it reads, its bias in the sketch; gives the result."""
+"""Writes the replacement of one layer. Arguments: sketch, layer, its input, its bias in the sketch; returns the result."""
 Fits = Callable[[Site, Node, torch.Tensor], bool]
 """Whether a layer with this weight can be replaced."""
 Order = Callable[[ReplacedLayer], np.ndarray]
@@ -20,7 +20,7 @@ Order = Callable[[ReplacedLayer], np.ndarray]
 
 
 def write_layers(sketch: Sketch, fits: Fits, replace: Replace, why: str, kept: Kept | None = None) -> str:
-    """The block with every layer that fits replaced; NotHere (`why`) where none does."""
+    """The block with every layer that fits replaced; NotHere (`why`) if none fits."""
     site = sketch.site
     layers = layers_of(site, fits)
     if not layers:
@@ -30,7 +30,7 @@ def write_layers(sketch: Sketch, fits: Fits, replace: Replace, why: str, kept: K
 
 
 def layers_of(site: Site, fits: Fits) -> list[Node]:
-    """The layers over all channels that fit."""
+    """The layers over all channels that `fits` accepts."""
     return [n for n in dense_layers(site) if fits(site, n, site.network.tensors[n.inputs[1]])]
 
 
@@ -55,7 +55,7 @@ def _rewrite(replace: Replace, kept: Kept) -> Rewrite:
 
 
 def layer_of(sketch: Sketch, node: Node, kept: Kept | None = None) -> ReplacedLayer:
-    """A layer with what is known of its data. kept: some channels of some groups, in another order."""
+    """A layer with the known moments of its data. kept: channels of some groups to keep, in their new order."""
     if node.name not in sketch.layers:
         sketch.layers[node.name] = _layer(sketch, node)
     layer = sketch.layers[node.name]
@@ -76,13 +76,13 @@ def _layer(sketch: Sketch, node: Node) -> ReplacedLayer:
 
 
 def _norms_behind(site: Site, node: Node) -> Sequence[Node]:
-    """The BatchNorms that alone read a layer's result, so that its mean makes no difference; none where others read it, too."""
+    """The BatchNorms behind a layer, if nothing else reads its result, so that its mean makes no difference; else none."""
     readers = site.network.consumers.get(node.outputs[0], ())
     return readers if all(other.op == "BatchNormalization" for other in readers) else ()
 
 
 def _gain(sketch: Sketch, norms: Sequence[Node]) -> torch.Tensor | None:
-    """(O,) what the only BatchNorm behind a layer multiplies its results by."""
+    """The factor (O,) by which the only BatchNorm behind a layer multiplies its results."""
     return norm_factors(norms[0], sketch.network.tensors).abs() if len(norms) == 1 else None
 
 
@@ -96,13 +96,13 @@ def ordered(site: Site, name: str, kept: Kept) -> torch.Tensor:
 
 
 def rounded(channels: float, full: int) -> int:
-    """Channels for about so many: multiples of 8 where there are that many, at least one, at most `full`."""
+    """About `channels` channels: a multiple of 8 if at least 8, at least one, at most `full`."""
     count = round(channels / 8) * 8 if channels >= 8 else max(1, round(channels))
     return int(min(full, count))
 
 
 def in_order(sketch: Sketch, fits: Fits, order: Order) -> Kept:
-    """An order of the channels of each group that layers that fit write, where the group lives in the block alone."""
+    """An order of channels for each group that a fitting layer writes and that exists in the block alone."""
     site = sketch.site
     found: dict[int, np.ndarray] = {}
     for node in layers_of(site, fits):
@@ -113,5 +113,5 @@ def in_order(sketch: Sketch, fits: Fits, order: Order) -> Kept:
 
 
 def falling(scores: torch.Tensor) -> np.ndarray:
-    """Positions in falling score."""
+    """Positions in order of falling score."""
     return np.argsort(-scores.double().numpy(), kind="stable")

@@ -1,4 +1,4 @@
-"""`low_rank`: linear maps and 1×1 convolutions as two, k×k convolutions as three (Tucker-2), with so much of their MACs.
+"""`low_rank`: linear maps and 1×1 convolutions as two, k×k convolutions as three (Tucker-2), with a given share of their MACs.
 
 Sources: Denton et al. (NeurIPS 2014); Kim et al. (ICLR 2016), Tucker-2.
 """
@@ -43,13 +43,13 @@ def _write(sketch: Sketch, share: float) -> str:
 
 
 def _rank(weight: torch.Tensor, share: float) -> int:
-    """The rank at which two maps in a row have a share of the MACs of one (O, I)."""
+    """The rank at which two consecutive maps have a share of the MACs of one map (O, I)."""
     out, into = weight.shape
     return rounded(share * out * into / (out + into), min(out, into))
 
 
 def _ranks(site: Site, node: Node, weight: torch.Tensor, share: float) -> tuple[int, int]:
-    """The ranks (of the input, of the output) of Tucker-2, in one proportion to the channels."""
+    """The ranks of Tucker-2 (of the input, of the output), in the same proportion to the channels."""
     out, into, kernel = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
     before, after = (prod(site.network.shape(name)[2:]) for name in (node.inputs[0], node.outputs[0]))
     square = out * into * kernel * after  # share · square = a · linear + a² · square
@@ -59,7 +59,7 @@ def _ranks(site: Site, node: Node, weight: torch.Tensor, share: float) -> tuple[
 
 
 def _saves(site: Site, node: Node, weight: torch.Tensor, share: float) -> bool:
-    """Whether the rounded ranks keep near to the share."""
+    """Whether the rounded ranks exceed the share by at most a quarter."""
     out, into, kernel = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
     if kernel == 1:
         return _rank(weight.flatten(1), share) * (out + into) <= 1.25 * share * out * into
@@ -70,22 +70,21 @@ def _saves(site: Site, node: Node, weight: torch.Tensor, share: float) -> bool:
 
 
 def svd(layer: ReplacedLayer, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rank, I) and (O, rank), whose product is the best approximation of (O, I) in the Frobenius norm.
+    """Maps (rank, I) and (O, rank), whose product is the best approximation of (O, I) in the Frobenius norm.
 
-    With a metric Σ (I, I) of what is read and gains g (O,) of the results, the best in ‖diag(g) (W − W̃) Σ^½‖: of what
-    is made of the results.
+    With a metric Σ (I, I) of the inputs and gains g (O,) of the results, the best in ‖diag(g) (W − W̃) Σ^½‖.
     """
     up = layer.outputs(rank)
     down = up.T @ (layer.gains * layer.matrix)
     up = up / layer.gains
-    root = down.norm(dim=1).clamp_min(1e-30).sqrt()  # both maps have a part in the singular values
+    root = down.norm(dim=1).clamp_min(1e-30).sqrt()  # splits the singular values between both maps
     return (down / root[:, None]).to(layer.weight.dtype), (up * root).to(layer.weight.dtype)
 
 
 def tucker(layer: ReplacedLayer, rank_in: int, rank_out: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tucker-2 of (O, I, *K): (rank_in, I), core (rank_out, rank_in, *K) and (O, rank_out), by alternating projections.
 
-    With a metric of its patches (I · K, I · K): the channels that the results depend on most, and least squares behind them.
+    With a metric of its patches (I · K, I · K): the channels that the results depend on most, then least squares for the rest.
     """
     weight = layer.weight
     if layer.metric is not None:

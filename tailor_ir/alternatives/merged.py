@@ -1,7 +1,7 @@
-"""`merged`: one block in the place of two or three, also across blocks that change the resolution.
+"""`merged`: one block replaces two or three, also across blocks that change the resolution.
 
-The largest of the replaced blocks is taken; where one of them changes the shape, that one. Where several do, the last of
-them, which reads the entry of the first through the windows of the others. Source: AdaptiveNet (MobiCom 2023) §4.
+The largest of the replaced blocks is kept, or, if one block changes the shape, that block. If several do, the last of them is
+kept; it reads the entry of the first through the windows of the others. Source: AdaptiveNet (MobiCom 2023) §4.
 """
 
 import torch
@@ -14,7 +14,7 @@ from tailor_ir.structure.regions import Block
 
 WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 PLACED = ("Conv", "ConvTranspose", "BatchNormalization", "GroupNorm", "InstanceNormalization", "AveragePool", "MaxPool")
-"""Operators whose channels are the axis behind the samples, wherever positions are."""
+"""Operators whose channels are axis 1, regardless of the positions."""
 
 
 def _write(sketch: Sketch, number: float) -> str:
@@ -34,7 +34,7 @@ def _largest(site: Site) -> Block:
 
 
 def _windowed(sketch: Sketch, blocks: list[Block]) -> str:
-    """The entry, averaged over the windows with which blocks change the resolution."""
+    """The entry, average-pooled with the windows by which the blocks change the resolution."""
     network, x = sketch.network, sketch.site.entry
     for number, block in enumerate(blocks):
         before, after = (network.shape(name)[2:] for name in (block.entry, block.exit))
@@ -61,7 +61,7 @@ def _shrinks(sketch: Sketch, node: Node, before: tuple[int, ...], after: tuple[i
 
 
 def _read_by(sketch: Sketch, template: Block, x: str) -> tuple[str, dict[str, Rewrite]]:
-    """What the template reads, and the layers that take the entry's channels instead of their own."""
+    """The input of the template, and the layers to rewrite for the entry's number of channels."""
     network = sketch.network
     have, wanted = sketch.shape(x), network.shape(template.entry)
     at = _channels(sketch, template, x)
@@ -80,7 +80,7 @@ def _read_by(sketch: Sketch, template: Block, x: str) -> tuple[str, dict[str, Re
 
 
 def _channels(sketch: Sketch, template: Block, x: str) -> int | None:
-    """The axis in which what there is differs from what the template reads; None where it is the same."""
+    """The axis in which the present value differs from the template's input; None if they agree."""
     have, wanted = sketch.shape(x), sketch.network.shape(template.entry)
     own, read = (sketch.network.axes(name) for name in (sketch.site.entry, template.entry))
     if len(have) != len(wanted):
@@ -96,13 +96,13 @@ def _channels(sketch: Sketch, template: Block, x: str) -> int | None:
 
 
 def _mixes(sketch: Sketch, node: Node, last: bool) -> bool:
-    """Whether a node is a layer over all channels of what it reads, with a weight of its own."""
+    """Whether a node is a layer over all channels of its input, with a weight of its own."""
     stored = len(node.inputs) > 1 and node.inputs[1] in sketch.network.tensors
     return stored and (node.op == "Linear" if last else node.op == "Conv" and node.int("group", 1) == 1)
 
 
 def _with_channels(channels: int) -> Rewrite:
-    """The same layer on other input channels."""
+    """The same layer for another number of input channels."""
 
     def write(sketch: Sketch, node: Node, x: str) -> str:
         tensors = sketch.network.tensors
@@ -118,7 +118,7 @@ def _with_channels(channels: int) -> Rewrite:
 
 
 def _fitted(weight: torch.Tensor, channels: int) -> torch.Tensor:
-    """A weight (O, I, *K) for another number of input channels, each of which stands for its share of the old ones."""
+    """A weight (O, I, *K) for another number of input channels, each of which replaces its share of the old ones."""
     old = weight.shape[1]
     shares = torch.arange(old) * channels // old if old >= channels else torch.arange(channels) * old // channels
     if old >= channels:

@@ -1,7 +1,7 @@
-"""`pruned`: the block with fewer hidden channels and heads, the important ones, and weights of its own.
+"""`pruned`: the block with fewer hidden channels and heads (the important ones), and weights of its own.
 
-Source: AdaptiveNet (MobiCom 2023) §4, which keeps the first channels. With data, importance is what is lost of the results of
-the layers that read a channel, and these layers make up for it by least squares: He et al. (ICCV 2017).
+Source: AdaptiveNet (MobiCom 2023) §4, which keeps the first channels. With data, the importance of a channel is the loss in the
+results of the layers that read it, and these layers compensate for it by least squares: He et al. (ICCV 2017).
 """
 
 import numpy as np
@@ -42,7 +42,7 @@ def _write(sketch: Sketch, share: float) -> str:
 
 
 def _lost_without(sketch: Sketch, group: int) -> np.ndarray | None:
-    """(channels,) the mean square of what each channel of a group gives to the layers that read it; None without data."""
+    """Mean square (channels,) of each channel's contribution to the layers that read its group; None without data."""
     scores = [_given_to(sketch, node) for node in dense_layers(sketch.site) if _reads(sketch.site, node, group)]
     known = [each for each in scores if each is not None]
     return np.sum(known, axis=0) if known and len(known) == len(scores) else None
@@ -64,7 +64,7 @@ def _given_to(sketch: Sketch, node: Node) -> np.ndarray | None:
 
 
 def _make_up(sketch: Sketch, node: Node, kept: Kept) -> None:
-    """The weight of a copied layer, fitted so that the channels that stay give what all gave."""
+    """Fit the weight of a copied layer so that the kept channels give the result of all channels."""
     site, name = sketch.site, node.inputs[1]
     rows, columns = (torch.from_numpy(surviving(axis, kept)) for axis in site.network.axes(name)[:2])
     layer = layer_of(sketch, node)

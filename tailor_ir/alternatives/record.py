@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from tailor_ir.alternatives.sketch import Sketch
 
 Write = Callable[[Sketch, float], str]
-"""Writes the alternative into a sketch; gives the value that stands for the site's exit. NotHere where it is not legal."""
+"""Writes the alternative into a sketch; returns the value that replaces the site's exit. NotHere if it is illegal there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlternativeKind:
     """One kind of alternatives.
 
-    choices: names that configs know it by, with the number of each: blocks that it replaces, the share that it keeps …
-    blocks: how many blocks in a row one of the choices replaces, by its number.
+    choices: names for configs, each with its number: blocks that it replaces, the share that it keeps … blocks: number of
+    consecutive blocks that a choice replaces, by its number.
     """
 
     name: str

@@ -13,7 +13,7 @@ from tailor_ir.alternatives.sketch import Sketch
 from tailor_ir.graph import Node
 
 ROUNDS = 2
-"""Of least squares, pointwise and depthwise in turn; a third changes little."""
+"""Rounds of least squares, pointwise and depthwise in turn; a third round changes little."""
 
 
 def _write(sketch: Sketch, number: float) -> str:
@@ -32,9 +32,9 @@ def _replace(sketch: Sketch, layer: ReplacedLayer, x: str, bias: str | None) -> 
 
 
 def separated(layer: ReplacedLayer) -> tuple[torch.Tensor, torch.Tensor]:
-    """(I, 1, *K) and (O, I, 1 …), whose composition is near to (O, I, *K), in the metric of its patches.
+    """Maps (I, 1, *K) and (O, I, 1 …), whose composition is near to (O, I, *K), in the metric of its patches.
 
-    Without a metric the nearest: of each input channel the first singular pair. With it that is where least squares begin.
+    Without a metric, the nearest: the first singular pair of each input channel. With a metric, least squares start from there.
     """
     weight, metric = layer.weight, layer.metric
     w = weight.double().flatten(2).permute(1, 0, 2)  # (I, O, K)
@@ -55,7 +55,7 @@ def separated(layer: ReplacedLayer) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _roots(metric: torch.Tensor, channels: int) -> torch.Tensor:
-    """(I, K, K) a factor of the metric of each channel's own patches."""
+    """A factor (I, K, K) of the metric of each channel's own patches."""
     positions = len(metric) // channels
     own = torch.arange(channels)
     blocks = metric.reshape(channels, positions, channels, positions)[own, :, own]

@@ -1,4 +1,4 @@
-"""A site: one block, or several in a row, with everything that an alternative to them needs to know."""
+"""A site: one block, or several consecutive ones, with all information that an alternative to them needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tailor_ir.structure.regions import Block, groups_inside
 
 @dataclass(frozen=True)
 class GivenNetwork:
-    """The network as it was given: its graph, tensors and axes. carriers: as of `Regions`."""
+    """The original network: its graph, tensors and axes. carriers: as of `Regions`."""
 
     graph: Graph
     tensors: Tensors
@@ -47,7 +47,7 @@ class GivenNetwork:
 
 @dataclass(frozen=True)
 class Site:
-    """Blocks in a row: each one's entry is the exit of the block before, and nobody else reads it."""
+    """Consecutive blocks: each one's entry is the exit of the block before, and nothing else reads it."""
 
     network: GivenNetwork
     blocks: tuple[Block, ...]
@@ -64,11 +64,11 @@ class Site:
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of all blocks, in order, with those that compute on weights alone."""
+        """The nodes of all blocks, in order, including those that compute on weights alone."""
         return self.with_weights_of([node for block in self.blocks for node in block.nodes])
 
     def nodes_of(self, block: Block) -> tuple[Node, ...]:
-        """The nodes of one block, in order, with those that compute on weights alone."""
+        """The nodes of one block, in order, including those that compute on weights alone."""
         return self.with_weights_of(block.nodes)
 
     def with_weights_of(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -86,7 +86,7 @@ class Site:
 
     @cached_property
     def boundary(self) -> frozenset[int]:
-        """The channel groups that the blocks share with what is around them."""
+        """The channel groups that the blocks share with their surroundings."""
         network = self.network
         return groups_of((*network.axes(self.entry), *network.axes(self.exit)))
 
@@ -96,16 +96,16 @@ class Site:
         return groups_inside(self.blocks[-1], self.network.axis_map, self.network.carriers)
 
     def is_inside(self, axis: Axis) -> bool:
-        """Whether no other part of the network sees the axis, so that an alternative may make it as it likes."""
+        """Whether no other part of the network uses the axis, so that an alternative may choose it freely."""
         return not axis.groups or not axis.groups & self.boundary
 
     def own_group(self, axis: Axis) -> int | None:
-        """The channel group that an axis is, if nobody outside the blocks has it."""
+        """The channel group of an axis, if nothing outside the blocks uses it."""
         return axis.group if isinstance(axis, Channels) and self.is_inside(axis) else None
 
 
 def changes_axes(network: GivenNetwork, block: Block) -> bool:
-    """Whether a block gives another shape than it reads, or other channels."""
+    """Whether a block's result has another shape or other channels than its input."""
     return network.axes(block.entry) != network.axes(block.exit)
 
 
@@ -117,7 +117,7 @@ def parameters_of(network: GivenNetwork, nodes: Sequence[Node]) -> int:
 
 
 def macs_of(nodes: Sequence[Node], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Multiply-accumulates of the layers with weights and of matrix products among nodes, one sample."""
+    """Multiply-accumulates for one sample of the layers with weights and of matrix products among nodes."""
     return sum(_macs(node, shapes) for node in nodes)
 
 

@@ -17,7 +17,7 @@ from tailor_ir.structure.propagation import AxisMap
 Kept = Mapping[int, np.ndarray]
 """Channel group -> the original channels that a copy keeps, in its order."""
 Rewrite = Callable[["Sketch", Node, str], str | None]
-"""Writes something in the place of a node that reads a value of the sketch, and gives its result; None: the node is copied."""
+"""Writes a replacement for a node that reads a value of the sketch, and returns its result; None: the node is copied."""
 
 
 class NotHere(Exception):
@@ -26,11 +26,11 @@ class NotHere(Exception):
 
 @dataclass(slots=True)
 class Sketch:
-    """New nodes between the entry and the exit of a site. Names begin with `prefix`.
+    """New nodes between the entry and the exit of a site. Their names begin with `prefix`.
 
-    parameters, statistics, constants: new tensors by what they are; `shapes` has those of all new values and tensors.
-    moments: of what layers of the network read, by the layer's node; first weights are fitted to them. layers: those that were
-    asked for, by node; sketches of alternatives to the same block share them.
+    parameters, statistics, constants: new tensors by kind; `shapes` has the shapes of all new values and tensors. moments: of
+    the inputs of the network's layers, by node; first weights are fitted to them. layers: the layers requested so far, by node;
+    sketches of alternatives to the same block share them.
     """
 
     site: Site
@@ -45,11 +45,11 @@ class Sketch:
 
     @property
     def network(self) -> GivenNetwork:
-        """The network as it was given."""
+        """The original network."""
         return self.site.network
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a new or given value or tensor."""
+        """The shape of a new value or tensor, or of one of the original network."""
         return self.shapes[name] if name in self.shapes else self.network.shape(name)
 
     # -- single nodes ------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Sketch:
         shape: tuple[int, ...],
         attributes: Mapping[str, Attribute] | None = None,
     ) -> str:
-        """A new node with one result; the result's name."""
+        """Add a node with one result; return the result's name."""
         name = self._free(name)
         self.nodes.append(
             Node(
@@ -96,8 +96,8 @@ class Sketch:
     ) -> str:
         """A convolution of x with a weight (O, I / groups, *K).
 
-        like: the convolution whose positions it has; its kernel may be larger. Without: every `stride`-th position of x.
-        bias: name of a tensor of the sketch.
+        like: a convolution whose output positions to use; the new kernel may be larger. Without it: every `stride`-th position
+        of x. bias: name of a tensor of the sketch.
         """
         rank = weight.ndim - 2
         kernel = tuple(weight.shape[2:])
@@ -124,7 +124,7 @@ class Sketch:
         return self.node(name, "Linear", inputs, (*self.shape(x)[:-1], weight.shape[0]))
 
     def batch_norm(self, name: str, x: str) -> str:
-        """A BatchNorm of x (B, C, *S) that begins as the identity."""
+        """A BatchNorm of x (B, C, *S), initialised as the identity."""
         channels = self.shape(x)[1]
         scale = self.parameter(f"{name}.weight", torch.ones(channels))
         bias = self.parameter(f"{name}.bias", torch.zeros(channels))
@@ -139,7 +139,7 @@ class Sketch:
         return name
 
     def _pads(self, like: Node, kernel: tuple[int, ...]) -> tuple[int, ...]:
-        """The padding with which a kernel has the positions of another convolution's."""
+        """The padding with which a kernel has the same output positions as another convolution."""
         full, rank = self.network.shape(like.inputs[1])[2:], len(kernel)
         dilations = like.ints("dilations", (1,) * rank)
         cut = [dilations[i] * (full[i] - kernel[i]) for i in range(rank)]
@@ -150,7 +150,7 @@ class Sketch:
         return found
 
     def biased(self, name: str, x: str, bias: str | None) -> str:
-        """The sum of x and a tensor (C,) of the sketch; x itself where there is none."""
+        """The sum of x and a tensor (C,) of the sketch; x itself if `bias` is None."""
         if bias is None:
             return x
         tensor = self.parameters.pop(bias)
@@ -159,7 +159,7 @@ class Sketch:
         return self.node(f"{name}/biased", "Add", (x, column), self.shape(x))
 
     def concatenated(self, name: str, values: Sequence[str]) -> str:
-        """Values one after the other along the channels."""
+        """Values concatenated along the channels."""
         shapes = [self.shape(value) for value in values]
         channels = sum(shape[1] for shape in shapes)
         return self.node(name, "Concat", values, (shapes[0][0], channels, *shapes[0][2:]), {"axis": 1})
@@ -173,10 +173,10 @@ class Sketch:
         kept: Kept | None = None,
         rewrites: Mapping[str, Rewrite] | None = None,
     ) -> dict[str, str]:
-        """Copies of nodes with weights of their own; the copy's name of every value.
+        """Copies of nodes with weights of their own; returns the copy's name of every value.
 
-        values: the sketch's names of values that the nodes read from before. kept: the channels that stay of some groups.
-        rewrites: by the name of a node, what is written in its place.
+        values: the sketch's names of outside values that the nodes read. kept: the channels that stay of some groups. rewrites:
+        replacements for some nodes, by the node's name.
         """
         return _Copy(self, dict(values), kept or {}, rewrites or {}).of(nodes)
 
@@ -185,7 +185,7 @@ class Sketch:
         return f"{self.prefix}{original}"
 
     def _free(self, name: str) -> str:
-        """A name that nothing has yet: layers that are replaced may share a tensor."""
+        """A name that is not in use yet: layers that are replaced may share a tensor."""
         own = free = self.name_of(name)
         number = 1
         while free in self.shapes:
@@ -195,7 +195,7 @@ class Sketch:
 
 
 def _window(attributes: Mapping[str, Attribute], rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Strides, dilations and padding of a window's attributes."""
+    """Strides, dilations and padding of a window from its attributes."""
     read = Node(name="", op="Conv", inputs=(), outputs=(), attributes=tuple(attributes.items()))
     return (
         read.ints("strides", (1,) * rank),
@@ -225,7 +225,7 @@ class _Copy:
         return self.values
 
     def add(self, node: Node) -> None:
-        """A node's copy at the sizes of the kept channels."""
+        """Copy a node, with the sizes of the kept channels."""
         sketch, record = self.sketch, OPERATORS[node.op]
         shapes = self.axis_map.node_shapes(node, self.sizes)
         tensors = sketch.network.tensors
@@ -250,7 +250,7 @@ class _Copy:
         return name
 
     def operand(self, name: str) -> str:
-        """The sketch's name of what a copied node reads; the copy of a tensor is made when it is first read."""
+        """The sketch's name of an operand of a copied node; a tensor is copied when it is first read."""
         if not name or name in self.values:
             return self.values.get(name, name)
         network = self.sketch.network
@@ -282,7 +282,7 @@ class _Copy:
 def joined(
     network: GivenNetwork, nodes: Sequence[Node], sketches: Mapping[Alternative, Sketch]
 ) -> tuple[Graph, Tensors]:
-    """The network with the alternatives of some sketches. nodes: all of both, in order."""
+    """The network with the alternatives of some sketches. nodes: the nodes of both, in order."""
     graph, tensors = network.graph, dict(network.tensors)
     shapes = dict(graph.shapes)
     parameters, statistics, constants = list(graph.parameters), list(graph.statistics), list(graph.constants)

@@ -1,4 +1,4 @@
-"""Exits: heads that answer in the place of the whole network, from what a part of it has computed."""
+"""Exits: heads that answer in place of the whole network, from the results of its first part."""
 
 from tailor_ir.exits.adding import HEADS, add_exits
 from tailor_ir.exits.fitting import PASSES, FirstExit, fit_exits

@@ -1,4 +1,4 @@
-"""Exits in a network: the places that are wished, which are legal, and the network with heads there."""
+"""Adding exits to a network: finds the requested places, checks whether they are legal, and inserts heads there."""
 
 import zlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (CONVOLUTION, LIGHT)}
 
 
 HEAD_SHARE = 0.1
-"""Of the network's multiply-accumulates, the most that the convolution of one head may take."""
+"""The most that the convolution of one head may take, as a share of the network's multiply-accumulates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class _Written:
 def add_exits(
     graph: Graph, tensors: Tensors, spec: SpaceSpec | None, read: Read
 ) -> tuple[Graph, Tensors, tuple[Refused, ...]]:
-    """The network with the exits that a space asks for, and the proposed ones that are not legal.
+    """The network with the exits that a space requests, and the proposed exits that are illegal.
 
-    An exit is legal where all that the answer needs passes its place, a head can be written there, both together take fewer
-    multiply-accumulates than the network, and all stays elastic that is without it. SpaceError for a network that is no
-    classifier, for unknown places and heads, and for a place that is named and not legal.
+    An exit is legal if everything that the answer needs passes its place, a head can be written there, both together take fewer
+    multiply-accumulates than the network, and everything stays elastic that is elastic without it. SpaceError for a network
+    that is not a classifier, for unknown places and heads, and for a requested place that is illegal.
     """
     selectors = Selectors(spec)
     asked = selectors.exits()
@@ -83,7 +83,7 @@ def _kind(selectors: Selectors) -> HeadKind:
 def _write(
     network: GivenNetwork, place: ExitPlace, kind: HeadKind, answer: ClassAnswer, total: int
 ) -> _Written | Refused:
-    """The head at a place; its answer ends as the network's does."""
+    """The head at a place; its answer ends with the same functions as the network's."""
     sketch = Sketch(Site(network, (place.block,)), f"{EXIT.name}/{place.label}/")
     generator = torch.Generator().manual_seed(zlib.crc32(place.label.encode()))
     try:
@@ -106,7 +106,7 @@ def _write(
 def _harmless(
     plain: Structure, network: GivenNetwork, answer: ClassAnswer, written: list[_Written], read: Read
 ) -> tuple[list[_Written], list[Refused]]:
-    """The exits whose answers have the axes of the network's, and that change nothing that is elastic without them."""
+    """The exits whose answers have the axes of the network's, and that keep everything elastic that is elastic without them."""
     refused: list[Refused] = []
     if not written or _is_harmless(plain, network, answer, written, read):
         return written, refused
@@ -129,7 +129,7 @@ def _is_harmless(
 
 
 def _joined(network: GivenNetwork, answer: ClassAnswer, written: Sequence[_Written]) -> tuple[Graph, Tensors]:
-    """The network with heads, each right behind its place."""
+    """The network with heads, each directly after its place."""
     heads = {one.place.block.exit: one for one in written}
     nodes: list[Node] = []
     for node in network.graph.nodes:

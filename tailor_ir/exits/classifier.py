@@ -1,4 +1,4 @@
-"""Whether a network is a classifier, and what gives its answer."""
+"""Whether a network is a classifier, and the value of its answer."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 
 SHARES = frozenset(("LogSoftmax", "Sigmoid", "Softmax"))
-"""Functions that make shares of classes of a network's numbers; exits have them, too."""
+"""Functions that turn a network's numbers into shares of classes; exits have them, too."""
 LAYOUT = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 SUMS = frozenset(
     ("Add", "AveragePool", "BatchNormalization", "Div", "GlobalAveragePool", "Mul", "ReduceMean", "ReduceSum", "Sub")
 )
 PASSED = LAYOUT | SUMS | {"Concat", "Slice"}
-"""What may stand behind the layer that gives one number for each class."""
+"""Operators that may follow the layer that gives one number for each class."""
 LAYERS = frozenset(("Conv", "Gemm", "Linear", "MatMul"))
 
 
@@ -27,9 +27,9 @@ class ClassAnswer:
 
 
 def find_answer(graph: Graph) -> ClassAnswer:
-    """The answer of a classifier; SpaceError for a network that is none.
+    """The answer of a classifier; SpaceError for any other network.
 
-    A classifier gives one value (B, K), K numbers for each sample, by layers with weights.
+    A classifier gives one value (B, K), K numbers for each sample, computed by layers with weights.
     """
     shapes = [graph.shapes[name] for name in graph.outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][1] < 2:

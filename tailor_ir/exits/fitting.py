@@ -1,8 +1,8 @@
 """First weights of exits from data: the linear layer of each head, fitted to the answers of the trained network.
 
-What a head's convolution computes stays random; BatchNorm statistics behind it are taken from the images, and the linear layer
-is the ridge regression of the network's numbers for classes on what it reads. So an exit answers sensibly before any training,
-and no labels are needed. Legend: N images, F numbers that the layer reads, K classes.
+A head's convolution keeps its random weights; the BatchNorm statistics behind it are taken from the images. The linear layer is
+a ridge regression from its inputs to the network's numbers for classes. An exit therefore gives sensible answers before any
+training, without labels. Legend: N images, F numbers that the layer reads, K classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ from tailor_ir.subnets.elastic import Elastic
 PASSES = 2
 """Passes over the images: statistics, linear layers."""
 RIDGES = tuple(10.0**power for power in range(-5, 3))
-"""Shares of the mean square of what a layer reads that are tried."""
+"""Ridges to try, as shares of the mean square of the layer's inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstExit:
     """An exit with its first weights.
 
-    agreement: share of images that the weights were not fitted to for which it names the class that the network names.
+    agreement: share of the holdout images for which the exit and the network name the same class.
     """
 
     exit: str
@@ -40,7 +40,7 @@ def fit_exits(
     held_out: Sequence[torch.Tensor],
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[FirstExit, ...]:
-    """Give the head of every exit first weights from data; how often each agrees with the network on images held out.
+    """Give the head of every exit first weights from data; return how often each agrees with the network on holdout images.
 
     images, held_out: batches (B, C, H, W) of the largest SubNet's resolution. The network's own tensors stay as they are.
     advance: called once for each batch in each of the passes over `images` (`PASSES`), and for each of `held_out`.
@@ -80,14 +80,14 @@ def _fit_linear_layers(elastic: Elastic, branches: Branches, batches: Iterator[t
 
 
 def _before_shares(value: str, producers: Mapping[str, Node]) -> str:
-    """The numbers for classes that shares are made of; a linear layer gives them."""
+    """The numbers for classes from which the shares are computed; a linear layer gives them."""
     while producers[value].op in SHARES:
         value = producers[value].inputs[0]
     return value
 
 
 def ridge(x_NF: torch.Tensor, y_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight (K, F) and bias (K,) of the ridge regression of y on x, with the ridge that predicts left-out rows best.
+    """The weight (K, F) and bias (K,) of the ridge regression of y on x; the ridge is chosen by generalised cross-validation.
 
     Source: Golub, Heath and Wahba, *Generalized cross-validation as a method for choosing a good ridge parameter* (1979).
     """

@@ -1,7 +1,7 @@
 """The kinds of heads.
 
-`convolution`: on feature maps a 3×3 convolution with stride 2, BatchNorm and ReLU before the mean over positions, and a linear
-layer (AdaScale §III-A). `light`: the mean and the linear layer alone. Tokens have the light one in both.
+`convolution`: on feature maps a 3×3 convolution with stride 2, BatchNorm and ReLU, then the mean over positions and a linear
+layer (AdaScale §III-A). `light`: the mean and the linear layer alone. On tokens, both are the light head.
 """
 
 from math import prod, sqrt
@@ -13,7 +13,7 @@ from tailor_ir.axes import Axis
 from tailor_ir.exits.record import Head, HeadKind
 
 MOST_CHANNELS, FEWEST_CHANNELS = 128, 8
-"""Of a head's convolution: as many as its place has, but no more, so that heads deep in wide networks stay small."""
+"""Bounds on the channels of a head's convolution (else as many as its place has), so that heads stay small."""
 CHANNELS_LAST = (0, 3, 1, 2)
 
 
@@ -48,7 +48,7 @@ def _positions(sketch: Sketch, x: str) -> tuple[int, ...]:
 
 
 def _is_channels(axis: Axis) -> bool:
-    """Whether an axis has elastic channels, and no positions."""
+    """Whether an axis has elastic channels and no positions."""
     return bool(axis.groups) and not axis.spatial
 
 
@@ -57,10 +57,10 @@ def _ordered(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _convolved(head: Head, x: str) -> str:
-    """A convolution with stride 2 of x (B, C, H, W), and BatchNorm; of a single position a linear map."""
+    """A convolution with stride 2 of x (B, C, H, W), and BatchNorm; a linear map if x has a single position."""
     sketch, (samples, channels, *sides) = head.sketch, head.sketch.shape(x)
     kernel, stride = (3, 2) if max(sides) > 1 else (1, 1)
-    macs = samples * channels * kernel**2 * prod(-(-side // stride) for side in sides)  # for each of its own channels
+    macs = samples * channels * kernel**2 * prod(-(-side // stride) for side in sides)  # per output channel of the head
     affordable = max(FEWEST_CHANNELS, head.most_macs // macs // FEWEST_CHANNELS * FEWEST_CHANNELS)
     weight = _he(head, (min(channels, MOST_CHANNELS, affordable), channels, kernel, kernel))
     x = sketch.convolution("convolution", x, weight, stride=stride)
@@ -87,7 +87,7 @@ def _linear(head: Head, x: str) -> str:
 
 
 def _he(head: Head, shape: tuple[int, ...]) -> torch.Tensor:
-    """First weights before a ReLU. Source: He et al., *Delving deep into rectifiers* (ICCV 2015)."""
+    """First weights for a layer before a ReLU. Source: He et al., *Delving deep into rectifiers* (ICCV 2015)."""
     return torch.randn(shape, generator=head.generator) * sqrt(2 / prod(shape[1:]))
 
 

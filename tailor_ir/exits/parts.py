@@ -1,4 +1,4 @@
-"""All exits of a SubNet in one forward pass: the parts that the exits cut it into, each with its head.
+"""All exits of a SubNet in one forward pass: the exits cut it into parts, each with its head.
 
 Legend: B batch, C channels, H height, W width, K classes.
 """
@@ -23,10 +23,11 @@ Values = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitPart:
-    """What one exit needs and the exits before it do not.
+    """The instructions that one exit needs and the exits before it do not.
 
-    body: what later exits need, too. head: what none of them needs; () of the whole network. answer: the value (B, K) that it
-    gives. parameters, statistics: names of the tensors that it is the first to read; head_parameters: those of the head.
+    body: instructions that later exits need, too. head: instructions that no later exit needs; () for the whole network.
+    answer: the exit's value (B, K). parameters, statistics: names of the tensors that no earlier part reads; head_parameters:
+    those of the head.
     """
 
     exit: str
@@ -39,7 +40,7 @@ class ExitPart:
 
 
 class _Schedule(NamedTuple):
-    """Instructions with the values that are released behind each. constant: how many of them no gradient goes to."""
+    """Instructions with the values that are released after each. constant: number of first instructions without gradients."""
 
     steps: tuple[tuple[Instruction, tuple[str, ...]], ...]
     constant: int
@@ -48,8 +49,8 @@ class _Schedule(NamedTuple):
 class ExitParts:
     """The parts of a SubNet, in order; the last one's exit is the whole network.
 
-    A pass computes the bodies of the first parts as constants, if any, by their BatchNorm statistics and without gradients, so
-    that it keeps none of their activations; and the rest as the network's mode says.
+    A pass computes the bodies of the first `constant` parts without gradients and with their stored BatchNorm statistics, so
+    that it keeps none of their activations; the other parts follow the network's mode.
     """
 
     def __init__(self, elastic: Elastic, config: Mapping[str, Choice]) -> None:
@@ -90,7 +91,7 @@ class ExitParts:
         self._schedule = cache(self._make_schedule)
 
     def begin(self, x_BCHW: GivenInputs, exits: Sequence[int], constant: int = 0) -> Values:
-        """What the bodies of the first `constant` parts give to the rest of a pass to some exits, by position."""
+        """The values that the bodies of the first `constant` parts pass on. exits: positions of the exits of this pass."""
         schedule = self._schedule(tuple(exits), constant)
         values = self._elastic.structure.graph.named_inputs(x_BCHW)
         with torch.no_grad(), self._elastic.evaluated():
@@ -100,9 +101,9 @@ class ExitParts:
     def finish(
         self, values: Values, exits: Sequence[int], constant: int = 0, dropout: float = 0.0
     ) -> list[torch.Tensor]:
-        """The answers (B, K) of the exits, from what `begin` gave; `values` is used up.
+        """The answers (B, K) of the exits, from the result of `begin`; `values` is consumed.
 
-        dropout: the share of numbers that are dropped before the linear layers of heads.
+        dropout: share of numbers dropped before the linear layers of heads.
         """
         schedule = self._schedule(tuple(exits), constant)
         self._run(schedule.steps[schedule.constant :], values, dropout)
@@ -111,13 +112,13 @@ class ExitParts:
     def answers(
         self, x_BCHW: GivenInputs, exits: Sequence[int], constant: int = 0, dropout: float = 0.0
     ) -> list[torch.Tensor]:
-        """The answers (B, K) of some exits, by position, in one pass; dropout: as of `finish`."""
+        """The answers (B, K) of some exits, by position, in one pass; dropout: as in `finish`."""
         values = self.begin(x_BCHW, exits, constant) if constant else self._elastic.structure.graph.named_inputs(x_BCHW)
         return self.finish(values, exits, constant, dropout)
 
     @torch.no_grad()
     def observe(self, batches: Iterable[GivenInputs], exits: Sequence[int], constant: int = 0) -> Statistics:
-        """BatchNorm statistics of what is no constant: means over the batches. Nothing is written."""
+        """BatchNorm statistics of the parts that are not constant: means over the batches. Nothing is written."""
         runs = (partial(self.finish, self.begin(x, exits, constant), exits, constant) for x in batches)
         return self._elastic.observed(runs)
 

@@ -1,4 +1,4 @@
-"""Places of exits: the ends of blocks, of which a few good ones are chosen where the user names none."""
+"""Places of exits: the ends of blocks. A few good ones are chosen if the user names none."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.regions import Block
 
 SHARES = (0.25, 0.5, 0.75)
-"""Of a network's multiply-accumulates, near to which the proposed exits stand."""
+"""Shares of a network's multiply-accumulates near which exits are proposed."""
 MOST_SHARE = 0.9
-"""Of them, the most up to a proposed exit, where there are places before."""
+"""The largest share of multiply-accumulates before a proposed exit, if there are places before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitPlace:
     """The end of a block.
 
-    macs: of all that is computed up to there, in the largest SubNet, for all samples of the traced shapes.
-    name: of the block among those of its stage; label: of the place, the stage's where it is its end.
+    macs: total up to there, in the largest SubNet, for all samples of the traced shapes. name: the block's name within its
+    stage; label: the place's name, which is the stage's at the end of a stage.
     """
 
     label: str
@@ -36,7 +36,7 @@ class ExitPlace:
 
 
 def find_places(structure: Structure) -> tuple[ExitPlace, ...]:
-    """The ends of the blocks of all stages in order; of a network without stages, of all parts between single values."""
+    """The ends of the blocks of all stages in order; without stages, the ends of all parts between single values."""
     macs = _macs_up_to(structure)
     found = list(_of_stages(structure)) or [
         (f"block.{number}", f"block.{number}", block)
@@ -57,16 +57,16 @@ def _of_stages(structure: Structure) -> Iterator[tuple[str, str, Block]]:
 
 
 def _macs_up_to(structure: Structure) -> dict[str, int]:
-    """Value -> multiply-accumulates of all nodes of the original network up to the one that gives it."""
+    """Value -> multiply-accumulates of all nodes of the original network up to its producer."""
     graph = structure.graph.original()
     sums = accumulate(macs_of([node], graph.shapes) for node in graph.nodes)
     return {name: macs for node, macs in zip(graph.nodes, sums, strict=True) for name in node.outputs}
 
 
 def choose(places: Sequence[ExitPlace], asked: Sequence[str], total: int) -> tuple[ExitPlace, ...]:
-    """The places that a user asks for, or (none named) a few good ones. total: multiply-accumulates of the network.
+    """The places that a user requests, or, if none are named, a few good ones. total: multiply-accumulates of the network.
 
-    SpaceError for a name or pattern that no place has, and for places inside branches.
+    SpaceError for a name or pattern that matches no place, and for places inside branches.
     """
     legal = [place for place in places if not place.block.nested]
     if not asked:
@@ -90,7 +90,7 @@ def choose(places: Sequence[ExitPlace], asked: Sequence[str], total: int) -> tup
 
 
 def _is_meant(selector: str, place: ExitPlace) -> bool:
-    """Whether a selector means a place. One without "block" means ends of stages alone."""
+    """Whether a selector matches a place. A selector without "block" matches ends of stages alone."""
     name = place.name if "block" in selector else place.label
     if "block" not in selector and not place.ends_stage:
         return False
@@ -102,7 +102,7 @@ def _listed(places: Sequence[ExitPlace]) -> str:
 
 
 def _proposed(places: Sequence[ExitPlace], total: int) -> tuple[ExitPlace, ...]:
-    """The places nearest to some shares of the work: ends of stages where there are enough of them, else ends of blocks."""
+    """The places nearest to the shares in `SHARES`: ends of stages if there are enough of them, else ends of blocks."""
     ends = [place for place in places if place.ends_stage]
     left = list(ends if len(ends) >= len(SHARES) else places)
     found = []

@@ -10,10 +10,10 @@ from tailor_ir.alternatives.sketch import Sketch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A head to be written: at the exit of the sketch's site, for so many classes.
+    """A head to be written at the exit of the sketch's site.
 
-    most_macs: multiply-accumulates that its convolution may take, for all samples of the traced shapes.
-    generator: of its first weights, the same for the same place.
+    most_macs: multiply-accumulates that its convolution may take, for all samples of the traced shapes. generator: random
+    generator of its first weights, seeded by the place.
     """
 
     sketch: Sketch
@@ -23,12 +23,12 @@ class Head:
 
 
 Write = Callable[[Head], str]
-"""Writes a head into its sketch; gives the value (B, K) of its answer. NotHere where it cannot stand there."""
+"""Writes a head into its sketch; returns the value (B, K) of its answer. NotHere if no head is possible there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadKind:
-    """One kind of heads, by the name that a space asks for it with."""
+    """One kind of heads, with the name by which a space requests it."""
 
     name: str
     write: Write

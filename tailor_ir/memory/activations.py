@@ -15,7 +15,7 @@ from tailor_ir.spaces.structure import Structure
 
 
 class ActivationMemory:
-    """Peaks of memory, batch 1; of codes: choice indices, one row for each SubNet. cardinalities: of their columns."""
+    """Peak memory at batch 1. Codes: choice indices, one row for each SubNet. cardinalities: of their columns."""
 
     def __init__(self, terms: MemoryTerms, cardinalities: Sequence[int]) -> None:
         self.terms = terms
@@ -26,13 +26,13 @@ class ActivationMemory:
     def of(
         cls, structure: Structure, element_bytes: Mapping[str, int], rules: Rules = ONNXRUNTIME
     ) -> "ActivationMemory":
-        """element_bytes: of values that are not float32."""
+        """element_bytes: bytes per element of values that are not float32."""
         return cls(memory_terms(structure, element_bytes, rules), structure.space.cardinalities.tolist())
 
     def peak_bytes(self, codes: Codes) -> Bytes:
         """The peak memory (n,) of activations of SubNets (n, V), without the network's input.
 
-        In planned order each SubNet is planned by itself, for some milliseconds to seconds; `bounds` are quick.
+        With planned orders, each SubNet is planned separately, which takes milliseconds to seconds; `bounds` is fast.
         """
         codes = with_derived(np.asarray(codes), self.terms.derived)
         if self._orders is not None:
@@ -40,7 +40,7 @@ class ActivationMemory:
         return in_parts(lambda part: Walk(self.terms, self._candidates, part).peaks(), codes)
 
     def bounds(self, codes: Codes) -> tuple[Bytes, Bytes]:
-        """The least and the most that the peaks (n,) can be; the peaks themselves where no order is planned."""
+        """Lower and upper bounds of the peaks (n,); the exact peaks if no order is planned."""
         if self._orders is None:
             peaks = self.peak_bytes(codes)
             return peaks, peaks
@@ -49,7 +49,7 @@ class ActivationMemory:
     def arena_bytes(self, code: NDArray[np.int64]) -> int:
         """The peak use of onnxruntime's arena for one SubNet (V,) in a first run (`arena`), without its weights.
 
-        Not for populations: what is free in the arena depends on everything before, so each SubNet is walked by itself.
+        Not for populations: free memory in the arena depends on the whole history, so each SubNet is simulated separately.
         """
         codes = with_derived(np.asarray(code)[None], self.terms.derived)
         terms = self.terms if self._orders is None else self._orders.in_order(codes[0])

@@ -1,11 +1,11 @@
-"""Most bytes in use in onnxruntime's arena, for a sequence of requests and releases.
+"""Peak bytes in use in onnxruntime's arena, for a sequence of requests and releases.
 
-The arena of the CPU provider with its default settings (best fit with coalescing): requests are rounded up to 256 bytes
-and served from the smallest free chunk that holds them; the chunk is split only where it is at least twice as large as the
-request, or 128 MiB would be left over; a freed chunk is joined with free neighbours. Where no chunk fits, the arena is
-extended: by 1 MiB at first, by twice as much each time up to 1 GiB, and by twice as much again until the request fits. The
-bytes in use are those of whole chunks, unsplit rests included. Weights are not in the arena. Source: onnxruntime, BFCArena,
-and its own statistics (`tests/unit/ir/test_arena.py`).
+The arena of the CPU provider with its default settings (best fit with coalescing): requests are rounded up to 256 bytes and
+served from the smallest free chunk that holds them. The chunk is split only if it is at least twice as large as the request, or
+if at least 128 MiB would be left over; a freed chunk is joined with free neighbours. If no chunk fits, the arena is extended:
+by 1 MiB at first, by twice as much each time up to 1 GiB, and by twice as much again until the request fits. The bytes in use
+are those of whole chunks, including unsplit rests. Weights are not in the arena. Source: onnxruntime, BFCArena, and its own
+statistics (`tests/unit/ir/test_arena.py`).
 """
 
 from collections.abc import Hashable, Iterable
@@ -19,7 +19,7 @@ MAX_DOUBLED_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`tensor` asks for memory."""
+    """`tensor` requests memory."""
 
     tensor: Hashable
     bytes_: int
@@ -27,7 +27,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """`tensor` gives its memory back."""
+    """`tensor` releases its memory."""
 
     tensor: Hashable
 
@@ -43,7 +43,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class Arena:
-    """Empty at first. in_use, peak: its own statistics [bytes]. extensions: for each, its chunks in address order."""
+    """Empty at first. in_use, peak: the arena's statistics [bytes]. extensions: for each, its chunks in address order."""
 
     in_use: int = 0
     peak: int = 0
@@ -52,7 +52,7 @@ class Arena:
     _chunks: dict[Hashable, tuple[list[_Chunk], _Chunk]] = field(default_factory=dict)
 
     def request(self, tensor: Hashable, bytes_: int) -> None:
-        """Give the tensor a chunk; none for a request of 0 bytes."""
+        """Allocate a chunk for the tensor; none for a request of 0 bytes."""
         assert tensor not in self._chunks, tensor
         if bytes_ == 0:
             return
@@ -103,7 +103,7 @@ def _position(extension: list[_Chunk], chunk: _Chunk) -> int:
 
 
 def arena_peak(events: Iterable[Event]) -> int:
-    """Bytes in use at most in an arena that was empty before."""
+    """Peak bytes in use in an initially empty arena."""
     arena = Arena()
     for event in events:
         if isinstance(event, Request):

@@ -1,4 +1,4 @@
-"""Lifetimes of tensors, for whole populations of SubNets at once: one walk through the steps.
+"""Lifetimes of tensors for whole populations of SubNets at once, by one walk through the steps.
 
 Sizes are gathered from tables over few variables; the SubNets that run a step are a mask over the population. A tensor may
 take the memory of an earlier tensor of the same shape; shapes are compared by numbers. Nothing is built or run.
@@ -17,20 +17,20 @@ from tailor_ir.memory.terms import MemoryTerms, StepTerm, ValueTerm
 from tailor_ir.spaces.presence import Presence
 
 Bytes = NDArray[np.int64]
-Mask = bool | NDArray[np.bool_]  # SubNets; True: all, False: none
+Mask = bool | NDArray[np.bool_]  # set of SubNets; True: all, False: none
 Holders = list[tuple[int, Mask]]  # values or tensors that hold a value, each in some SubNets
 ReuseCandidates = dict[int, tuple[int, ...]]
-CHUNK = 1024  # SubNets at once: their arrays stay in the cache
+CHUNK = 1024  # SubNets at once, so that their arrays stay in the cache
 
 
 def in_parts(peaks: Callable[[Codes], Bytes], codes: Codes) -> Bytes:
-    """Peaks (n,) of codes (n, V), some at a time."""
+    """Peaks (n,) of codes (n, V), computed in chunks."""
     parts = [peaks(codes[start : start + CHUNK]) for start in range(0, len(codes), CHUNK)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def reuse_candidates(terms: MemoryTerms) -> ReuseCandidates:
-    """Value -> the earlier values that can, in some SubNet, be stored in the same shape."""
+    """Value -> the earlier values that can, in some SubNet, have the same stored shape."""
     stored: dict[int, set[int]] = {}
     found: ReuseCandidates = {}
     for step in terms.steps:
@@ -62,7 +62,7 @@ def _either(a: Mask, b: Mask) -> Mask:
 
 
 def _uniform(a: NDArray[np.bool_]) -> Mask:
-    """The mask, as True or False where it is equal for all SubNets."""
+    """The mask, simplified to True or False if it is equal for all SubNets."""
     if a.all():
         return True
     return a if a.any() else False
@@ -74,9 +74,9 @@ def _no(a: Mask) -> Mask:
 
 @dataclass(slots=True)
 class Walk:
-    """One walk through the steps of n SubNets, canonical or not. candidates: as `reuse_candidates` finds them.
+    """One walk through the steps of n SubNets, canonical or not. candidates: result of `reuse_candidates`.
 
-    origin: for each tensor and SubNet the tensor that requested its memory; only `events` reads it.
+    origin: for each tensor and SubNet, the tensor that requested its memory; only `events` reads it.
     """
 
     terms: MemoryTerms
@@ -86,15 +86,15 @@ class Walk:
     masks: dict[int, Mask] = field(default_factory=dict)  # by the identity of a presence of `terms`
     owners: dict[int, Holders] = field(default_factory=dict)  # value -> the tensors in which it is stored
     made: dict[int, Mask] = field(default_factory=dict)  # tensor -> the SubNets that have it
-    first: list[int] = field(default_factory=list)  # earliest last read of each tensor
-    gone: set[int] = field(default_factory=set)  # tensors whose memory is taken in all SubNets
+    first: list[int] = field(default_factory=list)  # per tensor, the earliest last read over all SubNets
+    gone: set[int] = field(default_factory=set)  # tensors whose memory is reused in all SubNets
     last: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     taken: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
     stored: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     origin: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     def peaks(self) -> Bytes:
-        """Largest sums of the bytes of tensors alive at once (n,), without the network's input."""
+        """Peak sums of the bytes of tensors alive at once (n,), without the network's input."""
         changes = np.zeros((len(self.terms.steps) + 2, len(self.codes)), np.int64)
         for at, value, new in self._allocations():
             changes[at] += self._value(value, "bytes_") * new
@@ -120,7 +120,7 @@ class Walk:
         return tuple(event for at in moments for event in (*asked.get(at, ()), *freed.get(at, ())))
 
     def workload(self) -> tuple[list[int], Workload]:
-        """The steps of a single SubNet (n = 1) that take memory, by their positions; values and buffers are tensors."""
+        """The steps of a single SubNet (n = 1) that take memory: their positions, and a workload over tensors."""
         assert len(self.codes) == 1
         at, steps = [], []
         for position, (step, runs) in enumerate(zip(self.terms.steps, self._begin(), strict=True)):
@@ -143,7 +143,7 @@ class Walk:
         return at, Workload(steps, tensors, bytes_, [t for value in self.terms.outputs for _, t in self._lying(value)])
 
     def _begin(self) -> list[Mask]:
-        """Find the lifetimes; the SubNets that run each step."""
+        """Find the lifetimes; return the SubNets that run each step."""
         shape = len(self.terms.values), len(self.codes)
         self.last, self.taken, self.stored = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.empty(shape, int)
         self.origin = np.repeat(np.arange(shape[0])[:, None], shape[1], axis=1)
@@ -152,7 +152,7 @@ class Walk:
         return present
 
     def _lying(self, value: int) -> list[tuple[int, int]]:
-        """The producer of a value and the tensor in which it is stored, of a single SubNet."""
+        """For a single SubNet, pairs of a producer of a value and the tensor that stores it."""
         return [
             (source, tensor)
             for source, where in self._sources(value)
@@ -172,7 +172,7 @@ class Walk:
     # -- gathering ---------------------------------------------------------------------------------------------------
 
     def _value(self, value: int, name: str) -> NDArray[np.int64]:
-        """One of a value's arrays for every SubNet, (n,) or ()."""
+        """One of a value's arrays, evaluated for every SubNet: (n,) or ()."""
         term: ValueTerm = self.terms.values[value]
         key = id(term), name
         if key not in self.gathered:
@@ -195,7 +195,7 @@ class Walk:
         return [(value, True)] if sources is None else [(source, self._where(where)) for source, where in sources]
 
     def _tensors(self, value: int, runs: Mask) -> Holders:
-        """The tensors in which a value is stored, each with the SubNets among `runs` in which it is."""
+        """The tensors that store a value, each with the SubNets among `runs` in which it does."""
         return [
             (tensor, mask)
             for source, where in self._sources(value)
@@ -206,7 +206,7 @@ class Walk:
     # -- lifetimes ---------------------------------------------------------------------------------------------------
 
     def _lifetimes(self, present: list[Mask]) -> None:
-        """Find the tensors in which values are stored, and the last read of each tensor."""
+        """Find the tensors that store each value, and the last read of each tensor."""
         for value in self.terms.inputs:
             self.owners[value] = [(value, True)]
         for at, (step, runs) in enumerate(zip(self.terms.steps, present, strict=True)):
@@ -216,7 +216,7 @@ class Walk:
             shared = self._tensors(step.reads[0], view) if view is not False else []
             for value in step.writes:
                 self.made[value] = made = _both(runs, _no(view))
-                self.taken[value] = _no(made)  # an absent tensor has no memory to give
+                self.taken[value] = _no(made)  # an absent tensor has no memory to reuse
                 self.owners[value] = [*shared, (value, _no(view))] if view is not True else shared
                 self.last[value] = at
         for value in self.terms.outputs:
@@ -244,7 +244,7 @@ class Walk:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _allocate(self, step: StepTerm, at: int, position: int, value: int, here: Mask) -> NDArray[np.bool_]:
-        """Let a tensor take the memory of an earlier one where it can; the SubNets (n,) in which it takes memory of its own."""
+        """Let a tensor reuse the memory of an earlier one if possible; return the SubNets (n,) in which it takes new memory."""
         new = np.full(len(self.codes), here)
         self.stored[value] = self._value(value, "stored")
         if position == 0:
@@ -264,7 +264,7 @@ class Walk:
         return new
 
     def _take(self, tensor: int, value: int, fits: NDArray[np.bool_]) -> None:
-        """Give the memory of a tensor to a value in some SubNets."""
+        """Reuse the memory of a tensor for a value in some SubNets."""
         self.taken[tensor] |= fits
         self.stored[value] = np.where(fits, self.stored[tensor], self.stored[value])
         self.origin[value] = np.where(fits, self.origin[tensor], self.origin[value])
@@ -279,7 +279,7 @@ class Walk:
         return times
 
     def _reuse(self, candidates: NDArray[np.int64], at: int, value: int, new: NDArray[np.bool_]) -> None:
-        """Take the memory of the tensor of the same stored shape that was freed last."""
+        """Reuse the memory of the most recently freed tensor of the same stored shape."""
         wanted = new & (self.last[value] < len(self.terms.steps))
         last = self.last[candidates]
         fits = (

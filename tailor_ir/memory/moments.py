@@ -1,16 +1,16 @@
-"""Lower bounds of the activations' memory at each moment of a run, as sums of small tables: exact search prunes with them.
+"""Lower bounds of the activations' memory at each moment of a run, as sums of small tables, by which exact search prunes.
 
 A moment is the time while one step runs. At that moment memory holds three groups of tensors: tensors that the step reads,
-tensors that the step writes anew, and tensors that wait for a later step. A waiting tensor counts where the later step runs in
+tensors that the step newly writes, and tensors that wait for a later step. A waiting tensor counts if the later step runs in
 every SubNet in which the present step runs.
 
-Where the order of steps is open, a tensor waits only if it does in every order: the present step needs what was made from
-it, or the tensor itself, and the later step needs what the present step makes. Where a value has several producers, what a
-step needs is what all of them need.
+If the order of steps is open, a tensor counts as waiting only if it waits in every order: the present step needs the tensor, or
+a value made from it, and the later step needs a result of the present step. If a value has several producers, a step needs only
+what all of them need.
 
 The true peak comes from the walk through whole SubNets (`tailor_ir.memory.lifetimes`). The walk also counts buffers that are
-held between two tensors of the same shape, and tensors that wait for a step of some SubNets only. So no moment is above the
-peak of the walk.
+held between two tensors of the same shape, and tensors that wait for a step of some SubNets only. Therefore no moment exceeds
+the peak of the walk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +30,9 @@ MOST_ENTRIES = 20_000
 
 
 def moments(terms: MemoryTerms, cardinalities: Sequence[int]) -> list[list[Table]]:
-    """For each moment, tables whose sum is at most the bytes that are alive. Moments that another moment covers are left out.
+    """For each moment, tables whose sum is at most the bytes alive. Moments dominated by another moment are left out.
 
-    The result is never empty: it may be one moment without tables. `terms.planned`: bytes in any order of the steps.
+    The result is never empty: it may be one moment without tables. `terms.planned`: bounds for any order of the steps.
     """
     waiting = (_InAnyOrder if terms.planned else _InOneOrder)(terms)
     found = [row for row in _Moments(terms, tuple(cardinalities), waiting).rows() if row]
@@ -50,7 +50,7 @@ def _peak(row: Sequence[Table]) -> float:
 
 
 def _dense(columns: frozenset[int], row: Sequence[Table], cardinalities: Sequence[int]) -> Values | None:
-    """A row as one table over its columns, ascending; None when it would be large."""
+    """A row as one table over its columns, ascending; None if that table would be large."""
     scope = tuple(sorted(columns))
     if prod(cardinalities[column] for column in scope) > MOST_ENTRIES:
         return None
@@ -58,7 +58,7 @@ def _dense(columns: frozenset[int], row: Sequence[Table], cardinalities: Sequenc
 
 
 def _covers(other: tuple[frozenset[int], list[Table], Values | None], columns: frozenset[int], values: Values) -> bool:
-    """Whether another row is nowhere below `values`."""
+    """Whether another row is at least `values` everywhere."""
     above, _, larger = other
     if larger is None or not columns <= above:
         return False
@@ -66,21 +66,21 @@ def _covers(other: tuple[frozenset[int], list[Table], Values | None], columns: f
 
 
 class _Waiting(Protocol):
-    """What waits while a step runs."""
+    """The values that wait while a step runs."""
 
     def during(self, at: int) -> Iterator[int]:
-        """Values that are made before a step runs, and read later by a step that runs wherever this one does."""
+        """Values that are made before a step, and read later by a step that runs wherever this one does."""
         ...
 
 
 class _InOneOrder:
-    """Of steps that run in the order in which they stand."""
+    """Waiting values of steps that run in the given order."""
 
     def __init__(self, terms: MemoryTerms) -> None:
         self._terms = terms
 
     def during(self, at: int) -> Iterator[int]:
-        """Values that later steps read, made or not, then outputs."""
+        """Values that later steps read (already made or not), then outputs."""
         step = self._terms.steps[at]
         for other in self._terms.steps[at + 1 :]:
             if step.present.implies(other.present):
@@ -89,13 +89,13 @@ class _InOneOrder:
 
 
 class _InAnyOrder:
-    """Of steps whose order is open. Sets of steps and of values are bit masks."""
+    """Waiting values of steps whose order is open. Sets of steps and of values are bit masks."""
 
     def __init__(self, terms: MemoryTerms) -> None:
         self._terms = terms
-        self._earlier: list[int] = []  # for each step, the steps that it needs in every SubNet that runs it,
+        self._earlier: list[int] = []  # for each step, the earlier steps that it needs in every SubNet that runs it,
         self._made: list[int] = []  # and the values that are made before it
-        after: dict[int, tuple[int, int]] = {}  # value -> the steps done and the values made, once it is there
+        after: dict[int, tuple[int, int]] = {}  # value -> the steps done and the values made once the value exists
         for at, step in enumerate(terms.steps):
             earlier = made = 0
             for value in step.reads:
@@ -125,7 +125,7 @@ class _Moments:
     lies: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def rows(self) -> list[list[Table]]:
-        """One for each step."""
+        """One row of tables for each step."""
         self.writer = {value: step for step in self.terms.steps for value in step.writes}
         written: set[int] = set()
         found = []
@@ -156,7 +156,7 @@ class _Moments:
         return self.lies[value]
 
     def _written(self, value: int) -> frozenset[int]:
-        """The tensors that a value may lie in, where its own step gives it."""
+        """The tensors that may store a value that its own step computes."""
         step = self.writer.get(value)
         if step is None:
             return frozenset((INPUT,))
@@ -169,7 +169,7 @@ class _Moments:
         return Table(term.variables, np.asarray(term.bytes_, np.float64)).ascending()
 
     def _least(self, tensors: frozenset[int]) -> Table:
-        """The smallest of some tensors."""
+        """The bytes of the smallest of some tensors."""
         tables = [self._bytes(value) for value in sorted(tensors)]
         scope = tuple(sorted({column for columns, _ in tables for column in columns}))
         values = np.full([self.cardinalities[column] for column in scope], np.inf)
@@ -178,7 +178,7 @@ class _Moments:
         return Table(scope, values)
 
     def _present(self, step: StepTerm, table: Table) -> Table:
-        """Nothing, where the step does not run."""
+        """The table, set to zero if the step does not run."""
         where = step.present
         if where.always:
             return table

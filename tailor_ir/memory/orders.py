@@ -1,8 +1,8 @@
-"""Peaks of memory of SubNets that each run in the order with the least peak that is found for them.
+"""Peak memory of SubNets that each run in the best order found for them.
 
-To plan an order takes milliseconds to seconds for each SubNet. So there are bounds for populations: no order has less than
-the largest moment (`tailor_ir.memory.moments`); and the planned order has no more than the order in which the steps stand,
-nor than the order that is planned for the largest SubNet.
+Planning an order takes milliseconds to seconds for each SubNet. For populations there are therefore bounds: no order needs less
+than the largest moment (`tailor_ir.memory.moments`), and the planned order needs no more than the given order or the order
+planned for the largest SubNet.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from tailor_ir.memory.moments import moments
 from tailor_ir.memory.terms import MemoryTerms
 
 VISITS = 2_000
-"""Sets of done steps that are visited for each part of one SubNet: fewer than for a file, whose peak may be lower."""
+"""Sets of completed steps visited for each part of one SubNet. A file gets more visits, so its peak may be lower."""
 
 
 class PlannedOrders:
-    """Of extended codes (n, V + D). cardinalities: of the variables (V,). The order of each SubNet is remembered."""
+    """Memory of extended codes (n, V + D). cardinalities: of the variables (V,). The order of each SubNet is cached."""
 
     def __init__(self, terms: MemoryTerms, cardinalities: Sequence[int]) -> None:
         assert not terms.same_shape
@@ -33,12 +33,12 @@ class PlannedOrders:
         self._known: dict[bytes, tuple[int, tuple[int, ...]]] = {}
 
     def bounds(self, codes: Codes) -> tuple[Bytes, Bytes]:
-        """The least and the most that peaks (n,) can be."""
+        """Lower and upper bounds of the peaks (n,)."""
         least = np.max([moment(codes) for moment in self._moments], axis=0).astype(np.int64)
         return least, np.minimum(self._walked(self._terms, codes), self._walked(self._as_largest, codes))
 
     def peaks(self, codes: Codes) -> Bytes:
-        """Peaks (n,)."""
+        """Peaks (n,), each in the planned order."""
         return np.array([self._plan(code)[0] for code in codes], np.int64)
 
     def in_order(self, code: Codes) -> MemoryTerms:
@@ -51,14 +51,14 @@ class PlannedOrders:
 
     @cached_property
     def _as_largest(self) -> MemoryTerms:
-        """The terms with their steps in the order of the largest SubNet."""
+        """The terms with their steps in the order planned for the largest SubNet."""
         (code,) = with_derived(self._largest, self._terms.derived)
         at, load = Walk(self._terms, {}, code[None]).workload()
         return reordered(self._terms, [at[step] for step in best_order(load, VISITS).order])
 
     @cached_property
     def _rank(self) -> dict[int, int]:
-        """Step, by identity -> its place in the order of the largest SubNet."""
+        """Step, by identity -> its position in the order planned for the largest SubNet."""
         return {id(step): rank for rank, step in enumerate(self._as_largest.steps)}
 
     @staticmethod
@@ -79,7 +79,7 @@ class PlannedOrders:
 def reordered(terms: MemoryTerms, order: Sequence[int]) -> MemoryTerms:
     """The terms with some steps in another order, which is legal in some SubNet.
 
-    Every other step runs before the one that follows it in the order so far, and after what it needs in any SubNet.
+    Every other step runs before its successor in the present order, and after everything that it needs in any SubNet.
     """
     place = dict(zip(order, range(len(order)), strict=True))
     keys: list[tuple[int, int]] = []

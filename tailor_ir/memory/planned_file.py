@@ -1,10 +1,10 @@
-"""ONNX files whose nodes stand in the order with the least peak of memory, for onnxruntime to run as they stand.
+"""ONNX files whose nodes are in the order with the least peak memory, and which onnxruntime runs in that order.
 
-onnxruntime keeps no order of a file that it optimises: it walks depth first from the outputs, and nodes that an optimisation
-makes anew change places. So the file is optimised first, for the processor at hand, and its nodes are ordered then. A session
-that optimises nothing and goes by priorities (`session_options`) runs them in this order: no node has a priority, so that of
-the nodes that are ready the first in the file comes first. "Memory reuse" is off: with it, memory of a tensor waits for the
-next of its shape, and nothing else can have it. Sizes are those of a run.
+onnxruntime does not keep the order of a file that it optimises: it walks depth first from the outputs, and nodes that an
+optimisation creates change places. Therefore the file is optimised first, for the processor at hand, and its nodes are ordered
+afterwards. A session that optimises nothing and executes by priority (`session_options`) runs them in this order: no node has a
+priority, so the first ready node in the file runs first. "Memory reuse" is off: with it, memory of a tensor waits for the next
+tensor of its shape, and no other tensor can use it. Sizes are measured in a run.
 """
 
 import tempfile
@@ -24,15 +24,15 @@ OVER_FIRST = frozenset(
     ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
 ).union(("Softsign", "Tanh", "ThresholdedRelu"))
 BLOCKED = "com.microsoft.nchwc"
-SUMMED = 3  # operand of a convolution that its result is added to
+SUMMED = 3  # index of the operand that is added to a convolution's result
 QUIET = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFile:
-    """model: optimised, its nodes in the planned order. given_bytes: the peak in the order of the optimised file.
+    """model: optimised, its nodes in the planned order. given_bytes: the peak in the optimised file's own order.
 
-    placement: of all tensors in one block, in the planned order.
+    placement: offsets of all tensors in one block, in the planned order.
     """
 
     model: onnx.ModelProto
@@ -42,7 +42,7 @@ class PlannedFile:
 
 
 def session_options(*, optimised: bool = True) -> onnxruntime.SessionOptions:
-    """For sessions of one thread. optimised: the file is, and is run in the order of its nodes, without memory reuse."""
+    """Options for sessions of one thread. optimised: the file is already; its nodes run in order, without memory reuse."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = QUIET
@@ -54,7 +54,7 @@ def session_options(*, optimised: bool = True) -> onnxruntime.SessionOptions:
 
 
 def plan_file(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> PlannedFile:
-    """Optimise a model and order its nodes. feeds: its inputs, for one run that tells sizes."""
+    """Optimise a model and order its nodes. feeds: its inputs, for one run that measures sizes."""
     optimised = _optimised(model)
     load = _workload(optimised, _shapes(optimised, feeds))
     schedule = best_order(load)
@@ -78,7 +78,7 @@ def _optimised(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _shapes(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Bytes and shape of every computed value, as a run gives them."""
+    """Bytes and shape of every computed value, measured in a run."""
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     known = {value.name for value in shown.graph.output}
@@ -92,7 +92,7 @@ def _shapes(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str
 
 
 def _workload(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, tuple[int, ...]]]) -> Workload:
-    """The nodes as steps. Weights are the caller's, as the inputs are."""
+    """The nodes as steps. Weights and inputs belong to the caller."""
     number: dict[str, int] = {}
     for node in model.graph.node:
         for name in (*node.input, *node.output):
@@ -118,7 +118,7 @@ def _workload(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, tuple[int,
 
 
 def _patches(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]], result: tuple[int, ...]) -> int:
-    """Bytes of the patches that a convolution which works on no blocks copies for its time."""
+    """Bytes of the patches that a convolution without blocks copies while it runs."""
     if node.op_type not in ("Conv", "FusedConv") or node.domain == BLOCKED or node.input[1] not in weights:
         return 0
     shape = weights[node.input[1]]
@@ -130,7 +130,7 @@ def _patches(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]], resul
 
 
 def _overwritten(node: onnx.NodeProto) -> Sequence[str]:
-    """Operands whose memory the result may take."""
+    """Operands whose memory the result may reuse."""
     if node.op_type in OVER_FIRST:
         return list(node.input[:1])
     return [name for name in node.input[SUMMED:] if name] if node.op_type in ("Conv", "FusedConv") else []

@@ -1,12 +1,12 @@
-"""What ONNX Runtime itself takes for the activations of a model, byte by byte, as a check on predictions.
+"""Memory that ONNX Runtime itself uses for the activations of a model, byte by byte, to check predictions.
 
-Every allocation of the CPU provider in a run is counted by an allocator of our own, which is registered with the
-runtime's environment and hands on to aligned_alloc: tensors and the kernels' temporary buffers, as they are asked for.
-The runtime's arena is asked, too: it serves the same requests from chunks that it does not split where the rest would
-be less than the request, so its bytes in use depend on what was freed before.
+A custom allocator counts every allocation of the CPU provider in a run: tensors and the kernels' temporary buffers, as
+requested. It is registered with the runtime's environment and forwards to aligned_alloc. The runtime's arena is queried, too:
+it serves the same requests from chunks that it does not split if the rest would be smaller than the request, so its bytes in
+use depend on the earlier releases.
 
-The C API is called through ctypes, since Python's has neither. Its functions are found by their position in a table to
-which new ones are only appended (onnxruntime_c_api.h); the table of version 23 is the first with AllocatorGetStats.
+The C API is called through ctypes, since the Python API has neither. Its functions are found by their position in a table to
+which new functions are only appended (onnxruntime_c_api.h); the table of version 23 is the first with AllocatorGetStats.
 """
 
 import ctypes
@@ -58,7 +58,7 @@ FUNCTIONS = {
 DISABLE_ALL, ENABLE_ALL, WARNING_AND_WORSE, ERRORS = 0, 99, 2, 3
 SEQUENTIAL, PARALLEL = 0, 1
 PRIORITY_BASED = 1
-OPTIONS_BYTES = 128  # from their beginning, enough to find the fields that the C API has no function for
+OPTIONS_BYTES = 128  # from their beginning; enough to find the fields that no C function sets
 ARENA, DEVICE = 1, 0
 FLOAT = 1
 ALIGNMENT = 64
@@ -70,7 +70,7 @@ Info = ctypes.CFUNCTYPE(Pointer, Pointer)
 
 
 class Allocator(ctypes.Structure):
-    """OrtAllocator."""
+    """The C struct OrtAllocator."""
 
     _fields_ = (
         ("version", ctypes.c_uint32),
@@ -85,7 +85,7 @@ class Allocator(ctypes.Structure):
 
 @dataclass
 class CountedMemory:
-    """Hands out memory and counts it."""
+    """Allocates memory and counts it."""
 
     live: dict[int, int] = field(default_factory=dict)
     now: int = 0
@@ -112,10 +112,10 @@ class CountedMemory:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes above those of the weights.
+    """Peak bytes beyond those of the weights.
 
-    In the first run of a model, `asked` of the allocator, and `arena`: in use there. `planned`: asked for in later runs,
-    when all tensors lie in one block that was planned in the first (memory patterns).
+    In the first run of a model, `asked`: requested from the allocator, and `arena`: in use in the arena. `planned`: requested
+    in later runs, when all tensors are in one block that was planned in the first run (memory patterns).
     """
 
     asked: int
@@ -124,7 +124,7 @@ class Peaks:
 
 
 class Runtime:
-    """ONNX Runtime with all optimisations, one thread, its memory counted. One in a process: `runtime()`."""
+    """ONNX Runtime with all optimisations, one thread, and counted memory. One per process: `runtime()`."""
 
     def __init__(self) -> None:
         (file,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*")
@@ -146,7 +146,7 @@ class Runtime:
         self._call("RegisterAllocator", self._environment, ctypes.byref(self._allocator))
 
     def peaks(self, model: bytes, x: np.ndarray, *, as_it_stands: bool = False) -> Peaks:
-        """Of a model with one input, float32. as_it_stands: run as files of `tailor_ir.memory.planned_file` are."""
+        """Peaks of a model with one input, float32. as_it_stands: run it like files of `tailor_ir.memory.planned_file`."""
         self._as_it_stands = as_it_stands
         first, later = (self._asked(model, x, later) for later in (False, True))
         return Peaks(asked=first, arena=self._arena(model, x), planned=later)
@@ -161,7 +161,7 @@ class Runtime:
         return self._counter.peak - before
 
     def replay(self, events: Iterable[Event]) -> list[int]:
-        """Bytes that a new arena of the runtime's has in use after each event; nothing is written to them."""
+        """Bytes in use in a new arena of the runtime after each event; nothing is written to the memory."""
         model = _smallest_model()
         live: dict[Hashable, Pointer] = {}
         in_use = []
@@ -185,7 +185,7 @@ class Runtime:
 
     @contextmanager
     def _fresh_arena(self, model: bytes) -> Iterator[tuple[Pointer, Pointer]]:
-        """A session that has not been run, and its arena."""
+        """A session that has not run yet, and its arena."""
         session = self._session(model, own_allocator=False)
         info = self._make("CreateCpuMemoryInfo", ctypes.c_int(ARENA), ctypes.c_int(0))
         arena = self._make("CreateAllocator", session, info)
@@ -217,9 +217,9 @@ class Runtime:
         return session
 
     def _keep_order(self, options: Pointer) -> None:
-        """Execution by priorities, without memory reuse. Fields of the C++ structure, next to fields that functions set.
+        """Set execution by priority, without memory reuse, in fields of the C++ structure next to fields that functions set.
 
-        They are the second integer, after the execution mode, and the byte after that of memory patterns.
+        The fields are the second integer, after the execution mode, and the byte after that of memory patterns.
         """
         assert options.value is not None
         fields = (ctypes.c_ubyte * OPTIONS_BYTES).from_address(options.value)
@@ -232,7 +232,7 @@ class Runtime:
         fields[order], fields[reuse] = PRIORITY_BASED, 0
 
     def _changed(self, options: Pointer, fields: Any, function: str, *arguments: Any) -> int:
-        """The one byte of the options that a function changes."""
+        """The offset of the one byte of the options that a function changes."""
         before = bytes(fields)
         self._call(function, options, *arguments)
         (at,) = (at for at, (old, new) in enumerate(zip(before, bytes(fields), strict=True)) if old != new)
@@ -267,7 +267,7 @@ class Runtime:
         return ctypes.CFUNCTYPE(result, *arguments)(address)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """RuntimeError with the runtime's message."""
+        """Call a function of the C API; RuntimeError with the runtime's message if it fails."""
         plain = [ctypes.cast(a, Pointer) if not isinstance(a, ctypes._SimpleCData) else a for a in arguments]
         status = self._function(name, Pointer, *map(type, plain))(*plain)
         if status:
@@ -275,7 +275,7 @@ class Runtime:
             raise RuntimeError(f"onnxruntime, {name}: {message.decode()}")
 
     def _make(self, name: str, *arguments: Any) -> Pointer:
-        """Call a function whose last argument is where the result goes."""
+        """Call a function whose last argument is a pointer to its result."""
         handle = Pointer()
         self._call(name, *arguments, ctypes.byref(handle))
         return handle
@@ -285,7 +285,7 @@ class Runtime:
 
 
 def _smallest_model() -> bytes:
-    """For its session's arena."""
+    """A minimal model, to get the arena of its session."""
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1,)) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "smallest", [x], [y])
     opset = onnx.helper.make_opsetid("", 17)
@@ -294,7 +294,7 @@ def _smallest_model() -> bytes:
 
 
 def _channel_block() -> int:
-    """Channels that lie side by side in the runtime of this machine. Source: onnxruntime, MlasNchwcGetBlockSize."""
+    """Number of channels stored side by side by the runtime on this machine. Source: onnxruntime, MlasNchwcGetBlockSize."""
     if platform.machine() == "aarch64":
         return 16
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
@@ -302,10 +302,10 @@ def _channel_block() -> int:
 
 
 HERE = Rules(channel_block=_channel_block())
-"""What the runtime of this machine does."""
+"""The rules of the runtime on this machine."""
 
 
 @cache
 def runtime() -> Runtime:
-    """The process's one: the runtime keeps the allocator until the process ends."""
+    """The runtime of this process; only one, since it keeps the allocator until the process ends."""
     return Runtime()

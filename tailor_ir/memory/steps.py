@@ -1,4 +1,4 @@
-"""The steps of a network as a runtime executes them: values that each reads and writes, and their layouts in memory."""
+"""The steps of a network as a runtime executes them: the values that each reads and writes, and their layouts in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from tailor_ir.spaces.presence import Presence
 class RuntimeStep:
     """One step, and the SubNets that run it.
 
-    in_place: operands whose memory the result may take, the preferred one first. view: the result shares the operand's memory.
-    relayout: the step changes the layout; it is a view in SubNets whose operand has that layout already.
+    in_place: operands whose memory the result may reuse, the preferred one first. view: the result shares the operand's memory.
+    relayout: the step changes the layout; it is a view in SubNets whose operand already has that layout.
     """
 
     reads: tuple[str, ...]
@@ -30,8 +30,8 @@ class Steps:
     """All steps of all SubNets in order; layout, axes and element type of every value that they read or write.
 
     typed_like: value -> the value of the network with the same element type. groups: patches of a convolution -> its groups.
-    deciding: value -> the axis that decides on blocks in its place (layout "read"). derived: columns of extended codes: the
-    space's, and more behind them.
+    deciding: value -> the axis that decides on blocks instead of its own (layout "read"). derived: derived columns of extended
+    codes: the space's, then further ones.
     """
 
     steps: tuple[RuntimeStep, ...]

@@ -1,4 +1,4 @@
-"""The steps of all SubNets as arrays over few variables, for the walk through lifetimes."""
+"""The steps of all SubNets as arrays over few variables, for the walk in `tailor_ir.memory.lifetimes`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ Key = tuple[int, ...]  # bytes of an element, then the shape
 class ValueTerm:
     """A value as arrays over the choices of its `variables` (columns of choice indices), one axis for each variable.
 
-    bytes_: bytes in memory. shapes: a number for each shape, padding included; equal shapes have equal numbers. stored: a
-    number for each stored shape. blocked: whether channels are stored in blocks. temporary: the value exists during one step
-    alone and shares its memory with no other value.
+    bytes_: bytes in memory. shapes: a number for each shape, including padding; equal shapes have equal numbers. stored: a
+    number for each stored shape. blocked: whether channels are stored in blocks. temporary: the value only exists during one
+    step and shares its memory with no other value.
     """
 
     variables: Variables
@@ -52,9 +52,9 @@ class StepTerm:
 class MemoryTerms:
     """The steps of all SubNets.
 
-    sources: value with several producers -> its producers, each with the SubNets in which it is chosen.
-    inputs, outputs: values of the network. same_shape: as `Rules.reuses`. planned: as `Rules.planned`. derived: columns of
-    extended codes (`Space`).
+    sources: value with several producers -> its producers, each with the SubNets in which it is chosen. inputs, outputs: values
+    of the network. same_shape: as `Rules.reuses`. planned: as `Rules.planned`. derived: derived columns of extended codes
+    (`Space`).
     """
 
     values: tuple[ValueTerm, ...]
@@ -68,7 +68,7 @@ class MemoryTerms:
 
 
 def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: Rules = ONNXRUNTIME) -> MemoryTerms:
-    """The steps of a network's SubNets, batch 1. element_bytes: of values that are not float32."""
+    """The steps of a network's SubNets, batch 1. element_bytes: bytes per element of values that are not float32."""
     grids = Grids(structure.space)
 
     def sizes_of(axis: Axis) -> frozenset[int]:
@@ -97,7 +97,7 @@ def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: 
         inputs=tuple(number[name] for name in structure.graph.inputs),
         outputs=tuple(
             number[name] for name in structure.graph.outputs if name in number
-        ),  # stored ones are not computed
+        ),  # only computed values, not stored ones
         same_shape=rules.reuses,
         planned=rules.planned,
         derived=steps.derived,

@@ -1,1 +1,1 @@
-"""The operators of SubNets, read off the axes, as a device executes them; and the unique operators of all SubNets."""
+"""The operators of SubNets as a device executes them, derived from the axes; and the unique operators of all SubNets."""

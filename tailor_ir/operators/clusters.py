@@ -63,7 +63,7 @@ class _Clusters:
                     anchored.add(node.name)
 
     def _join_attention(self) -> None:
-        """Everything without weights around the matrix products of an attention is one operator."""
+        """Join everything without weights around the matrix products of an attention into one operator."""
         inner = {n.name: n for n in self.nodes if n.op in LAYOUT or self._scales(n)}
         inner |= {n.name: n for n in self.nodes if self._biases(n, inner)}
         joined = _Sets(inner)
@@ -104,9 +104,9 @@ class _Clusters:
 
 
 def find_clusters(graph: Graph, tensors: Tensors, unit_of: Mapping[str, Hashable]) -> tuple[Cluster, ...]:
-    """The nodes that depend on the network's input, grouped as they run; in order of each group's first node.
+    """The nodes that depend on the network's input, grouped into operators; in order of each group's first node.
 
-    tensors: the constants. unit_of: `Structure.unit_of`; nodes of different units never run as one, since a SubNet may have
-    only one of them.
+    tensors: the constants. unit_of: `Structure.unit_of`; nodes of different units are never in one operator, since a SubNet may
+    have only one of them.
     """
     return _Clusters(graph, tensors, unit_of).find()

@@ -1,4 +1,4 @@
-"""Features of operators: two operators have equal features exactly when a device does the same work for them."""
+"""Features of operators: equal if and only if a device does the same work for two operators."""
 
 import hashlib
 import json
@@ -43,9 +43,9 @@ class ConstantValue:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorFeature:
-    """An operator as a runtime executes it: a main node with what is fused into it, all shapes fixed, the batch too.
+    """An operator as a runtime executes it: a main node with the nodes fused into it; all shapes, also the batch, are fixed.
 
-    BatchNorm after a convolution or linear map is folded into its weights and bias and leaves no step. `step_shapes`: of
+    BatchNorm after a convolution or linear map is folded into its weights and bias and leaves no step. `step_shapes`: shapes of
     all results in order, t0, t1 … `element_types`: (local name, type) of inputs and parameters that are not float32.
     """
 
@@ -77,7 +77,7 @@ class OperatorFeature:
 
     @cached_property
     def _hash(self) -> int:
-        # numbers alone: the same in every process, and cheap; features that differ elsewhere are told apart by comparing
+        # only of numbers: cheap, and the same in every process; __eq__ separates features that differ elsewhere
         return hash((len(self.steps), self.input_shapes, self.parameter_shapes, self.output_shapes))
 
     def __hash__(self) -> int:
@@ -180,7 +180,7 @@ def _general_product_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
 
 
 def _einsum_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    """MACs of an einsum: one for each combination of the letters' values; an ellipsis is the result's leading axes."""
+    """MACs of an einsum: one for each combination of the letters' values; an ellipsis stands for the result's leading axes."""
     equation = str(dict(step.attributes)["equation"]).replace(" ", "")
     sizes: dict[str, int] = {}
     hidden = 1
@@ -251,8 +251,8 @@ class _ModelBuilder:
         return np.dtype(self.types.get(name, FLOAT))
 
     def _parameter(self, name: str, shape: Shape) -> np.ndarray:
-        """Random values; integers are positions where they look something up, else zeros."""
-        kind = self._type(name)  # numbers that are drawn without dimensions are no arrays
+        """Random values; integers are positions if they are used for a look-up, else zeros."""
+        kind = self._type(name)  # numpy's generator returns scalars, not arrays, for shape ()
         if kind.kind == "b":
             return np.asarray(self.rng.random(shape) < 0.5)
         if kind.kind != "f":

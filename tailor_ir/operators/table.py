@@ -1,7 +1,7 @@
-"""The operators of SubNets, read off the axes: the variables that each depends on, and the unique operators.
+"""The operators of SubNets, derived from the axes: the variables on which each depends, and the unique operators.
 
-An operator's shapes depend on few variables. Its axes are evaluated over all choices of these at once; a template
-describes every different row of sizes once, and blocks that are alike share templates.
+An operator's shapes depend on few variables. Its axes are evaluated over all choices of these at once; a template describes
+every distinct row of sizes once, and blocks that are alike share templates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ Choices = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChosenFeatures(Mapping[Choices, OperatorFeature | None]):
-    """Choice indices of a term's variables -> its operator, None where the SubNet does not have it.
+    """Choice indices of a term's variables -> its operator, None if the SubNet does not have it.
 
     `numbers` has one axis for each variable: positions in `operators`, or ABSENT.
     """
@@ -59,8 +59,8 @@ class ChosenFeatures(Mapping[Choices, OperatorFeature | None]):
 class OperatorTerm:
     """One operator of the largest network over all configs.
 
-    `variables`: columns of extended codes that it depends on. `features`: choice indices of those -> the operator,
-    None where the SubNet does not have it. The operators of a SubNet are the terms' features under its choices.
+    `variables`: columns of extended codes on which it depends. `features`: choice indices of these -> the operator, None if the
+    SubNet does not have it. The operators of a SubNet are the terms' features under its choices.
     """
 
     variables: tuple[int, ...]
@@ -69,10 +69,10 @@ class OperatorTerm:
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperator:
-    """An operator where it stands in one SubNet.
+    """An operator at its place in one SubNet.
 
-    `inputs`, `outputs`: values in the order of the feature's, by their names in the graph and in exported files. `names`:
-    all nodes and values that it is made of.
+    `inputs`, `outputs`: values in the order of the feature's, by their names in the graph and in exported files. `names`: all
+    its nodes and values.
     """
 
     feature: OperatorFeature
@@ -83,7 +83,7 @@ class PlacedOperator:
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperators:
-    """A SubNet's operators from its inputs to its outputs, each after those that it reads from."""
+    """A SubNet's operators from its inputs to its outputs, each after the operators that it reads from."""
 
     operators: tuple[PlacedOperator, ...]
     inputs: tuple[str, ...]
@@ -92,9 +92,9 @@ class PlacedOperators:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlace:
-    """An operator where it stands in the whole network, for all SubNets that have it.
+    """An operator at its place in the whole network, for all SubNets that have it.
 
-    `reads`: values as the network itself names them; a SubNet may read another producer of such a value. `names`: as of
+    `reads`: values by their names in the original network; a SubNet may read another producer of such a value. `names`: as in
     `PlacedOperator`.
     """
 
@@ -105,7 +105,7 @@ class OperatorPlace:
 
 
 def running_order(reads: Sequence[Sequence[str]], writes: Sequence[Sequence[str]]) -> list[int]:
-    """Positions of operators in an order in which they can run, as near to the given one as their values allow."""
+    """Positions of operators in an executable order, as close to the given one as their values allow."""
     writer = {value: position for position, values in enumerate(writes) for value in values}
     sorter = TopologicalSorter({i: [writer[v] for v in values if v in writer] for i, values in enumerate(reads)})
     sorter.prepare()
@@ -122,7 +122,7 @@ def running_order(reads: Sequence[Sequence[str]], writes: Sequence[Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class UniqueOperators(Mapping[OperatorFeature, Config]):
-    """Operator -> a canonical config that has it: the largest SubNet's but for the choices in `witnesses`."""
+    """Operator -> a canonical config that has it: the largest SubNet's, except for the choices in `witnesses`."""
 
     space: Space
     witnesses: Mapping[OperatorFeature, tuple[tuple[int, ...], Choices]]
@@ -157,14 +157,14 @@ class OperatorTable:
     """Reads operators off the axes of one SuperNet, for one batch size."""
 
     def __init__(self, structure: Structure, constants: Tensors, batch: int = 1) -> None:
-        """constants: the graph's, by name."""
+        """constants: the graph's constants, by name."""
         self.space, self._graph = structure.space, structure.graph
         self._batch = batch
         context = TemplateInputs(structure, constants)
         clusters = find_clusters(structure.graph, constants, structure.unit_of())
         known: dict[tuple[object, ...], Template] = {}
-        self._own: list[Template] = []  # each cluster's own, with its names
-        self.templates: list[tuple[Template, Sequence[Axis]]] = []  # of each cluster, and the cluster's own axes
+        self._own: list[Template] = []  # each cluster's own template, with its names
+        self.templates: list[tuple[Template, Sequence[Axis]]] = []  # each cluster's shared template and own axes
         for cluster in clusters:
             template = Template(context, cluster)
             self.templates.append((known.setdefault(template.key, template), template.axes))
@@ -180,7 +180,7 @@ class OperatorTable:
         return tuple(self.numbered(codes).values())
 
     def numbered(self, codes: np.ndarray) -> dict[int, OperatorFeature]:
-        """The same by their positions in the whole network: SubNets that share an operator have it at the same position."""
+        """The operators of one SubNet by their positions in the whole network, which are the same in all SubNets."""
         sizes = self.space.sizes(codes, self._batch)
         return {
             position: template.feature(tuple([sizes(axis) for axis in axes]))
@@ -189,11 +189,11 @@ class OperatorTable:
         }
 
     def _there(self, codes: np.ndarray) -> list[bool]:
-        """For each cluster whether one SubNet has it."""
+        """For each cluster, whether one SubNet has it."""
         return self._roster.at(self.space.extended(codes[None])[0])
 
     def placed(self, codes: np.ndarray) -> PlacedOperators:
-        """The same with the values that each reads, of the chosen producers, and writes."""
+        """The operators of one SubNet with the values that each reads, of the chosen producers, and writes."""
         source = self.space.sources.under(codes)
         present = [own for own, there in zip(self._own, self._there(codes), strict=True) if there]
         placed = tuple(
@@ -212,7 +212,7 @@ class OperatorTable:
     # -- all SubNets -------------------------------------------------------------------------------------------------
 
     def places(self) -> tuple[OperatorPlace, ...]:
-        """Every operator of the largest network with what it reads and writes, in the order of `numbered` and `terms`."""
+        """Every operator of the largest network with its inputs and outputs, in the order of `numbered` and `terms`."""
         return tuple(
             OperatorPlace(own.operands, own.results, own.names, where)
             for own, where in zip(self._own, self._presence, strict=True)
@@ -236,7 +236,7 @@ class OperatorTable:
 
     @cached_property
     def _enumerated(self) -> tuple[list[_Term], dict[OperatorFeature, tuple[tuple[int, ...], Choices]]]:
-        """Terms, and each different operator with variables and choices that give it, all others at their largest."""
+        """Terms, and each distinct operator with variables and choices that give it, all others at their largest."""
         numbers_of: dict[OperatorFeature, int] = {}
         witnesses: dict[OperatorFeature, tuple[tuple[int, ...], Choices]] = {}
         filled: dict[tuple[int, bytes, bytes], np.ndarray] = {}
@@ -253,8 +253,8 @@ class OperatorTable:
             if key not in filled:
                 numbers = np.full(len(rows), ABSENT, np.int32)
                 seen: dict[SizeRow, int] = {}
-                # the largest choices first: a witness has the largest of choices that give the same sizes, as canonical
-                # configs have
+                # the largest choices first: as canonical configs do, a witness has the largest of the choices that give the
+                # same sizes
                 listed = rows.tolist()
                 for at in np.flatnonzero(there)[::-1].tolist():
                     row = tuple(listed[at])
@@ -271,9 +271,9 @@ class OperatorTable:
         return terms, witnesses
 
     def _enumerate_over(self, axes: Sequence[Axis], where: Presence) -> tuple[Variables, np.ndarray]:
-        """The variables whose choices give an operator all its sizes, and for which of their combinations it is there.
+        """The variables whose choices give an operator all its sizes, and the combinations under which it is present.
 
-        Presence adds none where the largest choices have the operator, whatever its sizes.
+        Presence adds no variables if the largest choices have the operator, whatever its sizes.
         """
         variables = self._grids.variables(axes)
         if not set(where.variables).isdisjoint(variables) or not where.at(self._largest):
@@ -284,7 +284,7 @@ class OperatorTable:
         return variables, np.broadcast_to(mask, self._grids.shape(variables)).reshape(-1).copy()
 
     def _keep_possible(self, variables: Variables, there: np.ndarray) -> None:
-        """Take combinations that no SubNet has out of those that are there."""
+        """Remove the combinations that no SubNet has from `there`."""
         deciders = self._reach.deciders(variables)
         shape = self._grids.shape(variables)
         at = np.flatnonzero(there)
@@ -294,7 +294,7 @@ class OperatorTable:
         there[at] = possible[number]
 
     def _code(self, variables: Variables, choices: Choices) -> tuple[Variables, Choices]:
-        """Variables and choices of a SubNet that has a possible combination."""
+        """Variables and choices of a SubNet that has a given possible combination; without those at their largest."""
         deciders = self._reach.deciders(variables)
         chosen = dict(zip(variables, choices, strict=True))
         code = self._reach.code(deciders, np.array([chosen[column] for column in deciders]))

@@ -1,4 +1,4 @@
-"""The structure of an operator apart from its sizes: described once, filled in for every row of sizes."""
+"""The structure of an operator without its sizes: described once, filled in for every row of sizes."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ SizeRow = tuple[int, ...]
 
 
 class TemplateInputs:
-    """The parts of a network that templates read."""
+    """The parts of a network from which templates are made."""
 
     def __init__(self, structure: Structure, tensors: Tensors) -> None:
         graph = structure.graph
@@ -45,7 +45,7 @@ class TemplateInputs:
 
 
 def element_types(graph: Graph, tensors: Tensors) -> dict[str, str]:
-    """Value name -> its element type, for those that are not float32."""
+    """Value name -> its element type, for values that are not float32."""
     values = {"": gs.Variable.empty()}
     values.update((name, gs.Variable(name, np.dtype(graph.input_type(name)))) for name in graph.inputs)
     for name in (*graph.parameters, *graph.statistics, *graph.constants):
@@ -62,9 +62,9 @@ def element_types(graph: Graph, tensors: Tensors) -> dict[str, str]:
 class Template:
     """One cluster of nodes without its sizes.
 
-    `axes` are the different axes of its operands and results; a *row* has the size of each. `operands`: what it reads of
-    other clusters and the network's input; `results`: what others read of it. `names`: of its nodes and their results.
-    `key` is equal for clusters that are the same operator wherever their rows are equal.
+    `axes` are the distinct axes of its operands and results; a *row* has the size of each. `operands`: the values that it reads
+    from other clusters and the network's input; `results`: the values that others read from it. `names`: of its nodes and their
+    results. `key` is equal for clusters that are the same operator whenever their rows are equal.
     """
 
     def __init__(self, context: TemplateInputs, cluster: Cluster) -> None:
@@ -105,7 +105,7 @@ class Template:
         return nodes, tuple(roles), self.full, self.batched, tuple(number[name] for name in self.results)
 
     def feature(self, row: SizeRow) -> OperatorFeature:
-        """The operator that the cluster is under a row of sizes."""
+        """The operator of the cluster under a row of sizes."""
         feature = self._known.get(row)
         if feature is None:
             feature = self._known[row] = _FeatureBuilder(self, row).describe()
@@ -127,7 +127,7 @@ class Template:
 
 
 class _FeatureBuilder:
-    """Turns one template and one row of sizes into a feature with local names."""
+    """Turns a template and a row of sizes into a feature with local names."""
 
     def __init__(self, template: Template, row: SizeRow) -> None:
         self.template, self.context, self.row = template, template.context, row

@@ -1,7 +1,7 @@
-"""Pre-partition: what there is to know of a network before it is split over devices.
+"""Pre-partition: the facts about a network that splitting it over devices needs.
 
-Made once for each SuperNet, and independent of devices: operators in the order in which they run, the values that cross
-each cut between two operators, and the operators that can run side by side.
+Computed once for each SuperNet, independently of devices: operators in the order in which they run, the values that cross each
+cut between two operators, and the operators that can run side by side.
 """
 
 from tailor_ir.partition.dataflow import HandedValue, SubnetDataflow

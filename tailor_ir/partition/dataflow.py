@@ -1,8 +1,8 @@
-"""One SubNet as operators and the values that they hand to each other; the cuts between its operators.
+"""One SubNet as operators and the values that they pass to each other; the cuts between its operators.
 
-A SubNet of n operators has n + 1 cuts: cut k has the first k operators on its left side. A value crosses a cut where it is
-written on the left (the network's input always is), and read on the right (the network's outputs are read behind all
-operators). A value with several readers crosses once.
+A SubNet of n operators has n + 1 cuts: cut k has the first k operators on its left side. A value crosses a cut if it is written
+on the left (the network's input always is) and read on the right (the network's outputs are read after all operators). A value
+with several readers crosses once.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ INPUT = -1
 class HandedValue:
     """A value of one SubNet.
 
-    name: in the graph and in exported files. shape: with the batch. bytes: of the value as the network computes it.
+    name: in the graph and in exported files. shape: including the batch. bytes: of the value as the network computes it.
     writer: position of an operator, or `INPUT`. readers: positions, ascending; the number of operators stands for the network's
     output.
     """
@@ -31,7 +31,7 @@ class HandedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubnetDataflow:
-    """One SubNet in its running order. positions: of its operators in `PrePartition.operators`."""
+    """One SubNet in its running order. positions: its operators' positions in `PrePartition.operators`."""
 
     operators: tuple[PlacedOperator, ...]
     positions: tuple[int, ...]
@@ -39,7 +39,7 @@ class SubnetDataflow:
 
     @property
     def cuts(self) -> int:
-        """Number of cuts, the ones before the first and behind the last operator included."""
+        """Number of cuts, including those before the first and after the last operator."""
         return len(self.operators) + 1
 
     def crossing(self, cut: int) -> tuple[HandedValue, ...]:

@@ -1,4 +1,4 @@
-"""Operators that can run side by side: a SubNet as flows, each a chain of operators, some of which do not wait for others.
+"""Operators that can run side by side: a SubNet as flows (chains of operators), some of which do not wait for others.
 
 Source: CrowdHMTware §III-B1, operation flows.
 """
@@ -10,9 +10,10 @@ from tailor_ir.partition.dataflow import INPUT, SubnetDataflow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorFlow:
-    """Operators of which each reads the one before it, and is its only reader.
+    """A chain of operators: each reads the one before it, and is its only reader.
 
-    operators: positions in `SubnetDataflow.operators`. beside: numbers of the flows of which neither waits for the other.
+    operators: positions in `SubnetDataflow.operators`. beside: numbers of the flows with which there is no dependency in either
+    direction.
     """
 
     operators: tuple[int, ...]
@@ -55,7 +56,7 @@ def find_flows(dataflow: SubnetDataflow) -> tuple[OperatorFlow, ...]:
 
 
 def _waits(before: list[set[int]]) -> list[int]:
-    """For each operator the operators that run before it in every order, as bits."""
+    """For each operator, the operators that run before it in every order, as bits."""
     found: list[int] = []
     for earlier in before:
         bits = 0

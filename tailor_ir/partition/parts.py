@@ -1,4 +1,4 @@
-"""The parts of a SubNet that is split: groups of operators, each of which reads what earlier groups have written."""
+"""The parts of a split SubNet: groups of operators, each of which only reads the results of earlier groups."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ def split_parts(
 
 
 def _part_of(count: int, groups: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Operator -> its part; the network's output, at `count`, is behind all parts."""
+    """Operator -> its part; the network's output, at `count`, comes after all parts."""
     found = {at: number for number, group in enumerate(groups) for at in group}
     if sorted(at for group in groups for at in group) != list(range(count)) or not all(groups):
         got = f"{sum(map(len, groups))} operators in {len(groups)} parts"

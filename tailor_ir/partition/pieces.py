@@ -1,8 +1,8 @@
-"""The pieces of a network: operators between two cuts that one value crosses, whichever the SubNet.
+"""The segments of a network: operators between two cuts that exactly one value crosses, in every SubNet.
 
-A device that runs a piece needs the value that enters it and nothing else. So where SubNets and the devices of their pieces
-are chosen together, a change of device costs what the one value takes. The value may be another one in another SubNet, as
-behind a block that may be skipped.
+A device that runs a segment needs the value that enters it and nothing else. When SubNets and the devices of their segments are
+chosen together, a change of device costs the transfer of that one value. The value may differ between SubNets, for example
+after a block that may be skipped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from tailor_ir.spaces.presence import NEVER, Presence, any_of
 from tailor_ir.spaces.space import Space
 
 SAMPLES = 256
-"""SubNets that rule out most other cuts, before all SubNets are looked at."""
+"""Number of random SubNets that rule out most other cuts, before all SubNets are checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,9 +34,9 @@ class CrossingValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CrossingBytes:
-    """What crosses a cut: tables whose sums are bytes, over columns of extended codes.
+    """The bytes that cross a cut: tables over columns of extended codes, whose sum is the number of bytes.
 
-    floats: of float32 values. others: of values of other types.
+    floats: for float32 values. others: for values of other types.
     """
 
     floats: tuple[Table, ...]
@@ -45,7 +45,7 @@ class CrossingBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkPiece:
-    """A piece. operators: positions in `PrePartition.operators`, ascending. terms: of these, in the same order.
+    """A segment. operators: positions in `PrePartition.operators`, ascending. terms: theirs, in the same order.
 
     present: the SubNets that have at least one of the operators. reads_input: whether some SubNet reads the input here.
     """
@@ -58,20 +58,20 @@ class NetworkPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkPieces:
-    """All pieces in running order. crossing: at the cut before each, and behind the last one, where the answer is."""
+    """All segments in running order. crossing: bytes at the cut before each, and after the last one, where the answer is."""
 
     pieces: tuple[NetworkPiece, ...]
     crossing: tuple[CrossingBytes, ...]
 
     def of_operators(self) -> dict[int, int]:
-        """Position of an operator in `PrePartition.operators` -> number of its piece."""
+        """Position of an operator in `PrePartition.operators` -> number of its segment."""
         return {at: number for number, piece in enumerate(self.pieces) for at in piece.operators}
 
 
 def find_pieces(cuts: PrePartition) -> NetworkPieces:
-    """The pieces of a network. Nothing is run.
+    """The segments of a network. Nothing is run.
 
-    A cut counts where no SubNet has two values that cross it. Those before the first and behind the last operator always count.
+    A cut counts if no SubNet has two values that cross it. The cuts before the first and after the last operator always count.
     """
     crossing = crossing_values(cuts)
     ends = [0, *_single_cuts(cuts, crossing), len(cuts.operators)]
@@ -91,7 +91,7 @@ def find_pieces(cuts: PrePartition) -> NetworkPieces:
 
 
 def crossing_values(cuts: PrePartition) -> list[list[CrossingValue]]:
-    """For each cut the values that cross it in some SubNet: written before the cut, and read behind it."""
+    """For each cut, the values that cross it in some SubNet: written before the cut, and read after it."""
     found: list[list[CrossingValue]] = [[] for _ in range(cuts.cuts)]
     for value in cuts.values:
         where, readings = NEVER, list(value.readings)
@@ -118,7 +118,7 @@ def _single_cuts(cuts: PrePartition, crossing: Sequence[Sequence[CrossingValue]]
 
 
 def _is_single(space: Space, crossing: Sequence[CrossingValue]) -> bool:
-    """Whether no SubNet has two of the values; False where that cannot be told."""
+    """Whether no SubNet has two of the values; False if that cannot be decided."""
     if all((one.where & other.where).never for one, other in combinations(crossing, 2)):
         return True
     tables = [Table(one.where.variables, one.where.mask.astype(float)) for one in crossing]
@@ -136,7 +136,7 @@ def _bytes(crossing: Sequence[CrossingValue], sizes: Sequence[int]) -> CrossingB
 
 
 def _tables(crossing: Sequence[CrossingValue], sizes: Sequence[int]) -> Iterator[Table]:
-    """Tables of bytes; one table of all values where it is small, without columns that make no difference."""
+    """Tables of bytes; one table of all values if it is small, without columns that make no difference."""
     tables = []
     for one in crossing:
         columns = tuple(sorted({*one.value.variables, *one.where.variables}))
@@ -154,7 +154,7 @@ def _tables(crossing: Sequence[CrossingValue], sizes: Sequence[int]) -> Iterator
 
 
 def _squeezed(table: Table) -> Table:
-    """The same without columns along which it is constant."""
+    """The table without columns along which it is constant."""
     columns, values = list(table.columns), table.values
     for axis in reversed(range(len(columns))):
         first = values.take([0], axis=axis)

@@ -1,8 +1,8 @@
 """All SubNets of a network as operators in one running order, with the values that cross each cut; nothing is run.
 
-The order holds for every SubNet: an operator comes after all producers that it may read. A cut of the whole network is so a
-cut of each SubNet. Which values cross the cut, and how large they are, follows from axes and presence, for whole
-populations at once.
+The order holds for every SubNet: an operator comes after all producers that it may read. Therefore a cut of the whole network
+is a cut of each SubNet. The values that cross the cut, and their sizes, follow from axes and presence, for whole populations at
+once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,10 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ValueReading:
-    """Where a value is read: by the operator at a position, in the SubNets that have the operator and choose the value.
+    """A read of a value: by the operator at a position, in the SubNets that have the operator and choose the value.
 
-    position: the number of operators stands for the network's output. present: has the operator. chosen: reads this producer.
+    position: the number of operators stands for the network's output. present: SubNets with the operator. chosen: SubNets that
+    read this producer.
     """
 
     position: int
@@ -35,13 +36,13 @@ class ValueReading:
     chosen: Presence
 
     def among(self, codes: Codes) -> NDArray[np.bool_]:
-        """Whether each SubNet of extended codes (n, V + D) reads the value here: (n,), or () where all or none do."""
+        """Whether each SubNet of extended codes (n, V + D) reads the value here: (n,), or () if all or none do."""
         return self.present.among(codes) & self.chosen.among(codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CarriedValue:
-    """A value of all SubNets that have it.
+    """A value, in all SubNets that have it.
 
     writer: position of an operator, or `INPUT`. readings: by position, ascending. bytes_: over the choices of `variables`
     (columns of codes), one axis for each variable.
@@ -56,7 +57,7 @@ class CarriedValue:
     bytes_: NDArray[np.int64]
 
     def last(self, codes: Codes) -> NDArray[np.int64]:
-        """Position of the last reader (n,) in each SubNet of extended codes (n, V + D); `INPUT` where none reads it."""
+        """Position of the last reader (n,) in each SubNet of extended codes (n, V + D); `INPUT` if nothing reads it."""
         found = np.full(len(codes), INPUT, np.int64)
         for reading in self.readings:
             found = np.where(reading.among(codes), reading.position, found)
@@ -66,14 +67,14 @@ class CarriedValue:
 class PrePartition:
     """The operators of all SubNets in running order, and the values between them, for one batch size.
 
-    Of n operators there are n + 1 cuts: cut k has the first k operators on its left side. Where a SubNet lacks an operator, the
+    For n operators there are n + 1 cuts: cut k has the first k operators on its left side. If a SubNet lacks an operator, the
     cuts on both sides of the operator are the same.
     """
 
     def __init__(
         self, structure: Structure, table: OperatorTable, element_bytes: Mapping[str, int], batch: int
     ) -> None:
-        """table: of the same structure and batch. element_bytes: of values that are not float32."""
+        """table: of the same structure and batch. element_bytes: bytes per element of values that are not float32."""
         self.space, self._structure, self._table, self._batch = structure.space, structure, table, batch
         places = table.places()
         sources = structure.space.sources
@@ -91,12 +92,12 @@ class PrePartition:
 
     @property
     def cuts(self) -> int:
-        """Number of cuts, the ones before the first and behind the last operator included."""
+        """Number of cuts, including those before the first and after the last operator."""
         return len(self.operators) + 1
 
     @cached_property
     def terms(self) -> tuple[OperatorTerm, ...]:
-        """The operators as functions of the few variables that each depends on, in the order of `operators`."""
+        """The operators as functions of the few variables on which each depends, in the order of `operators`."""
         terms = tuple(self._table.terms())
         return tuple(terms[at] for at in self._order)
 
@@ -105,7 +106,7 @@ class PrePartition:
         return self._crossing(codes, count=False)
 
     def crossing_values(self, codes: Codes) -> NDArray[np.int64]:
-        """Numbers (n, cuts) of values that cross each cut in each SubNet of codes (n, V)."""
+        """Number (n, cuts) of values that cross each cut in each SubNet of codes (n, V)."""
         return self._crossing(codes, count=True)
 
     def under(self, code: NDArray[np.int64]) -> SubnetDataflow:
@@ -138,7 +139,7 @@ class PrePartition:
         return Roster([one.present for one in self.operators])
 
     def _readings(self, sources: Producers) -> dict[str, list[ValueReading]]:
-        """Value -> where it is read."""
+        """Value -> its readings."""
         found: dict[str, list[ValueReading]] = {}
         asked = [(at, one.present, name) for at, one in enumerate(self.operators) for name in one.reads]
         asked += [(len(self.operators), ALWAYS, name) for name in self._structure.graph.outputs]
@@ -164,7 +165,7 @@ class PrePartition:
         )
 
     def _crossing(self, codes: Codes, *, count: bool) -> NDArray[np.int64]:
-        """A value begins to cross behind its writer, and ends behind its last reader: differences, summed up along the cuts."""
+        """Bytes (with `count`: number) of values that cross each cut: sums of changes after writers and last readers."""
         codes = np.asarray(codes)
         extended, rows = self.space.extended(codes), np.arange(len(codes))
         changes = np.zeros((len(codes), self.cuts + 1), np.int64)

@@ -1,7 +1,7 @@
-"""Canonical choices: of all codes that are the same SubNet, the one with the largest choices.
+"""Canonical choices: among all codes of the same SubNet, the one with the largest choices.
 
-A variable acts on a SubNet by the sizes of channel groups and by the producers of values. Where nothing that it acts on is
-present, or where two choices act alike, its choices are the same SubNet. A `CanonicalChoices` says so as a table over the few
+A variable acts on a SubNet through the sizes of channel groups and the producers of values. If nothing that it acts on is
+present, or if two choices act alike, its choices give the same SubNet. A `CanonicalChoices` stores this as a table over the few
 variables that decide it.
 """
 
@@ -16,11 +16,11 @@ from tailor_ir.spaces.needs import DerivedColumns
 from tailor_ir.spaces.presence import Presence, Selection, Variables, presence
 from tailor_ir.spaces.sizing import Sizing
 
-CHUNK = 512  # codes at a time, whose columns fit in a cache
+CHUNK = 512  # codes at a time, so that their columns fit in a cache
 
 
 class Effect(NamedTuple):
-    """The effect of variables on one thing: `values`, one axis for each of `variables`, where the thing is present."""
+    """The effect of variables on one thing: `values`, one axis for each of `variables`. presence: SubNets that have it."""
 
     variables: Variables
     values: np.ndarray
@@ -36,7 +36,7 @@ class CanonicalChoices(NamedTuple):
 
 
 def effects_of(sizings: Sequence[Sizing], selections: Sequence[Selection]) -> list[Effect]:
-    """Everything that variables act on but the resolution."""
+    """All effects of variables except the resolution."""
     sizes = [Effect(each.variables, each.sizes, each.presence) for each in sizings]
     return sizes + [Effect(each.variables, each.chosen, each.live) for each in selections]
 
@@ -44,7 +44,7 @@ def effects_of(sizings: Sequence[Sizing], selections: Sequence[Selection]) -> li
 def relevance(
     variable: int, sizings: Sequence[Sizing], selections: Sequence[Selection], columns: DerivedColumns
 ) -> tuple[Presence, ...]:
-    """Presences: a variable acts in each of them, on a size that is present, or on a producer that is read and differs."""
+    """Presences of everything that a variable acts on: sizes that are present, and producers that are read and differ."""
     found = [each.presence for each in sizings if variable in each.variables]
     for each in selections:
         if variable in each.variables:
@@ -62,7 +62,7 @@ def relevance(
 def find_rules(
     cardinalities: Sequence[int], effects: Sequence[Effect], columns: DerivedColumns
 ) -> tuple[CanonicalChoices, ...]:
-    """The rule of each variable whose choices can be the same SubNet, in the order of the variables.
+    """The rule of each variable that has choices with equal SubNets, in the order of the variables.
 
     cardinalities: of all columns; the derived ones are the last.
     """
@@ -81,9 +81,10 @@ def find_rules(
 
 
 def _deciding(variable: int, effects: Sequence[Effect], columns: DerivedColumns) -> list[Effect]:
-    """The effects that are to be looked at; none where each choice is another SubNet in any case.
+    """The effects that must be compared; none if each choice gives another SubNet in any case.
 
-    Where things that depend on the variable alone tell all its choices apart, nothing else matters.
+    If some things depend on the variable alone and differ between all its choices, nothing else matters wherever they are
+    present.
     """
     alone: dict[Presence, list[Effect]] = {}
     for effect in effects:
@@ -101,9 +102,9 @@ def _deciding(variable: int, effects: Sequence[Effect], columns: DerivedColumns)
 
 
 class _Comparison:
-    """The choices of one variable, two at a time: the SubNets in which they are different, as a diagram over other columns.
+    """Pairwise comparison of the choices of one variable: the SubNets in which they differ, as a diagram over other columns.
 
-    Derived columns that follow from the variable are followed up; all others are columns like those of variables.
+    Derived columns that follow from the variable are expanded; all others are treated like columns of variables.
     """
 
     def __init__(
@@ -123,18 +124,18 @@ class _Comparison:
         ]
 
     def rule(self) -> CanonicalChoices:
-        """The largest choice that is the same SubNet, over the columns that decide it."""
+        """The largest choice that gives the same SubNet, over the columns that decide it."""
         count = self._cardinalities[self._variable]
         pairs = {(one, other): self._differ(one, other) for other in range(count) for one in range(other)}
         scope = tuple(sorted(set().union(*(self._diagrams.columns(each) for each in pairs.values()))))
         shape = [self._cardinalities[column] for column in scope]
         largest = np.broadcast_to(np.arange(count), (*shape, count)).copy()
-        for (one, other), different in pairs.items():  # the larger of two choices in rising order
+        for (one, other), different in pairs.items():  # pairs ascend, so the largest equal choice is written last
             largest[..., one][~self._diagrams.mask(different, scope, shape)] = other
         return CanonicalChoices(self._variable, scope, largest)
 
     def _differ(self, one: int, other: int) -> int:
-        """Where something is there under one choice alone, or is another under the other."""
+        """The SubNets in which a thing is present under one of the choices alone, or differs between both."""
         diagrams, found = self._diagrams, NONE
         for effect, here, there in zip(self._effects, self._there[one], self._there[other], strict=True):
             axis = effect.variables.index(self._variable)
@@ -149,7 +150,7 @@ class _Comparison:
         return found
 
     def _under(self, choice: int, columns: Variables, mask: np.ndarray) -> int:
-        """A mask under one choice of the variable."""
+        """The diagram of a mask under one choice of the variable."""
         meanings = self._meanings[choice]
         for column in columns:
             if column in self._following and column != self._variable and column not in meanings:
@@ -161,9 +162,9 @@ class _Comparison:
 
 
 class _RuleArrays(NamedTuple):
-    """m rules as one array: `choices` at `starts` (m, 1) + own choice + what each variable of their scopes adds.
+    """m rules as one array: `choices` at index `starts` (m, 1) + own choice + an offset for each variable of their scopes.
 
-    hubs: for the k-th variable of every scope its columns (m,) and what each choice adds (m, 1), 0 where a scope has none.
+    hubs: for the k-th variable of every scope, its columns (m,) and its stride (m, 1), 0 if a scope has fewer variables.
     """
 
     variables: np.ndarray
@@ -193,23 +194,23 @@ class _RuleArrays(NamedTuple):
         at += self.starts
         for variables, adds in self.hubs:
             at += columns.take(variables, axis=0) * adds
-        columns[self.variables] = self.choices.take(at, mode="clip")  # nothing is beyond the ends; this looks up faster
+        columns[self.variables] = self.choices.take(at, mode="clip")  # never out of range; "clip" is fastest
 
 
 class Canonical:
     """All rules of a space, applied to many codes at once."""
 
     def __init__(self, rules: Sequence[CanonicalChoices], derived: Sequence[Derived] = ()) -> None:
-        """derived: columns behind the variables. They are equal for equal SubNets, so that no rule changes them."""
+        """derived: columns after the variables. They are equal for equal SubNets, so no rule changes them."""
         self._derived = tuple(derived)
         self._steps = [_RuleArrays.of(group) for group in _in_groups(rules)]
 
     def __call__(self, codes: np.ndarray) -> np.ndarray:
-        """Codes (n, V) in which equal SubNets are equal, as a new array."""
+        """Canonical codes (n, V), in which equal SubNets have equal rows, as a new array."""
         return self.extended(with_derived(codes, self._derived))[:, : codes.shape[1]]
 
     def extended(self, codes: np.ndarray) -> np.ndarray:
-        """The same for extended codes (n, V + D)."""
+        """Canonical extended codes (n, V + D)."""
         found = np.empty(codes.shape, np.int64)
         for first in range(0, len(codes), CHUNK):
             columns = np.ascontiguousarray(codes[first : first + CHUNK].T, np.int32)
@@ -220,7 +221,7 @@ class Canonical:
 
 
 def _in_groups(rules: Sequence[CanonicalChoices]) -> list[list[CanonicalChoices]]:
-    """Rules in order; none reads or writes what another rule of its group, before it, writes."""
+    """Consecutive groups of rules; within a group, no rule reads or writes a variable that an earlier one writes."""
     groups: list[list[CanonicalChoices]] = []
     written: set[int] = set()
     for rule in rules:

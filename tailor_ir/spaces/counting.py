@@ -1,9 +1,9 @@
 """The exact number of different SubNets of a space.
 
-Different SubNets are different canonical codes. A code is canonical where every rule leaves it as it is, so the count is a
-sum of products of tables over few variables. Source: variable elimination (R. Dechter, *Bucket elimination*, Artificial
-Intelligence 113, 1999). The number is large, and the machine's integers are not: it is found modulo several primes, and
-follows from the remainders.
+Different SubNets have different canonical codes. A code is canonical if no rule changes it, so the count is a sum of products
+of tables over few variables. Source: variable elimination (R. Dechter, *Bucket elimination*, Artificial Intelligence 113,
+1999). The number can exceed the machine's integers: it is computed modulo several primes, and reconstructed from the
+remainders.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ LARGEST_PRIME = 2**31 - 1  # products of two remainders are below 2^63
 
 
 def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices], derived: Sequence[Derived] = ()) -> int:
-    """The number of canonical codes. cardinalities: of the variables. derived: the columns behind them."""
+    """The number of canonical codes. cardinalities: of the variables. derived: the columns after them."""
     primes = _primes_beyond(prod(cardinalities))
     follows = [_follows(len(cardinalities) + number, one) for number, one in enumerate(derived)]
     factors: list[Factor] = [(columns, values[None]) for columns, values in (*map(_canonical, rules), *follows)]
@@ -44,7 +44,7 @@ def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices], deriv
 
 
 def _primes_beyond(number: int) -> tuple[int, ...]:
-    """The largest primes below 2^31, as many as have a product above a number."""
+    """The largest primes below 2^31: the fewest whose product exceeds a number."""
     found: list[int] = []
     primes = _primes()
     while prod(found) <= number:
@@ -54,7 +54,7 @@ def _primes_beyond(number: int) -> tuple[int, ...]:
 
 @cache
 def _primes(most: int = 64) -> tuple[int, ...]:
-    """The largest primes below 2^31, the largest first."""
+    """The largest primes below 2^31, in descending order."""
     return tuple(islice(_descending(), most))
 
 
@@ -75,26 +75,26 @@ def _from_remainders(remainders: Sequence[int], primes: Sequence[int]) -> int:
 
 
 def _canonical(rule: CanonicalChoices) -> tuple[Variables, np.ndarray]:
-    """1 where a rule leaves the variable's choice as it is, else 0."""
+    """1 if a rule does not change the variable's choice, else 0."""
     columns = tuple(sorted((*rule.scope, rule.variable)))
     kept = rule.table == np.arange(rule.table.shape[-1])
     return columns, np.moveaxis(kept, -1, columns.index(rule.variable)).astype(np.int64)
 
 
 def _follows(column: int, derived: Derived) -> tuple[Variables, np.ndarray]:
-    """1 where a derived column is what it follows to be, else 0."""
+    """1 if a derived column has the value that follows from its columns, else 0."""
     values = np.asarray(derived.values, bool)
     return (*derived.columns, column), np.stack([~values, values], axis=-1).astype(np.int64)
 
 
 def _scope_size(variable: int, factors: Sequence[Factor], cardinalities: Sequence[int]) -> tuple[int, int]:
-    """Columns and entries of the table that eliminating a variable takes: the fewest columns first keep tables small."""
+    """Columns and entries of the table for eliminating a variable; eliminating the fewest columns first keeps tables small."""
     scope = {column for columns, _ in factors if variable in columns for column in columns}
     return len(scope), prod(cardinalities[column] for column in scope)
 
 
 def _summed(variable: int, factors: Sequence[Factor], cardinalities: Sequence[int], moduli: np.ndarray) -> Factor:
-    """The product of the factors that a variable is in, summed over its choices."""
+    """The product of the factors that contain a variable, summed over its choices."""
     scope = tuple(sorted({column for columns, _ in factors for column in columns}))
     over = moduli.reshape(-1, *(1,) * len(scope))
     product = np.ones([len(moduli), *(cardinalities[column] for column in scope)], np.int64)

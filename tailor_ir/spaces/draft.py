@@ -16,7 +16,7 @@ from tailor_ir.structure.block_groups import BlockGroups
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.regions import Block, Regions, Stage, groups_inside
 
-HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this where the network's own are
+HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this if the network's own are
 CHANNELS_LAST = ("MatMul", "LayerNormalization", "RMSNormalization")
 
 
@@ -32,7 +32,7 @@ def channel_multiple(size: int, most: int = HARDWARE_MULTIPLE) -> int:
 
 
 def kept_elements(value: float, full: int, unit: int = 1, most: int = HARDWARE_MULTIPLE) -> int:
-    """Elements of a group of `full` elements of `unit` channels each, for about `value` elements.
+    """Kept elements, about `value`, of a group of `full` elements of `unit` channels each.
 
     most: the largest multiple that channels are kept in.
     """
@@ -41,16 +41,16 @@ def kept_elements(value: float, full: int, unit: int = 1, most: int = HARDWARE_M
 
 
 def plain_number(value: float) -> NumberChoice:
-    """A whole number as an int."""
+    """A whole number as an int, any other number unchanged."""
     return int(value) if value == int(value) else value
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelGrain:
-    """How finely the channels of a network are divided.
+    """Granularity of the channels of a network.
 
-    multiple: channels are kept in multiples of it, or of less where a group's own size demands it. fine: more shares of
-    channels are proposed than usual.
+    multiple: channels are kept in multiples of it, or of a smaller power of two if a group's own size requires it. fine:
+    propose more shares of channels than usual.
     """
 
     multiple: int = HARDWARE_MULTIPLE
@@ -59,7 +59,7 @@ class ChannelGrain:
 
 @dataclass(frozen=True, slots=True)
 class NamedBlock:
-    """A block in its stage, the beginning of its variables' names, and the groups that live inside it."""
+    """A block in its stage, the prefix of its variables' names, and the groups inside the block."""
 
     prefix: str
     block: Block
@@ -68,7 +68,7 @@ class NamedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWidth:
-    """The width of a stream of channels: `sizes[i]` channels for choice i of `variable`. None: always the one size."""
+    """The width of a stream of channels: `sizes[i]` channels for choice i of `variable`. None: a single size."""
 
     variable: int | None
     sizes: tuple[int, ...]
@@ -76,9 +76,9 @@ class StreamWidth:
 
 @dataclass(slots=True)
 class Draft:
-    """A space in the making, which kinds of variables read and add to.
+    """A space under construction, which kinds of variables read and extend.
 
-    graph: the original network. alternatives: other producers of its values. widths: of the groups that have one,
+    graph: the original network. alternatives: other producers of its values. widths: of the groups that have one, whether
     elastic or not.
     """
 
@@ -101,7 +101,7 @@ class Draft:
         return self.graph.positions
 
     def kept(self, value: float, full: int, unit: int = 1) -> int:
-        """Elements of a group of `full` elements of `unit` channels each, for about `value` elements, by the grain."""
+        """Kept elements, about `value`, of a group of `full` elements of `unit` channels each, according to the grain."""
         return kept_elements(value, full, unit, self.grain.multiple)
 
     def named_blocks(self) -> list[NamedBlock]:
@@ -113,19 +113,19 @@ class Draft:
         ]
 
     def add(self, name: str, kind: str, scope: str, choices: Sequence[Choice]) -> int:
-        """A new variable; its column."""
+        """Add a variable; return its column."""
         self.variables.append(Variable(name=name, kind=kind, scope=scope, choices=tuple(choices)))
         return len(self.variables) - 1
 
     def size(self, group: int, variables: tuple[int, ...], sizes: Sequence[int] | Sequence[Sequence[int]]) -> None:
-        """Sizes of a group over the choices of some variables, ascending."""
+        """Set the sizes of a group over the choices of some variables, in ascending order."""
         assert list(variables) == sorted(variables), variables
         self.sizings.append(Sizing(group=group, variables=variables, sizes=np.asarray(sizes, np.int64)))
 
     def select(self, value: str, producers: tuple[str, ...], variables: tuple[int, ...], chosen: np.ndarray) -> None:
-        """Producers of a value over the choices of some variables, ascending.
+        """Set the producers of a value over the choices of some variables, in ascending order.
 
-        Where an earlier selection of the value names another producer than the value itself, it stays with that one.
+        An earlier selection has priority if it chooses another producer than the value itself.
         """
         assert list(variables) == sorted(variables), variables
         own = Selection(value=value, producers=producers, variables=variables, chosen=chosen)
@@ -135,7 +135,7 @@ class Draft:
     # -- questions about the network ---------------------------------------------------------------------------------
 
     def stream(self, value: str) -> int | None:
-        """The channel group of a value; None where it has none, or several."""
+        """The channel group of a value; None if it has none, or several."""
         groups = [axis for axis in self.axis_map.axes[value] if isinstance(axis, Channels)]
         return groups[0].group if len(groups) == 1 else None
 
@@ -144,7 +144,7 @@ class Draft:
         return self.stream(stage.blocks[-1].exit)
 
     def reference(self, block: Block, value: str) -> StreamWidth | None:
-        """The width of a value at a block's border, which the block's own sizes are relative to."""
+        """The width of a value at a block's border; the block's own sizes are relative to it."""
         group = self.stream(value)
         if group is not None and group in self.widths:
             return self.widths[group]
@@ -156,12 +156,12 @@ class Draft:
         return StreamWidth(variable=None, sizes=(size,)) if size else None
 
     def same_size(self, groups: Sequence[int]) -> tuple[int, ...]:
-        """The groups of the largest size; others stay as they are."""
+        """The groups of the largest size; other groups keep their sizes."""
         largest = max(self.axis_map.groups[g] for g in groups)
         return tuple(g for g in groups if self.axis_map.groups[g] == largest)
 
     def padded(self, groups: Sequence[int], cropped: int) -> bool:
-        """Whether kernels of these groups can lose so many positions: as much padding as that can be left out."""
+        """Whether kernels of these groups can shrink by `cropped` positions: that much padding can be removed."""
         return cropped % 2 == 0 and all(self._can_crop(node, cropped) for node in self._convolutions(groups))
 
     def _convolutions(self, kernels: Sequence[int]) -> list[Node]:

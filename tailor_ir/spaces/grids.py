@@ -23,14 +23,14 @@ class Grids:
         self._known: dict[Variables, Sizes] = {}
 
     def variables(self, axes: Sequence[Axis]) -> Variables:
-        """The variables that sizes depend on, ascending."""
+        """The variables on which the sizes of axes depend, ascending."""
         found = {v for group in groups_of(axes) if group in self._groups for v in self._groups[group].variables}
         if self.space.resolution is not None and spatial_in(axes):
             found.add(self.space.resolution)
         return tuple(sorted(found))
 
     def shape(self, variables: Variables) -> tuple[int, ...]:
-        """NumberChoice of choices of each variable."""
+        """Number of choices of each variable."""
         cardinalities = self.space.all_cardinalities
         return tuple(int(cardinalities[v]) for v in variables)
 
@@ -41,12 +41,12 @@ class Grids:
         return self._known[variables]
 
     def rows(self, axes: Sequence[Axis], variables: Variables) -> np.ndarray:
-        """(product of `shape(variables)`, axes): the size of every axis for every combination of choices."""
+        """Size of every axis for every combination of choices: (product of `shape(variables)`, axes)."""
         shape, sizes = self.shape(variables), self.sizes(variables)
         rows = np.empty((*shape, len(axes)), np.int64)
         for position, axis in enumerate(axes):
             rows[..., position] = sizes(axis)
-        return rows.reshape(prod(shape), len(axes))  # a value without dimensions has rows, too
+        return rows.reshape(prod(shape), len(axes))  # explicit sizes, since a value without dimensions has rows, too
 
     def _sizes(self, variables: Variables) -> Sizes:
         groups = {
@@ -59,7 +59,7 @@ class Grids:
             choices = self.space.variables[self.space.resolution].choices
             sides = zip(*(sides_of(int(choice), self.space.base_spatial) for choice in choices), strict=True)
             spatial = [spread((self.space.resolution,), np.asarray(side, np.int64), variables) for side in sides]
-        # arithmetic on arrays is that on numbers
+        # the formulas for numbers also work on arrays
         return Sizes(
             groups=cast("Mapping[int, int]", groups), spatial=cast("tuple[int, ...]", spatial), batch=self._batch
         )

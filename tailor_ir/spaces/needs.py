@@ -1,9 +1,9 @@
-"""The presence of every step of a network, found by one walk from its outputs, and the derived columns that keep it small.
+"""The presence of every step of a network, found by one walk from its outputs, and the derived columns that keep masks small.
 
-Where blocks may be replaced several at a time, whether one of them is there depends on all choices behind it. A *derived
-column* says whether a value is needed, follows from few columns, and stands for a variable in masks. Each is made of as
-few columns as can be: what one block behind needs, then what the next one needs as well. So at any place of the network
-few columns are looked at together, whatever the number of choices of a block.
+If an alternative may replace several blocks at a time, the presence of a block depends on all choices behind it. A *derived
+column* states whether a value is needed; it follows from few columns, and replaces a variable in masks. Each is built from as
+few columns as possible: first the need of one block behind, then the additional need of the next one. Thus every mask involves
+few columns, whatever the number of choices of a block.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +19,14 @@ from solvers.tables import Derived
 from tailor_ir.spaces.presence import ALWAYS, NEVER, Presence, Selection, Variables, presence
 
 LARGEST_MASK, MOST_VARIABLES = 64, 2
-"""Entries and variables of a mask, beyond which a derived column takes its place."""
+"""Largest number of entries and variables of a mask; a larger mask is replaced by a derived column."""
 
 Step = tuple[Sequence[str], Sequence[str]]
 """Names of the values that a step reads and writes."""
 
 
 class DerivedColumns:
-    """The derived columns so far, behind `variables` columns. What is the same set of SubNets is the same presence."""
+    """The derived columns so far, after `variables` columns. Equal sets of SubNets have equal presences."""
 
     def __init__(self, variables: int) -> None:
         self.variables = variables
@@ -39,14 +39,14 @@ class DerivedColumns:
 
     @classmethod
     def of(cls, variables: int, derived: Sequence[Derived]) -> Self:
-        """More columns behind some derived ones."""
+        """Existing derived columns, to which more can be added."""
         columns = cls(variables)
         for each in derived:
             columns._add(each)
         return columns
 
     def small(self, where: Presence) -> Presence:
-        """The presence, by a derived column where it depends on several things."""
+        """The presence, with a derived column in place of a large mask."""
         subnets = self._set(where)
         if subnets not in self._known:
             fits = where.mask.size <= LARGEST_MASK and len(where.variables) <= MOST_VARIABLES
@@ -76,7 +76,7 @@ class DerivedColumns:
         return self._diagrams.within(self._set(one), self._set(other))
 
     def _union(self, parts: Sequence[Presence]) -> Presence:
-        """The SubNets that have at least one of several things, one after the other, in the order of the network."""
+        """The SubNets that have at least one of several things, joined one after the other in the order of the network."""
         found, *others = parts
         for each in others:
             found = self._column(found | each)
@@ -106,9 +106,9 @@ class DerivedColumns:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The presence of steps. `steps`: of each step. `reads`: value with a selection -> the SubNets in which it has a reader.
+    """The presence of steps. `steps`: of each step. `reads`: value with a selection -> the SubNets in which it is read.
 
-    columns: the derived columns that masks name.
+    columns: the derived columns that masks refer to.
     """
 
     steps: tuple[Presence, ...]
@@ -119,9 +119,9 @@ class Needs:
 def find_needs(
     steps: Sequence[Step], outputs: Sequence[str], selections: Sequence[Selection], columns: DerivedColumns
 ) -> Needs:
-    """The presence of steps in topological order: a step is there where an output, or a step that is there, needs it.
+    """The presence of steps in topological order: a step is present if an output or a present step needs it.
 
-    columns: the columns that there are; derived columns are added to them.
+    columns: the existing columns; derived columns are added to them.
     """
     position = {name: at for at, (_, writes) in enumerate(steps) for name in writes}
     due: dict[int, list[Selection]] = {}  # by the last of the producers: all readers of the value come after it
@@ -130,7 +130,7 @@ def find_needs(
         due.setdefault(max(position.get(name, -1) for name in names), []).append(selection)
     readers: dict[str, list[Presence]] = {name: [ALWAYS] for name in outputs}
     wanted: dict[str, Presence] = {}  # of values with a selection
-    computed: dict[str, Presence] = {}  # of values with a selection: where the value's own step is the producer
+    computed: dict[str, Presence] = {}  # of values with a selection: SubNets whose producer is the value's own step
 
     def settle(selection: Selection) -> None:
         own = wanted[selection.value] = columns.any_of(readers.get(selection.value, ()))

@@ -1,12 +1,12 @@
-"""Presence: which SubNets have a value, as a mask over the choices of few variables.
+"""Presence: the SubNets that have a value, as a mask over the choices of few variables.
 
-All candidates of an architecture stand in one graph. A value may have several producers; its `Selection` says which
-producer the value's readers read. A step is present where something needs one of its results. A skipped block is the case
-"the producer is the block's own entry"; a block that replaces others is a producer that reads further back. Counting,
-canonical configs, lowering, operators, memory and the exact search read presence from here.
+One graph contains all candidates of an architecture. A value may have several producers; its `Selection` chooses the producer
+that the value's readers read. A step is present if something needs one of its results. A skipped block is the case "the
+producer is the block's own entry"; a block that replaces others is a producer that reads from further back. Counting, canonical
+configs, lowering, operators, memory and the exact search all use this presence.
 
-Masks may name *derived columns*, which stand for masks over more variables (`tailor_ir.spaces.needs`). Codes with them
-behind their columns are *extended* (`Space.extended`).
+Masks may refer to *derived columns*, which represent masks over more variables (`tailor_ir.spaces.needs`). Codes with derived
+columns after their own are *extended* (`Space.extended`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ Variables = tuple[int, ...]
 class Presence:
     """The SubNets that have something: `mask` over the choices of `variables`, one axis for each variable.
 
-    `variables` are columns of extended codes, ascending. The mask depends on every one of them (`presence` sees to it).
+    `variables` are columns of extended codes, ascending. The mask depends on every one of them (ensured by `presence`).
     """
 
     variables: Variables
@@ -33,12 +33,12 @@ class Presence:
 
     @property
     def always(self) -> bool:
-        """Every SubNet has it."""
+        """Whether every SubNet has it."""
         return not self.variables and bool(self.mask)
 
     @property
     def never(self) -> bool:
-        """No SubNet has it."""
+        """Whether no SubNet has it."""
         return not self.variables and not self.mask
 
     def __eq__(self, other: object) -> bool:
@@ -77,7 +77,7 @@ class Presence:
         return bool(self.mask[tuple([codes[column] for column in self.variables])])
 
     def among(self, codes: np.ndarray) -> np.ndarray:
-        """Whether each SubNet of extended codes (n, V + D) has it: (n,), or () where all or none have it."""
+        """Whether each SubNet of extended codes (n, V + D) has it: (n,), or () if all or none have it."""
         return np.asarray(self.mask[tuple(codes[:, column] for column in self.variables)])
 
 
@@ -86,7 +86,7 @@ NEVER: Final = Presence((), np.asarray(False))
 
 
 def presence(variables: Sequence[int], mask: np.ndarray) -> Presence:
-    """The presence of a mask over any variables, without those that make no difference."""
+    """The presence of a mask over any variables, without variables that make no difference."""
     order = sorted(range(len(variables)), key=variables.__getitem__)
     mask = np.asarray(mask, bool).transpose(order)
     kept: list[int] = []
@@ -102,14 +102,14 @@ def presence(variables: Sequence[int], mask: np.ndarray) -> Presence:
 
 
 def _aligned(one: Presence, other: Presence) -> tuple[Variables, np.ndarray, np.ndarray]:
-    """Two masks over the variables of both."""
+    """Two masks, extended to the variables of both."""
     variables = tuple(sorted({*one.variables, *other.variables}))
     first, second = (spread(each.variables, each.mask, variables) for each in (one, other))
     return variables, first, second
 
 
 class Roster:
-    """The presences of many things, most of them equal: each different mask is looked up once for a SubNet."""
+    """The presences of many things, most of them equal: each distinct mask is looked up once for a SubNet."""
 
     def __init__(self, presences: Sequence[Presence]) -> None:
         number: dict[Presence, int] = {}
@@ -129,11 +129,11 @@ def any_of(presences: Iterable[Presence]) -> Presence:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
-    """A value with several producers: its readers read the one that the choices of some variables name.
+    """A value with several producers: the choices of some variables decide which one its readers read.
 
-    producers: names of values; `value` itself stands for what the graph computes under that name. All producers stand
-    before the value's first reader. variables: columns of choice indices, ascending. chosen: positions in `producers`,
-    one axis for each variable. live: the SubNets in which somebody reads the value.
+    producers: names of values; `value` itself means the node that computes that name in the graph. All producers come before
+    the value's first reader. variables: columns of choice indices, ascending. chosen: positions in `producers`, one axis for
+    each variable. live: the SubNets in which the value is read.
     """
 
     value: str
@@ -151,7 +151,7 @@ class Selection:
     __hash__ = None  # type: ignore[assignment]
 
     def when(self, position: int) -> Presence:
-        """The choices that name the producer at a position."""
+        """The SubNets that choose the producer at a position."""
         return presence(self.variables, self.chosen == position)
 
     def producer(self, codes: np.ndarray) -> str:
@@ -160,7 +160,7 @@ class Selection:
 
 
 def merged(first: Selection, second: Selection) -> Selection:
-    """Two selections of one value as one. The second decides where the first chooses the value itself."""
+    """Two selections of one value as one. The second decides if the first chooses the value itself."""
     assert first.value == second.value
     producers = tuple(dict.fromkeys((*first.producers, *second.producers)))
     variables = tuple(sorted({*first.variables, *second.variables}))
@@ -174,16 +174,16 @@ def merged(first: Selection, second: Selection) -> Selection:
 
 
 class Producers:
-    """The producers of values, also where a chosen producer has several producers itself."""
+    """The producers of values, including chosen producers that have several producers themselves."""
 
     def __init__(self, selections: Sequence[Selection]) -> None:
         self._selections = {selection.value: selection for selection in selections}
         self._all: dict[str, tuple[tuple[str, Presence], ...]] = {}
         self.elsewhere = frozenset(one for each in selections for one in each.producers if one != each.value)
-        """Values that are read in the place of others, in some SubNets."""
+        """Values that are read in place of others in some SubNets."""
 
     def of(self, name: str, codes: np.ndarray) -> str:
-        """The chosen producer of a value in one SubNet; the value itself where its own node is chosen."""
+        """The chosen producer of a value in one SubNet; the value itself if its own node is chosen."""
         while (selection := self._selections.get(name)) is not None:
             producer = selection.producer(codes)
             if producer == name:

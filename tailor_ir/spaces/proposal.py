@@ -1,4 +1,4 @@
-"""From a network's regions and a user's selectors to its space: which variables exist, and which choices are legal."""
+"""From a network's regions and a user's selectors to its space: the variables, and their legal choices."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ HARDLY_ANY = 6  # combinations of choices
 FEW_SUBNETS = 16  # hardly more than a run's ten budgets
 MOST_REASONS = 3
 SHARED_WIDTH = "layers that can be left out have one width with those beside them"
-UNSAID = ("", "constant", "network input")  # reasons that tell nobody why a network has no choices
+UNSAID = ("", "constant", "network input")  # reasons that do not explain to a user why a network has no choices
 
 
 def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec | None) -> Structure:
     """A network with its space: the user's, or (None) a proposed one.
 
-    SpaceError: a selector matches nothing, or a choice cannot be taken.
+    SpaceError if a selector matches nothing, or a choice is impossible.
     """
     draft = _by_itself(graph, axis_map, regions)
     if spec is not None or graph.alternatives:
@@ -53,10 +53,10 @@ def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec |
 
 
 def _by_itself(graph: Graph, axis_map: AxisMap, regions: Regions) -> Draft:
-    """The space that is proposed for a network without a wish, by the coarsest grain that leaves it choices.
+    """The space proposed for a network without a user's request, with the coarsest grain that leaves choices.
 
-    Channels are kept in smaller multiples where no other choice of channels is left, and in more shares of them where there
-    are hardly any choices. The grain follows from the network alone, so that a choice means the same under every wish.
+    Channels are kept in smaller multiples if otherwise no choice of channels is left, and in more shares if there are hardly
+    any choices. The grain depends on the network alone, so that a choice means the same under every request.
     """
 
     def proposed(grain: ChannelGrain) -> Draft:
@@ -78,7 +78,7 @@ def _by_itself(graph: Graph, axis_map: AxisMap, regions: Regions) -> Draft:
 
 
 def _divides(draft: Draft) -> bool:
-    """Whether a variable of a draft divides channels, or heads."""
+    """Whether a variable of a draft divides channels or heads."""
     return any(KINDS[variable.kind].divides for variable in draft.variables)
 
 
@@ -108,7 +108,7 @@ def _propose_variables(draft: Draft) -> None:
 def _presence(
     graph: Graph, selections: Sequence[Selection], variables: int
 ) -> tuple[dict[str, Presence], tuple[Selection, ...], DerivedColumns]:
-    """The presence of every node, the selections with where somebody reads their values, and the derived columns."""
+    """The presence of every node, the selections with the SubNets in which their values are read, and the derived columns."""
     steps = [([name for name in node.inputs if name], node.outputs) for node in graph.nodes]
     needs = find_needs(steps, graph.outputs, selections, DerivedColumns(variables))
     presence = {node.name: where for node, where in zip(graph.nodes, needs.steps, strict=True)}
@@ -123,9 +123,9 @@ def _placed(
     presence: dict[str, Presence],
     columns: DerivedColumns,
 ) -> tuple[Sizing, ...]:
-    """The sizings with where a node has their group."""
+    """The sizings, each with the SubNets in which a node has its group."""
     found: dict[int, list[Presence]] = {sizing.group: [] for sizing in sizings}
-    for node in reversed(graph.nodes):  # as presences follow from each other
+    for node in reversed(graph.nodes):  # presences build on those of later nodes
         axes = {axis for name in (*node.inputs, *node.outputs) if name for axis in axis_map.axes[name]}
         for group in groups_of(axes) & found.keys():
             found[group].append(presence[node.name])
@@ -133,7 +133,7 @@ def _placed(
 
 
 def few_subnets(structure: Structure, spec: SpaceSpec | None) -> tuple[str, ...]:
-    """A line for a network whose proposed space has few SubNets, with what keeps its axes; none for others."""
+    """A message for a network whose proposed space has few SubNets, with the reasons that keep its axes fixed; else nothing."""
     if spec is not None or structure.space.distinct > FEW_SUBNETS:
         return ()
     axis_map = structure.axis_map

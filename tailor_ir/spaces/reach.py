@@ -1,4 +1,4 @@
-"""Codes that have given values in some columns, derived ones among them; not all combinations of values are there."""
+"""Codes with given values in some columns, including derived ones; not all combinations of values are reachable."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ RANDOM_CODES = 512
 
 
 class Reach:
-    """Finds codes of one space: near to the largest SubNet first, then any."""
+    """Finds codes of one space: first among those near the largest SubNet and random ones, then among all."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -23,7 +23,7 @@ class Reach:
         self._known: dict[tuple[Variables, bytes], np.ndarray | None] = {}
 
     def deciders(self, columns: Variables) -> Variables:
-        """Those of the columns that are derived, or that derived ones among them follow from."""
+        """The given columns that are derived, or from which derived columns among them follow."""
         found, waiting = set[int](), [column for column in columns if column >= self._count]
         while waiting:
             column = waiting.pop()
@@ -34,7 +34,7 @@ class Reach:
         return tuple(column for column in columns if column in found)
 
     def code(self, columns: Variables, values: np.ndarray) -> np.ndarray | None:
-        """A code (V,) with these values (K,) in columns (K,); None where no SubNet has them."""
+        """A code (V,) with these values (K,) in columns (K,); None if no SubNet has them."""
         key = columns, values.tobytes()
         if key not in self._known:
             same = np.flatnonzero((self._extended[:, list(columns)] == values).all(axis=1))
@@ -42,7 +42,7 @@ class Reach:
         return self._known[key]
 
     def _near(self) -> Iterator[np.ndarray]:
-        """The largest SubNet, and those that differ from it in one variable."""
+        """The largest SubNet, and the SubNets that differ from it in one variable."""
         largest = self._space.cardinalities - 1
         yield largest[None]
         for column, count in enumerate(self._space.cardinalities):
@@ -55,7 +55,7 @@ class Reach:
         return rng.integers(0, self._space.cardinalities, size=(RANDOM_CODES, self._count))
 
     def _sought(self, columns: Variables, values: np.ndarray) -> np.ndarray | None:
-        """The code with most of the values, if it has them all; of several the one with the largest choices."""
+        """A code that matches all of the values, found by maximising the number of matches; None if none does."""
         cardinalities = self._space.cardinalities.tolist()
         sizes = self._space.all_cardinalities
         gain = [

@@ -1,4 +1,4 @@
-"""A user's wishes for a space: selectors of variable names, and choices for the variables that match."""
+"""A user's request for a space: selectors of variable names, and choices for the variables that match."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -14,16 +14,16 @@ EXIT, EXIT_HEAD = "exit", "exit.head"
 """The selectors of the places of exits, and of the kind of their heads."""
 
 OF_SEVERAL = ("depth", "width_mult", "growth_mult", "expand_ratio", "heads", "v_scale", "kernel_size", "block")
-"""Kinds of which a network has several variables; the records of all kinds are in `tailor_ir.spaces.kinds`."""
+"""Kinds with several variables per network; the records of all kinds are in `tailor_ir.spaces.kinds`."""
 
 SpaceSpec = Mapping[str, Sequence[Choice] | str]
-"""Selector -> choices, "auto" (the proposed ones) or "frozen" (as the network is). Later selectors override earlier ones.
+"""Selector -> choices, "auto" (the proposed ones) or "frozen" (unchanged). Later selectors override earlier ones.
 
-Selectors are patterns of variable names (`stage.*.depth`); the beginning of names (`stage.1`) stands for all of them.
+Selectors are patterns of variable names (`stage.*.depth`); a prefix (`stage.1`) matches all names that begin with it.
 `block[FFN].expand_ratio` matches by template, and `block[/layer1/*].expand_ratio` by the names of the block's nodes; both may
-follow a stage (`stage.2.block[MBConv].…`). Alternatives to blocks are only taken where a selector asks for them by
-`….block`; its choices are names of kinds or of single alternatives. `alternatives` asks for them at every block. Exits are
-only taken where `exits` (or `exit`) asks for them; its choices are places, by name or pattern. `exits.head`: the kind of heads.
+follow a stage (`stage.2.block[MBConv].…`). Alternatives to blocks are only added if a selector requests them by `….block`; its
+choices are names of kinds or of single alternatives. `alternatives` requests them at every block. Exits are only added if
+`exits` (or `exit`) requests them; its choices are places, by name or pattern. `exits.head`: the kind of heads.
 """
 
 _ALTERNATIVES = re.compile(r"(^\*|block\.[^.]+|block\[[^\]]+\])\.block$")
@@ -33,12 +33,12 @@ _NAME = re.compile(r"(?P<before>.*?)block\.\d+\.(?P<attribute>\w+)$")
 
 
 def asks_for_exits(spec: SpaceSpec | None) -> bool:
-    """Whether a space has exits, wherever they will stand."""
+    """Whether a space requests exits, at any place."""
     return Selectors(spec).exits() is not None
 
 
 class Selectors:
-    """The selectors, and which of them have matched something."""
+    """The selectors, and a record of which of them have matched something."""
 
     def __init__(self, spec: SpaceSpec | None) -> None:
         self.spec = None if spec is None else {_SHORT.get(selector, selector): spec[selector] for selector in spec}
@@ -48,7 +48,7 @@ class Selectors:
     def choices(
         self, name: str, block_kinds: Collection[str] = (), nodes: Collection[str] = ()
     ) -> Sequence[NumberChoice] | None:
-        """Choices for a variable: the user's, () for the proposed ones, None when it is to stay as it is.
+        """Choices for a variable: the user's, () for the proposed ones, None if the variable stays fixed.
 
         block_kinds: kind and part of its block. nodes: names of its block's nodes.
         """
@@ -67,7 +67,7 @@ class Selectors:
         return None if choices is None else tuple(sorted(set(numbers)))
 
     def _listed(self, selector: str) -> Sequence[Choice] | None:
-        """The choices of a selector: () for the proposed ones, None for none."""
+        """The choices of a selector: () for the proposed ones, None for "frozen"."""
         choices = (self.spec or {})[selector]
         if choices == FROZEN:
             return None
@@ -79,11 +79,11 @@ class Selectors:
 
     @property
     def ask_for_alternatives(self) -> bool:
-        """Whether alternatives are asked for at any block."""
+        """Whether alternatives are requested at any block."""
         return any(_of_blocks(selector) for selector in self.spec or {})
 
     def names_alternative(self, variable: str | None, *names: str) -> bool:
-        """Whether one of some names of alternatives is asked for by its name, for one variable or (None) for any."""
+        """Whether one of some alternatives is requested by its name, for one variable or (None) for any."""
         spec = self.spec or {}
         own = [selector for selector in spec if (variable is None and _of_blocks(selector)) or selector == variable]
         asked = [choices for choices in map(spec.__getitem__, own) if not isinstance(choices, str)]
@@ -92,7 +92,7 @@ class Selectors:
     def alternatives(
         self, name: str, block_kinds: Collection[str] = (), nodes: Collection[str] = ()
     ) -> Sequence[str] | None:
-        """Names of alternatives for the variable of a block: () for all, None for none; arguments as of `choices`."""
+        """Names of alternatives for the variable of a block: () for all, None for none; arguments as in `choices`."""
         self.names.append(name)
         asking = [selector for selector in self.spec or {} if _of_blocks(selector)]
         selectors = [selector for selector in asking if _matches(selector, name, block_kinds, nodes)]
@@ -101,7 +101,7 @@ class Selectors:
         return None if choices is None else tuple(map(str, choices))
 
     def exits(self) -> Sequence[str] | None:
-        """Names or patterns of places of exits: () for a few good ones, None for no exits."""
+        """Names or patterns of places of exits: () for a few proposed ones, None for no exits."""
         spec = self.spec or {}
         own = {EXIT, EXIT_HEAD} & spec.keys()
         if not own:
@@ -112,16 +112,16 @@ class Selectors:
         return None if places is None else tuple(map(str, places))
 
     def exit_head(self) -> str | None:
-        """The kind of the heads of exits; None where it is left open."""
+        """The requested kind of the heads of exits; None if none is requested."""
         head = (self.spec or {}).get(EXIT_HEAD)
         return head if head is None or isinstance(head, str) else ", ".join(map(str, head))
 
     def is_named(self, name: str) -> bool:
-        """Whether a selector names the variable itself, not as one of several."""
+        """Whether a selector is exactly the variable's name, not a pattern."""
         return name in (self.spec or {})
 
     def refuse_unmatched(self, dropped: Sequence[str]) -> None:
-        """SpaceError for a selector that matches nothing in this network. All alternatives that there are may be none."""
+        """Raise SpaceError for a selector that matches nothing; "auto" alternatives at all blocks may match nothing."""
         spec = self.spec or {}
         for selector in spec:
             if selector not in self._matched and (selector, spec[selector]) != (EVERY_BLOCK, AUTO):
@@ -133,12 +133,12 @@ class Selectors:
 
 
 def _of_blocks(selector: str) -> bool:
-    """Whether a selector is of variables that choose alternatives."""
+    """Whether a selector is for variables that choose alternatives."""
     return _ALTERNATIVES.search(selector) is not None
 
 
 def matches_block(selector: str, name: str, block: str, nodes: Collection[str]) -> bool:
-    """Whether a selector without a kind of variables (`stage.2.block[MBConv]`) means a block: its name, kind and nodes."""
+    """Whether a selector without a kind of variables (`stage.2.block[MBConv]`) matches a block, by its name, kind and nodes."""
     return _matches(f"{selector}.{EXIT}", f"{name}.{EXIT}", {block}, nodes)
 
 

@@ -11,7 +11,7 @@ from tailor_ir.spaces.presence import ALWAYS, Presence, Variables
 class Sizing:
     """The sizes of one group: `sizes` has one axis for each of `variables` (columns of choice indices, ascending).
 
-    presence: the SubNets in which something has the group.
+    presence: the SubNets in which a node has the group.
     """
 
     group: int

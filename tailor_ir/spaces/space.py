@@ -1,4 +1,4 @@
-"""Variables, choices and configs of a SuperNet: counting, sampling, and telling equal SubNets apart from different ones."""
+"""Variables, choices and configs of a SuperNet: counting, sampling, and canonical forms of equal SubNets."""
 
 import hashlib
 import json
@@ -25,9 +25,9 @@ from tailor_ir.structure.resolutions import sides_of
 class Space:
     """All SubNets of one SuperNet. Configs map variable names to choices; a missing name means its default.
 
-    resolution: column of the variable that sets the input's height and width. sizings: the sizes of elastic groups.
-    selections: the values with several producers. dropped: proposals that came to nothing, and
-    why. derived: the derived columns of presences (`tailor_ir.spaces.presence`).
+    resolution: column of the variable that sets the input's height and width. sizings: the sizes of elastic groups. selections:
+    the values with several producers. dropped: proposals that were dropped, with the reasons. derived: the derived columns of
+    presences (`tailor_ir.spaces.presence`).
     """
 
     variables: tuple[Variable, ...]
@@ -41,19 +41,19 @@ class Space:
 
     @cached_property
     def info(self) -> tuple[VariableInfo, ...]:
-        """For each variable: the nodes and axes that it touches, and the parameters and MACs that it can save."""
+        """For each variable: the nodes and axes that it affects, and the parameters and MACs that it can save."""
         return self.describe() if self.describe is not None else ()
 
     # -- counting ----------------------------------------------------------------------------------------------------
 
     @property
     def modifications(self) -> int:
-        """NumberChoice of (variable, choice) pairs."""
+        """Number of (variable, choice) pairs."""
         return sum(len(v.choices) for v in self.variables)
 
     @property
     def codes(self) -> int:
-        """NumberChoice of combinations of choices; different codes may be the same SubNet."""
+        """Number of combinations of choices; different codes may be the same SubNet."""
         return prod(len(v.choices) for v in self.variables)
 
     @cached_property
@@ -69,21 +69,21 @@ class Space:
 
     @property
     def cardinalities(self) -> np.ndarray:
-        """NumberChoice of choices of each variable, (V,)."""
+        """Number of choices of each variable, (V,)."""
         return np.asarray([len(v.choices) for v in self.variables], dtype=np.int64)
 
     @property
     def all_cardinalities(self) -> np.ndarray:
-        """NumberChoice of values of each column of extended codes, (V + D,)."""
+        """Number of values of each column of extended codes, (V + D,)."""
         return np.append(self.cardinalities, np.full(len(self.derived), 2))
 
     def extended(self, codes: np.ndarray) -> np.ndarray:
-        """Codes (n, V) with the derived columns behind them (n, V + D), which presences look at."""
+        """Codes (n, V) with the derived columns after them (n, V + D), to which presences refer."""
         return with_derived(codes, self.derived)
 
     @property
     def max_config(self) -> Config:
-        """The network as it was given."""
+        """The config of the original network."""
         return {v.name: v.default for v in self.variables}
 
     @property
@@ -109,7 +109,7 @@ class Space:
         return np.stack(rows) if rows else np.zeros((0, len(self.variables)), np.int64)
 
     def decode(self, row: np.ndarray) -> Config:
-        """The config of one row of choice indices, canonical: without the variables that act on nothing."""
+        """The canonical config of one row of choice indices: without the variables that act on nothing."""
         codes = self.canonical_codes(np.asarray(row)[None])[0]
         extended = self.extended(codes[None])[0]
         pairs = zip(self.variables, self.relevance, codes.tolist(), strict=True)
@@ -120,12 +120,12 @@ class Space:
         }
 
     def canonical(self, config: Mapping[str, Choice]) -> Config:
-        """Without the variables that act on nothing, as inside skipped blocks; of choices that act alike, the largest."""
+        """The config without variables that act on nothing, as in skipped blocks; among equal choices, the largest."""
         return self.decode(self.row(config))
 
     @cached_property
     def relevance(self) -> tuple[tuple[Presence, ...], ...]:
-        """For each variable, where it acts on something that the SubNet has: where it has at least one of several things."""
+        """For each variable, the presences of everything that it acts on: it matters in SubNets with at least one of them."""
         columns = self._derived_columns
         return tuple(
             (ALWAYS,) if column == self.resolution else relevance(column, self.sizings, self.selections, columns)
@@ -138,13 +138,13 @@ class Space:
 
     @cached_property
     def rules(self) -> tuple[CanonicalChoices, ...]:
-        """The canonical choices of the variables whose choices can be the same SubNet."""
+        """The rules of the variables that have choices with equal SubNets."""
         effects = effects_of(self.sizings, self.selections)
         return find_rules(self.all_cardinalities.tolist(), effects, self._derived_columns)
 
     @cached_property
     def canonical_codes(self) -> Canonical:
-        """Rows (n, V) -> rows in which equal SubNets are equal: of choices that act alike, the largest."""
+        """Rows (n, V) -> rows in which equal SubNets are equal: among choices that act alike, the largest."""
         return Canonical(self.rules, self.derived)
 
     def random_codes(self, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -156,14 +156,14 @@ class Space:
         return self.decode(self.random_codes(1, rng)[0])
 
     def digest(self, config: Mapping[str, Choice]) -> str:
-        """Name of a SubNet: equal for equal SubNets."""
+        """Name of a SubNet; equal SubNets have equal names."""
         text = json.dumps(self.canonical(config), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # -- what a config means -----------------------------------------------------------------------------------------
 
     def group_sizes(self, codes: np.ndarray) -> dict[int, int]:
-        """Channel group -> channels kept, for the groups that are elastic."""
+        """Channel group -> number of kept channels, for elastic groups."""
         row = codes.tolist()
         return {each.group: int(each.sizes[tuple([row[column] for column in each.variables])]) for each in self.sizings}
 

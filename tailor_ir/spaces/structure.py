@@ -1,4 +1,4 @@
-"""Everything that is known of a network before a weight is read: graph, axes, regions, space, presence of each node."""
+"""All facts about a network except its weights: graph, axes, regions, space, presence of each node."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Structure:
         return Roster([self.presence[node.name] for node in self.graph.nodes])
 
     def nodes(self, codes: np.ndarray) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-        """The nodes of one SubNet, reading the chosen producers, and the values that it gives."""
+        """The nodes of one SubNet, reading the chosen producers, and the names of its outputs."""
         source = self.space.sources.under(codes)
         outputs = tuple(source.get(name, name) for name in self.graph.outputs)
         nodes = []

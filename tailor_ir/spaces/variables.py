@@ -1,4 +1,4 @@
-"""Variables of a space, and the facts about each for people."""
+"""Variables of a space, and facts about each for display."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ Config = dict[str, Choice]
 
 
 def choice_text(choice: Choice) -> str:
-    """A choice for people: 1 also for 1.0."""
+    """A choice as text for people: 1 also for 1.0."""
     return choice if isinstance(choice, str) else f"{choice:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One thing that can be chosen. `choices` ascend (names: in cost); the last is the network as it was given."""
+    """One choosable property. `choices` ascend (names: in cost); the last is that of the original network."""
 
     name: str
     kind: str  # name of its record in `spaces.kinds`
@@ -31,9 +31,9 @@ class Variable:
 class VariableInfo:
     """The effects of one variable, from its largest to its smallest choice, with all others at their largest.
 
-    nodes: names of the nodes that it resizes or leaves out, in order.
-    axes: what it resizes or leaves out: channel groups ("C3"), "H" and "W" of the input, other axes by initial and number.
-    parameters_saved: trainable parameters. macs_saved: of one sample.
+    nodes: names of the nodes that it resizes or removes, in order. axes: the axes that it resizes or removes: channel groups
+    ("C3"), "H" and "W" of the input, other axes by initial and number. parameters_saved: trainable parameters. macs_saved: of
+    one sample.
     """
 
     name: str
@@ -47,10 +47,10 @@ class VariableInfo:
 
     @property
     def first_node(self) -> str:
-        """Name of the first node that it touches."""
+        """Name of the first node that it affects."""
         return self.nodes[0]
 
     @property
     def last_node(self) -> str:
-        """Name of the last node that it touches."""
+        """Name of the last node that it affects."""
         return self.nodes[-1]

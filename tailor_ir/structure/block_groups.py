@@ -18,13 +18,13 @@ class BlockGroups:
     values: tuple[int, ...] = ()
     kernels: tuple[int, ...] = ()
     element_channels: Mapping[int, int]
-    key_size: int = 1  # channels that a query and a key of one head are compared in
+    key_size: int = 1  # channels over which a query and a key of one head are compared
 
 
 def find_groups(
     nodes: Sequence[Node], boundary: Sequence[Axis], axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]
 ) -> BlockGroups:
-    """The groups that live among `nodes` alone and are not part of `boundary`, the axes that the block shares."""
+    """The groups that only `nodes` have and that are not part of `boundary`, the axes that the block shares."""
     computed = {name for node in nodes for name in node.outputs}
     inside = {group for name in computed for group in groups_of(axis_map.axes[name])} - groups_of(boundary)
     own = {group for group in inside if carriers.get(group, frozenset()) <= computed and carriers.get(group)}
@@ -57,7 +57,7 @@ def find_groups(
 
 
 def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple[set[int], set[int], set[int], int]:
-    """Groups of products of two computed matrices: heads, contracted ones, those of the results; and the key size."""
+    """Groups of products of two computed matrices: heads, contracted groups, groups of the results; and the key size."""
     heads: set[int] = set()
     contracted: set[int] = set()
     last: set[int] = set()
@@ -78,14 +78,14 @@ def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple
 
 
 def _is_weight(axes: Sequence[Axis]) -> bool:
-    """Whether a computed value is the matrix of a linear layer, as where weights are scaled before they are used."""
+    """Whether a computed value is the matrix of a linear layer, for example a weight that is scaled before its use."""
     return len(axes) == 2 and not any(axis.batched for axis in axes)
 
 
 def _first_factor(axis: Axis) -> tuple[Channels, ...]:
-    """The channels that an axis is, alone or flattened with samples and positions.
+    """The channels that an axis consists of, alone or flattened with samples and positions.
 
-    Of several (heads that share keys and values) it is the first, so that they are cut in whole groups.
+    Among several (heads that share keys and values), the first, so that they are cut in whole groups.
     """
     factors = axis.factors if isinstance(axis, Product) else (axis,)
     elastic = [factor for factor in factors if factor.groups]
@@ -95,20 +95,20 @@ def _first_factor(axis: Axis) -> tuple[Channels, ...]:
 
 
 def _element_channels(group: int, names: frozenset[str], axis_map: AxisMap) -> int:
-    """Channels for each element of a group that is always cut as a whole, where they are fewest; 0 where it is not."""
+    """The fewest channels per element of a group in any value; 0 if some value does not have whole channels per element."""
     axes = {axis for name in names for axis in axis_map.axes[name] if group in axis.groups}
     counts = {_factor(axis, group) for axis in axes}
-    if len(counts) > 1:  # copies side by side, as of both directions of a recurrent layer, are cut alike
+    if len(counts) > 1:  # adjacent copies, as of both directions of a recurrent layer, are cut alike
         counts = {_factor(axis, group, copies=True) for axis in axes}
-    return min(counts, default=0)  # 0 where some value has no whole channels for each element
+    return min(counts, default=0)  # 0 if some value has no whole channels for each element
 
 
 def _factor(axis: Axis, group: int, copies: bool = False) -> int:
-    """Channels of an axis for each element of a group; `copies`: of one of the copies that the group is repeated in."""
+    """Channels of an axis per element of a group; `copies`: count only one of several copies of the group."""
     if isinstance(axis, Channels):
         return 1
     if isinstance(axis, Product):
-        others = [f for f in axis.factors if group not in f.groups and not f.spatial]  # positions are no channels
+        others = [f for f in axis.factors if group not in f.groups and not f.spatial]  # positions are not channels
         mine = [f for f in axis.factors if group in f.groups]
         if copies and mine:
             others = [f for f in axis.factors[axis.factors.index(mine[0]) :] if f in others]
@@ -120,13 +120,13 @@ def _factor(axis: Axis, group: int, copies: bool = False) -> int:
 
 
 def _has_positions(axes: Sequence[Axis]) -> bool:
-    """Whether a value of samples has positions beside its channels. A single step of a sequence has none."""
+    """Whether a value of samples has positions besides its channels. A single step of a sequence has none."""
     sizes = [axis.size for axis in axes if not isinstance(axis, BatchAxis)]
     return any(axis.batched for axis in axes) and (spatial_in(axes) or sum(size > 1 for size in sizes) > 1)
 
 
 def _over_positions(group: int, names: frozenset[str], axis_map: AxisMap) -> bool:
-    """Whether some value has the group at every position of an image or sequence, not only as a pooled descriptor."""
+    """Whether some value has the group at every position of an image or sequence, instead of only in a pooled descriptor."""
     for name in names:
         others = [a for a in axis_map.axes[name] if group not in a.groups and not isinstance(a, BatchAxis)]
         if not others or spatial_in(others) or any(axis.size > 1 for axis in others):

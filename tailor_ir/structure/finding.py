@@ -1,4 +1,4 @@
-"""Axes and regions of a network that are found together: which windows positions have, and which layers can be skipped."""
+"""Joint search for the axes and regions of a network: how positions form windows, and which layers can be skipped."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from tailor_ir.structure.resolutions import Resolutions
 def find_axes_and_regions(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regions]:
     """Axes and regions of a network. Producers of one value have the same axes; regions are those of the original network.
 
-    Windows of positions are many or large, whichever leaves resolutions to choose from. Where nothing can be skipped,
-    layers that keep the shape are given the same axes on both sides, so that they can; but not where the network's input or
-    output would fix their channels.
+    With more resolution, windows of positions grow in number or in size, whichever leaves resolutions to choose from. If
+    nothing can be skipped, layers that keep the shape get the same axes on both sides, so that they can be skipped; except if
+    the network's input or output would then fix their channels.
     """
     windows: Windows = "number"
     same = tuple((each.value, each.producer) for each in graph.alternatives)

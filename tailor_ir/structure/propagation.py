@@ -12,19 +12,19 @@ from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
 from tailor_ir.ops.registry import Dims
 
-MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))  # weights of these sum over positions
+MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))  # their weights sum over positions
 COUNTED = "the number of its positions follows from the axis"
 NO_POSITIONS = "the network reads neither an image nor a sequence of tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class AxisMap:
-    """`axes` by value name; `groups`: the full size of each channel group; `equal_sizes`: axes that a legal
-    resolution makes equal; `needed`: axes of no value, of which it leaves one position at least.
+    """`axes` by value name; `groups`: the full size of each channel group; `equal_sizes`: axes that a legal resolution makes
+    equal; `needed`: axes of no value, which keep at least one position at a legal resolution.
 
-    resolution_frozen: why the resolution cannot change; "" where it can. frozen: by value name, why each dimension cannot
-    change; "" where it can, or has nothing that could. ordered: channel groups that an operator reads in their order, and why.
-    batch_conflict: where the batch is no batch; "" where it always is.
+    resolution_frozen: why the resolution cannot change; "" if it can. frozen: by value name, why each dimension cannot change;
+    "" if it can, or if there is nothing to change. ordered: channel groups that an operator reads in their order, and why.
+    batch_conflict: where the batch was joined with an axis that is not a batch; "" if never.
     """
 
     axes: Mapping[str, tuple[ax.Axis, ...]]
@@ -58,8 +58,8 @@ def propagate(
     """Axes of every value and initializer.
 
     windows: whether the number or the size of windows grows with the resolution. joins: pairs of values that get equal axes.
-    skips: likewise, so that the nodes between them can be skipped; a pair that would fix channels which are free without it,
-    as those before the network's output, is ignored. So is every pair whose axes cannot be equal.
+    skips: likewise, so that the nodes between them can be skipped; a pair that would fix channels which are otherwise free, for
+    example before the network's output, is ignored. Pairs whose axes cannot be equal are ignored, too.
     """
     p = Propagation(graph, tensors, DimPool(windows), data=graph.data_values())
     _read_inputs(p)
@@ -99,7 +99,7 @@ def propagate(
 
 
 def _results(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    """Dimensions of a node's results. ImportFailed for operands or attributes that no form of the operator has."""
+    """Dimensions of a node's results. ImportFailed for operands or attributes that the operator does not support."""
     try:
         return find(OPERATORS, node).axes(node, p)
     except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -110,7 +110,7 @@ def _results(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _join(p: Propagation, pairs: Sequence[tuple[str, str]], fixing: bool = True) -> None:
-    """Give pairs of values equal axes where these fit. fixing: also where that fixes channels that are free."""
+    """Give pairs of values equal axes if they fit. fixing: also if that fixes free channels."""
     for first, second in pairs:
         dims = list(zip(p.dims[first], p.dims[second], strict=True))
         if all(p.pool.fits(a, b) and (fixing or not p.pool.fixes(a, b)) for a, b in dims):
@@ -119,11 +119,11 @@ def _join(p: Propagation, pairs: Sequence[tuple[str, str]], fixing: bool = True)
 
 
 def _read_inputs(p: Propagation) -> None:
-    """Dimensions of the inputs: one batch, wherever it stands, and one resolution.
+    """Dimensions of the inputs: one batch, on any axis, and one resolution.
 
     Images of another size than the first keep their ratio to it.
 
-    Without images the length of token sequences stands in the place of the resolution.
+    Without images, the length of token sequences replaces the resolution.
     """
     graph = p.graph
     batch = p.pool.batch(graph.samples)
@@ -155,9 +155,9 @@ def _reasons(p: Propagation) -> dict[str, tuple[str, ...]]:
 
 
 def _ordered(p: Propagation, table: AxisTable) -> dict[int, str]:
-    """Channel groups whose order means something to an operator, with the first such operator.
+    """Channel groups whose order matters to an operator, with the first such operator.
 
-    All others may be permuted: each operator then gives the same, along axes that are permuted alike.
+    All other groups may be permuted: each operator then gives the same result along axes with the same permutation.
     """
     found: dict[int, str] = {}
     for node in p.graph.nodes:
@@ -168,9 +168,9 @@ def _ordered(p: Propagation, table: AxisTable) -> dict[int, str]:
 
 
 def _freeze_unmovable(p: Propagation) -> None:
-    """Freeze the resolution for stored tensors that have an entry for each position and cannot be resampled.
+    """Freeze the resolution for stored tensors with an entry for each position that cannot be resampled.
 
-    Positions of a look-up follow the resolution alone: they name all channels.
+    Look-ups by position depend on the resolution alone: they need all channels.
     """
     consumers, table = p.graph.consumers(), AxisTable()
     for node in p.graph.nodes:

@@ -1,7 +1,7 @@
 """Blocks and stages of a network, found by dependency.
 
-Segments are joined into blocks where a boundary would fall inside an expansion; blocks over the same axes form a stage.
-Kinds only give blocks the names that people know.
+Segments are joined into one block if a boundary would fall inside an expansion; blocks over the same axes form a stage. Kinds
+only give blocks their familiar names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ LAYOUT = frozenset(("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Blocks in a row over the same axes; the first may come from other axes. `trailing` blocks at the end may be skipped.
+    """Consecutive blocks over the same axes; the first may read other axes. `trailing` blocks at the end may be skipped.
 
-    `headed`: something right before the first block makes the stage's axes, and stays when a single block is skipped.
+    `headed`: a layer directly before the first block makes the stage's axes, and stays if a single block is skipped.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Stage:
 
     @property
     def trailing(self) -> int:
-        """Number of blocks at the end that can be skipped so that the stage is not empty."""
+        """Number of blocks at the end that can be skipped without emptying the stage."""
         count = 0
         for block in reversed(self.blocks):
             if not block.skippable:
@@ -53,7 +53,7 @@ class Regions:
 
 
 def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
-    """(entry, exit) of plain blocks with weights that keep the shape of their operand, as in networks without sums."""
+    """(entry, exit) of plain blocks with weights that keep the shape of their operand, for networks without sums."""
     return tuple(
         (block.entry, block.exit)
         for block in regions.blocks
@@ -65,7 +65,7 @@ def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
 
 
 def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str]] = ()) -> Regions:
-    """Blocks and stages of a network. `joins`: (entry, exit) of plain blocks that can be left out where the axes agree."""
+    """Blocks and stages of a network. `joins`: (entry, exit) of plain blocks that can be skipped if the axes agree."""
     segments = find_segments(graph, axis_map)
     carriers = carriers_of(graph, axis_map)
     joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
@@ -99,7 +99,7 @@ def _layer(block: Block, axis_map: AxisMap, joins: Sequence[tuple[str, str]]) ->
 
 
 def _needed(block: Block, graph: Graph) -> Block:
-    """A block that gives further outputs of the network, or nothing but them, is in every SubNet."""
+    """Mark a block that gives further outputs of the network, or only outputs, as present in every SubNet."""
     given = {output for node in block.nodes for output in node.outputs}
     further = given.intersection(graph.outputs) - {block.exit}
     leaves = block.skippable and not further and block.entry != block.exit
@@ -107,7 +107,7 @@ def _needed(block: Block, graph: Graph) -> Block:
 
 
 def _runs(blocks: Sequence[Block], axis_map: AxisMap) -> list[tuple[list[Block], bool]]:
-    """Runs of blocks of known kinds over the same axes, and whether a convolution right before makes these axes."""
+    """Runs of blocks of known kinds over the same axes, and whether a convolution directly before makes these axes."""
     runs: list[tuple[list[Block], bool]] = []
     previous: Block | None = None
     for block in blocks:
@@ -125,7 +125,7 @@ def _runs(blocks: Sequence[Block], axis_map: AxisMap) -> list[tuple[list[Block],
 def _unnest(
     block: Block, graph: Graph, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]
 ) -> tuple[Block, list[list[Block]]]:
-    """A block without the chains of residual blocks inside it, and these."""
+    """A block without the chains of residual blocks inside it, and these chains."""
     chains = []
     for chain in find_residuals(graph, axis_map, block.nodes):
         inner = [
@@ -152,7 +152,7 @@ def _expanded_groups(segments: Sequence[Block], axis_map: AxisMap) -> frozenset[
 
 
 def _is_unit(segment: Block, axis_map: AxisMap) -> bool:
-    """Whether a segment holds depthwise convolutions and, behind them, one that mixes channels: branches side by side."""
+    """Whether a segment has depthwise convolutions followed by one that mixes channels: parallel branches."""
     convolutions = [node for node in segment.nodes if node.op == "Conv"]
     found = [depthwise(node, axis_map) for node in convolutions]
     return any(found) and not found[-1]
@@ -199,7 +199,7 @@ def _kind(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]
 
 
 def _wrap_layouts(blocks: list[Block], axis_map: AxisMap) -> list[Block]:
-    """A block that can be skipped, together with the reshapes before and after it where they undo each other."""
+    """Join a skippable block with the reshapes before and after it if they undo each other."""
     result: list[Block] = []
     index = 0
     while index < len(blocks):
@@ -237,7 +237,7 @@ def _same(axis_map: AxisMap, a: str, b: str) -> bool:
 
 
 def _pair_alternating(blocks: list[Block]) -> list[Block]:
-    """Attention and FFN in turn are one Transformer block each."""
+    """Join alternating attention and FFN blocks into Transformer blocks."""
     result: list[Block] = []
     for block in blocks:
         if (

@@ -1,4 +1,4 @@
-"""Residual blocks inside larger regions: in the branches of a network whose values run side by side."""
+"""Residual blocks inside larger regions: in the branches of a network with parallel values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ MIXING = frozenset(("Conv", "ConvTranspose", "Einsum", "Embedding", "GRU", "Gemm
 
 
 def side_values(graph: Graph) -> frozenset[str]:
-    """Values of a network with several inputs that only accompany its features, such as masks: blocks read them on the way.
+    """Values of a network with several inputs that only accompany its features, such as masks; blocks may read them.
 
-    They come from the inputs without passing a layer that has weights, and go into none.
+    They are computed from the inputs without layers that have weights, and are not inputs of such layers.
     """
     if len(graph.inputs) == 1:
         return frozenset()
@@ -36,7 +36,7 @@ def side_values(graph: Graph) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class ResidualRegion:
-    """Nodes that compute `exit` from `entry` alone and add `entry` to the result; nothing else reads what is inside."""
+    """Nodes that compute `exit` from `entry` alone and add `entry` to the result; nothing else reads their inner values."""
 
     nodes: tuple[Node, ...]
     entry: str
@@ -69,7 +69,7 @@ class _Finder:
         return None
 
     def _between(self, entry: str, last: str) -> list[Node] | None:
-        """The nodes that compute `last` from `entry`; None when something else goes in as well."""
+        """The nodes that compute `last` from `entry`; None if they need other values, too."""
         first = self.position[self.producers[entry].name] if entry in self.producers else -1
         found: dict[str, Node] = {}
         pending = [last]

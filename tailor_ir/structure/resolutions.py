@@ -1,5 +1,5 @@
-"""Legal input resolutions of a network, or lengths of its token sequences: every side and axis whole, every position kept,
-branches that meet of equal size.
+"""Legal input resolutions of a network, or lengths of its token sequences: every side and axis is an integer, every position is
+kept, and branches that meet have equal sizes.
 """
 
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from math import gcd, lcm
 from tailor_ir.axes import Axis, Scaled, Sizes, Spatial, Window
 from tailor_ir.structure.propagation import AxisMap
 
-PROPOSED_SHARES = (0.5, 0.75)  # of the network's own resolution, which is always proposed
-NEAR_SHARE = 0.05  # how far from a proposed share a rounder resolution may be, as a share of the network's own
-ROUNDEST = 32  # resolutions are round by the powers of two up to this that divide them
+PROPOSED_SHARES = (0.5, 0.75)  # of the network's own resolution, which is always proposed, too
+NEAR_SHARE = 0.05  # largest distance of a rounder resolution from a proposed share, as a share of the network's own
+ROUNDEST = 32  # a resolution is rounder the larger the power of two (up to this) that divides it
 SMALLEST_PART = 0.9  # of the smallest share; legal resolutions below it are not proposed
 
 
@@ -18,15 +18,15 @@ class Resolutions:
     """Legality of input sizes for one network. A size is the first side of the input; the others keep their ratio to it."""
 
     def __init__(self, axis_map: AxisMap, sides: Sequence[int]) -> None:
-        """sides: of the network's own input: height and width, or the length of its token sequences."""
+        """sides: the network's own input size: height and width, or the length of its token sequences."""
         self.base, self._sides = sides[0], tuple(sides)
-        self._step = lcm(*(self.base // gcd(self.base, side) for side in sides))  # of sizes with whole sides
+        self._step = lcm(*(self.base // gcd(self.base, side) for side in sides))  # its multiples have integer sides
         self._pairs = axis_map.equal_sizes
         found = {axis for axes in (*axis_map.axes.values(), axis_map.needed) for axis in axes if axis.spatial}
         self._axes = _with_parts(found)
 
     def problem(self, size: int) -> str:
-        """Why an input of this size cannot be taken; "" when it can."""
+        """Why an input of this size is illegal; "" if it is legal."""
         if size == self.base:
             return ""
         if size > self.base:
@@ -65,7 +65,7 @@ class Resolutions:
         return sorted(chosen | {self.base})
 
     def _patches(self) -> dict[int, int]:
-        """Side -> stride of windows that do not overlap (patches) over it; sides are multiples of these."""
+        """Side -> stride of its windows that do not overlap (patches); sides are multiples of the stride."""
         found: dict[int, int] = {}
         for window in self._axes:
             source = window.source if isinstance(window, Window) else None
@@ -75,7 +75,7 @@ class Resolutions:
 
 
 def sides_of(size: int, base: Sequence[int]) -> tuple[int, ...]:
-    """All sides of an input whose first side has this size, in the ratio of the network's own ones."""
+    """All sides of an input whose first side has this size, with the network's own ratio."""
     return tuple(size * side // base[0] for side in base)
 
 

@@ -1,6 +1,6 @@
 """Segments of a network, found by dependency.
 
-A *cut value* is one that every path from input to output passes; between two of them lies a *segment*.
+A *cut value* is on every path from input to output; a *segment* is the part between two neighbouring cut values.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormaliza
 SUMS = frozenset(("Add", "Sub"))
 LAYERS = frozenset(("Conv", "ConvTranspose", "Linear"))
 MANY_IN_A_ROW, MANY_LAYERS = 4, 6
-"""Layers that are more than those of one block, with nothing beside them and with something, as with squeeze and excitation."""
+"""Layer counts that exceed one block: in a plain row, and with other layers beside the row, as with squeeze and excitation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A part of the network with one entry and one exit. `residual`: an Add joins the entry with the computed value.
 
-    `nested`: it lies in a branch of a larger region.
+    `nested`: it is part of a branch of a larger region.
     """
 
     nodes: tuple[Node, ...]
@@ -35,15 +35,15 @@ class Block:
 
     @property
     def gives_exit(self) -> bool:
-        """Whether a node of its own gives the exit; else a nested block at its end does."""
+        """Whether one of its own nodes gives the exit; otherwise a nested block at its end does."""
         return any(self.exit in node.outputs for node in self.nodes)
 
 
 def find_segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
-    """The segments of a network, activations and (post-norm) normalisations with what is before them.
+    """The segments of a network; activations and (post-norm) normalisations are joined to the segment before them.
 
-    A sum around nearly everything, as of networks that compute what is to be added to their input, makes one segment of it
-    all. Where it is the only one, what it goes around is divided as if it were not there.
+    A sum around nearly everything, as in networks that compute a correction of their input, makes everything one segment. If it
+    is the only such sum, its inside is divided as if the sum did not exist.
     """
     segments = _segments(graph, axis_map)
     closing = [segment for segment in segments if _closes(segment)]
@@ -55,13 +55,13 @@ def find_segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
 
 
 def _closes(segment: Block) -> bool:
-    """Whether a segment ends with its entry and what was made of it."""
+    """Whether a segment ends with a sum of its entry and a value computed from it."""
     last = segment.nodes[-1]
     return len(segment.nodes) > 1 and last.op in SUMS and segment.entry in last.inputs
 
 
 def _holds_network(inside: Sequence[Block], axis_map: AxisMap) -> bool:
-    """Whether what a sum goes around has blocks of its own, or more layers than a block has."""
+    """Whether the inside of a sum has several skippable segments, or more layers than one block."""
     layers = [
         [node for node in segment.nodes if node.op in LAYERS and not depthwise(node, axis_map)] for segment in inside
     ]
@@ -73,9 +73,9 @@ def _holds_network(inside: Sequence[Block], axis_map: AxisMap) -> bool:
 
 
 def _segments(graph: Graph, axis_map: AxisMap, around: Block | None = None) -> list[Block]:
-    """Cut the data path wherever a single value is alive, beside those that accompany it.
+    """Cut the data path wherever a single value is alive, ignoring accompanying values.
 
-    around: a segment whose last node reads its entry unseen.
+    around: a segment whose last node's read of the entry is ignored.
     """
     side = side_values(graph)
     data = graph.data_values() - side
@@ -110,7 +110,7 @@ def _segments(graph: Graph, axis_map: AxisMap, around: Block | None = None) -> l
 
 
 def reads_entry_alone(nodes: Sequence[Node], entry: str, graph: Graph) -> bool:
-    """Whether nodes read no other input of the network than their entry."""
+    """Whether nodes read no input of the network other than their entry."""
     others = set(graph.inputs) - {entry} - side_values(graph)
     return not any(name in others for node in nodes for name in node.inputs)
 
@@ -135,7 +135,7 @@ def _absorb_activations(segments: list[Block]) -> list[Block]:
 
 
 def _absorb_norms(segments: list[Block]) -> list[Block]:
-    """Join normalisations to the blocks before them, where every block is normalised after its sum (post-norm)."""
+    """Join normalisations to the blocks before them if every block is normalised after its sum (post-norm)."""
 
     def follows(index: int) -> bool:
         nodes = segments[index].nodes
@@ -154,7 +154,7 @@ def _absorb_norms(segments: list[Block]) -> list[Block]:
 
 
 def depthwise(node: Node, axis_map: AxisMap) -> bool:
-    """Whether a node is a convolution of each channel by itself."""
+    """Whether a node is a depthwise convolution."""
     if node.op != "Conv" or node.int("group", 1) == 1:
         return False
     weight, x = axis_map.axes[node.inputs[1]], axis_map.axes[node.inputs[0]]

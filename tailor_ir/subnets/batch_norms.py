@@ -1,4 +1,4 @@
-"""BatchNorm of SubNets: normalised by a batch, by statistics that are given, or while statistics are taken."""
+"""BatchNorm of SubNets: normalised by a batch, by given statistics, or while statistics are recorded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 Statistics = dict[str, torch.Tensor]
 """A SubNet's own tensors, in its shapes: name of a running mean or variance -> (channels of the SubNet,).
 
-Of a SubNet that has adapted also other tensors (`SuperNet.own_tensors`), and those of how images are aligned in front of it
+For a SubNet that has adapted, also other tensors (`SuperNet.own_tensors`), and the tensors of its input alignment
 (`InputAlignment.tensors`).
 """
 
@@ -26,13 +26,13 @@ class Moments:
 
 @dataclass(slots=True)
 class Observed:
-    """Statistics that are being taken, by norm, in the order of their calls; None: none are."""
+    """Statistics that are being recorded, by norm, in the order of their calls; None: no recording."""
 
     moments: "dict[ElasticBatchNorm, Moments] | None" = None
 
 
 class ElasticBatchNorm(nn.Module):
-    """BatchNorm of the active SubNet: batch statistics in training (nothing is written), those given else."""
+    """BatchNorm of the active SubNet: batch statistics in training (nothing is written), else the given statistics."""
 
     def __init__(self, mean_name: str, variance_name: str, epsilon: float, observed: Observed) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class ElasticBatchNorm(nn.Module):
         return F.batch_norm(x, None, None, scale, bias, training=True, eps=self.epsilon)
 
     def observe(self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, moments: Moments) -> torch.Tensor:
-        """x (B, C, …) normalised by its own statistics, which count as one more batch."""
+        """x (B, C, …) normalised by its own statistics, which are added to the moments as one more batch."""
         moments.batches += 1
         return F.batch_norm(
             x,
@@ -82,7 +82,7 @@ class ElasticBatchNorm(nn.Module):
 
 
 def statistics_of(observed: Iterable[tuple[ElasticBatchNorm, Moments]]) -> Statistics:
-    """Statistics by name; of a norm that several calls share, the mean over these."""
+    """Statistics by name; for a norm with several calls, the mean over them."""
     found: dict[str, list[torch.Tensor]] = {}
     for norm, moments in observed:
         found.setdefault(norm.mean_name, []).append(moments.mean)

@@ -1,4 +1,4 @@
-"""ONNX models that tell the statistics of what their BatchNorms read, so that a device can adapt them without torch.
+"""ONNX models that report the statistics of their BatchNorms' inputs, so that a device can adapt them without torch.
 
 Legend: B batch, C channels of a norm, F channels of all norms.
 """
@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 BATCH_NORM = "BatchNormalization"
 MEAN, VARIANCE, SHARE = "mean", "variance", "share"
-"""Inputs: by what BatchNorms normalise, and the share of the batch in it."""
+"""Inputs: the statistics by which BatchNorms normalise, and the share of the batch in them."""
 CHANNELS = "batch_norms/channels"
 MEANS, VARIANCES = "means", "variances"
-"""Outputs: of each channel of each image."""
+"""Outputs: statistics of each channel of each image."""
 
 
 def statistics_names(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:
@@ -24,18 +24,18 @@ def statistics_names(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:
 
 
 def with_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same network with three inputs and two outputs more; it has a BatchNorm at least.
+    """The same network, which must have a BatchNorm, with three more inputs and two more outputs.
 
-    `mean`, `variance` (F,): of all BatchNorms, one after another, in the place of their own. `share` (): each normalises by
-    mean + share · (that of the batch − mean), and so its variance. `means`, `variances` (B, F): of each image over height and
-    width. The variance of a batch is the mean of its images' variances and the variance of their means.
+    `mean`, `variance` (F,): of all BatchNorms, concatenated, in place of their own. `share` (): each normalises by mean + share
+    · (batch mean − mean), and likewise for its variance. `means`, `variances` (B, F): of each image over height and width. The
+    variance of a batch is the mean of its images' variances plus the variance of their means.
     """
     found = onnx.ModelProto()
     found.CopyFrom(model)
     graph = found.graph
     norms = [node for node in graph.node if node.op_type == BATCH_NORM]
     channels = _channels(model)
-    nodes = [  # sizes are no stored constant, which could be put outside the file, where they cannot be read in time
+    nodes = [  # sizes must not be stored constants, which could be moved out of the file and be read too late
         helper.make_node("Constant", [], [CHANNELS], value=numpy_helper.from_array(np.array(channels, np.int64)))
     ]
     nodes += [
@@ -74,9 +74,9 @@ def _batch(model: onnx.ModelProto) -> int:
 
 
 def _observed(norm: onnx.NodeProto, shape: tuple[int, ...], batch: int) -> Iterator[onnx.NodeProto]:
-    """A BatchNorm of an input of this shape, and what computes by what it normalises.
+    """A BatchNorm for an input of this shape, and the nodes that compute its statistics.
 
-    Where the tokens of all images are normalised as rows of one matrix, those of an image are one after another.
+    If the tokens of all images are normalised as rows of one matrix, the tokens of an image are consecutive rows.
     """
     x, rank = norm.input[0], len(shape)
     values = x

@@ -1,4 +1,4 @@
-"""Branches: each alternative to blocks by itself, run on the features that the original network gives to the blocks.
+"""Branches: each alternative to blocks, run separately on the features that the original network gives to the blocks.
 
 Branch-wise training and first weights need neither whole SubNets nor gradients through the original network: the features of a
 batch are computed once, for all branches. Source: AdaptiveNet (MobiCom 2023) §4.3, branch-wise distillation.
@@ -23,7 +23,7 @@ class Branch:
     """An alternative to blocks, at the sizes of the largest SubNet.
 
     variable, choice: the variable that chooses it, and its name there. entry: the value that it reads. exit: the value that it
-    stands for. producer: its own result. parameters: the names of its trained tensors. norms: its BatchNorms.
+    replaces. producer: its own result. parameters: the names of its trained tensors. norms: its BatchNorms.
     """
 
     variable: str
@@ -39,7 +39,7 @@ class Branch:
 class Branches:
     """All alternatives of a network to its blocks, or to its answer. Features and branches are those of the largest SubNet.
 
-    kind: of the variables that choose them: "block", or "exit" for the heads of exits.
+    kind: kind of the variables that choose them: "block", or "exit" for the heads of exits.
     """
 
     def __init__(self, elastic: Elastic, kind: str = "block") -> None:
@@ -63,7 +63,7 @@ class Branches:
         self._released = last_reads(self._original)
 
     def features(self, x_BCHW: GivenInputs, more: Collection[str] = ()) -> dict[str, torch.Tensor]:
-        """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics.
+        """The values of the original network that branches read or replace; no gradients, BatchNorm by its statistics.
 
         more: further values of the original network.
         """
@@ -78,7 +78,7 @@ class Branches:
 
     @torch.no_grad()
     def watch(self, x_BCHW: GivenInputs, see: Callable[[str, torch.Tensor], None]) -> None:
-        """Show every value of the original network on a batch, once; values that nothing reads any more are released."""
+        """Call `see` once for every value of the original network on a batch; values are released after their last reader."""
         values = self._elastic.structure.graph.named_inputs(x_BCHW)
         for name, value in values.items():
             see(name, value)
@@ -91,7 +91,7 @@ class Branches:
                     del values[name]
 
     def run(self, branch: Branch, features: Features) -> torch.Tensor:
-        """The result of a branch on the features of its entry; gradients go to its own parameters."""
+        """The result of a branch on the features of its entry; gradients flow to its own parameters."""
         return self.values(branch, features)[branch.producer]
 
     def values(self, branch: Branch, features: Features) -> dict[str, torch.Tensor]:
@@ -138,7 +138,7 @@ class Branches:
 
 
 def _own_nodes(nodes: Iterable[Node], producer: str, original: set[str]) -> list[Node]:
-    """The nodes, in order, that a producer needs and that the original network does not have."""
+    """The nodes, in order, that a producer needs and that are not in the original network."""
     needed, found = {producer}, []
     for node in reversed(list(nodes)):
         if node.name not in original and not needed.isdisjoint(node.outputs):

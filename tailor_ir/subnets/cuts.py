@@ -1,5 +1,5 @@
-"""The weights of a SubNet are cuts of the SuperNet's: the first channels, the first steps of sequences, and positions of images
-resampled to the resolution.
+"""The weights of a SubNet are cuts of the SuperNet's: the first channels, the first positions of sequences, and positions of
+images resampled to the resolution.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,24 +19,24 @@ MATRICES_KEPT = 256
 
 
 def is_labels(tensor: torch.Tensor) -> bool:
-    """Whether a constant's values tell cases apart (a mask), so that values between them mean nothing."""
+    """Whether a constant's values are labels (a mask), so that interpolated values have no meaning."""
     return not tensor.is_floating_point() or len(tensor.unique()) <= 2
 
 
 def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
-    """The cut of a stored tensor under a config; None when it is used whole. `labels`: from the nearest position."""
+    """The cut of a stored tensor under a config; None if it is used whole. `labels`: take the nearest position."""
     cutter = _Cutter(sizes, labels, channels=True)
     return _in_steps([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
 
 
 def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, dims: Iterable[int]) -> Cut | None:
-    """The resampling of positions along `dims` to the resolution, after all other cuts; None when they stay."""
+    """The resampling of positions along `dims` to the resolution, after all other cuts; None if they do not change."""
     cutter = _Cutter(sizes, labels=False, channels=False)
     return _in_steps([cutter.cut(dim, axes[dim]) for dim in dims])
 
 
 def kept_positions(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> tuple[np.ndarray, ...] | None:
-    """For each dimension the stored positions that a config keeps; None where entries are computed from several."""
+    """For each dimension the stored positions that a config keeps; None if entries are interpolated from several."""
     cutter = _Cutter(sizes, labels=False, channels=True)
     found = []
     for dim, axis in enumerate(axes):
@@ -54,7 +54,7 @@ def kept_positions(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> tuple[np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class _Cutter:
-    """Finds the cuts of single dimensions. `channels`: also those of channels and kernels, not of positions alone."""
+    """Finds the cuts of single dimensions. `channels`: also cut channels and kernels, not only positions."""
 
     sizes: ax.Sizes
     labels: bool
@@ -68,7 +68,7 @@ class _Cutter:
         return self._selected(dim, axis) if axis.groups and self.channels else None
 
     def _resampled(self, dim: int, axis: ax.Axis) -> Cut | None:
-        """The first steps of sequences, or positions interpolated, for each factor and each piece by itself."""
+        """The first positions of sequences, or interpolated positions, separately for each factor and each piece."""
         match axis:
             case ax.Product():
                 inner = _in_steps([self.cut(dim + i, factor) for i, factor in enumerate(axis.factors)])
@@ -110,7 +110,7 @@ def _in_steps(found: Sequence[Cut | None]) -> Cut | None:
 
 @dataclass(frozen=True, slots=True)
 class _CutSteps:
-    """Several cuts of one tensor, one after the other."""
+    """Several cuts of one tensor, applied one after the other."""
 
     steps: tuple[Cut, ...]
 
@@ -122,7 +122,7 @@ class _CutSteps:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """A view of neighbours along one dimension: a prefix of channels, a kernel's centre."""
+    """A view of a range along one dimension: a prefix of channels, a kernel's centre."""
 
     dim: int
     start: int
@@ -145,7 +145,7 @@ class _Positions:
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         index = self._on.get(tensor.device)
         if index is None:
-            with torch.inference_mode(False):  # kept, and then used where gradients are needed
+            with torch.inference_mode(False):  # kept, and later used where gradients are needed
                 index = self._on[tensor.device] = next(iter(self._on.values())).to(tensor.device)
         return tensor.index_select(self.dim, index)
 
@@ -178,7 +178,7 @@ class _Pieces:
 
 @dataclass(frozen=True, slots=True)
 class _Interpolation:
-    """Entries for positions along one dimension at another resolution: bicubic, or from the nearest for labels.
+    """Entries for positions along one dimension at another resolution: bicubic, or nearest for labels.
 
     Source: DeiT (ICML 2021), positional embeddings at other resolutions.
     """
@@ -197,8 +197,8 @@ class _Interpolation:
 
 @lru_cache(maxsize=MATRICES_KEPT)
 def _bicubic(stored: int, wanted: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(stored, wanted) weights of bicubic interpolation between positions."""
-    with torch.inference_mode(False):  # kept, and then used where gradients are needed
+    """Weights (stored, wanted) of bicubic interpolation between positions."""
+    with torch.inference_mode(False):  # kept, and later used where gradients are needed
         each = torch.eye(stored, dtype=torch.float64)[None, :, :, None]  # one channel for each stored position
         taken = F.interpolate(each, size=(wanted, 1), mode="bicubic", align_corners=False)
         return taken[0, :, :, 0].to(dtype).to(device)
@@ -206,14 +206,14 @@ def _bicubic(stored: int, wanted: int, dtype: torch.dtype, device: torch.device)
 
 @lru_cache(maxsize=MATRICES_KEPT)
 def _nearest(stored: int, wanted: int, device: torch.device) -> torch.Tensor:
-    """(wanted,) the stored position that is nearest to each."""
+    """The nearest stored position (wanted,) for each wanted position."""
     with torch.inference_mode(False):
         positions = torch.arange(stored, dtype=torch.float64)[None, None]
         return F.interpolate(positions, size=wanted, mode="nearest-exact")[0, 0].long().to(device)
 
 
 def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) -> np.ndarray:
-    """L1 norm of all weights (two dimensions or more) that each channel of a group takes part in."""
+    """L1 norm of all weights (two dimensions or more) that involve each channel of a group."""
     score = np.zeros(axis_map.groups[group])
     for name in graph.parameters:
         axes = axis_map.axes.get(name, ())
@@ -227,13 +227,13 @@ def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) ->
 
 
 def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:
-    """The same function with the channels of `groups` in falling importance, in every tensor that has them."""
+    """Tensors of the same function, with the channels of `groups` sorted by falling importance wherever they occur."""
     order = {group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups}
     return reordered(tensors, axis_map, order)
 
 
 def reordered(tensors: Tensors, axis_map: AxisMap, order: Mapping[int, np.ndarray]) -> Tensors:
-    """Every tensor with the channels of some groups (`order` by group: the channel that comes first, second, …) permuted.
+    """Every tensor with the channels of some groups permuted (`order` by group: the channel that comes first, second, …).
 
     The function stays the same for groups that no operator reads in their order (`AxisMap.ordered`).
     """

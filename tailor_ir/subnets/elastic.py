@@ -1,4 +1,4 @@
-"""The elastic network: all SubNets in one module, weights shared, one active at a time."""
+"""The elastic network: all SubNets in one module with shared weights; one SubNet is active at a time."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ OUTLINES_KEPT = 128
 
 
 def _keys(names: Iterable[str]) -> dict[str, str]:
-    """For each tensor a key that a torch module takes: without dots, and neither taken nor an attribute of modules."""
+    """For each tensor, a unique key that a torch module accepts: without dots, and not an attribute of modules."""
     taken, keys = set(dir(nn.ParameterDict())), {}
     for name in names:
         key = name.replace(".", "/")
@@ -49,9 +49,9 @@ def _keys(names: Iterable[str]) -> dict[str, str]:
 
 
 class Elastic(nn.Module):
-    """`activate(config)`, then call it with x of that config's resolution, (B, C, H, W); of several inputs with all, in order.
+    """Call `activate(config)`, then the module with x (B, C, H, W) at that resolution; with several inputs, all in order.
 
-    Parameters live once, in `weights`; SubNets use views of them, so gradients of all SubNets add up there.
+    Parameters are stored once, in `weights`; SubNets use views of them, so gradients of all SubNets add up there.
     """
 
     def __init__(self, structure: Structure, tensors: Tensors) -> None:
@@ -87,7 +87,7 @@ class Elastic(nn.Module):
         self._start(space.cardinalities - 1)
 
     def _start(self, codes: np.ndarray) -> None:
-        """Forget all modules and plans, and make the active SubNet's."""
+        """Discard all modules and plans, and make those of the active SubNet."""
         self._lowering = Lowering(self._graph, self.tensors(), self.structure.axis_map)
         self._wirings = {node.name: self._wire(node) for node in self._graph.nodes}
         complete = self._make_outline(self._space.cardinalities - 1)
@@ -96,28 +96,28 @@ class Elastic(nn.Module):
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._fixed: FixedValues | None = None
         self._codes = codes
-        for others in (0 * codes, self._space.cardinalities // 2):  # most modules of later SubNets are made with these
+        for others in (0 * codes, self._space.cardinalities // 2):  # these make most modules of later SubNets
             self._plan_of(others)
         self._plan = self._plan_of(codes)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Move the network to another device or element type. All modules are made anew, since they may hold tensors."""
+        """Move the network to another device or element type. All modules are recreated, since they may hold tensors."""
         super()._apply(fn, recurse)
         self._start(self._codes)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies share nothing with the original; plans are made again where they are needed."""
+        """Copies share nothing with the original; plans are recreated when they are needed."""
         return self.__dict__ | {"_plans": OrderedDict(), "_fixed": None}
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode, as of any module; fixed values are forgotten."""
+        """Set the mode, as for any module; fixed values are discarded."""
         self._fixed = None
         return super().train(mode)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Eval mode inside the block, and after it the mode before."""
+        """Eval mode inside the block; the previous mode is restored afterwards."""
         was_training = self.training
         self.eval()
         try:
@@ -138,7 +138,7 @@ class Elastic(nn.Module):
 
     @property
     def version(self) -> Hashable:
-        """A mark of the weights that differs after every change; None where changes cannot be seen."""
+        """A mark of the weights that differs after every change; None if changes cannot be detected."""
         return version_of([self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)])
 
     def activate(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> None:
@@ -151,7 +151,7 @@ class Elastic(nn.Module):
     # -- plans -------------------------------------------------------------------------------------------------------
 
     def _plan_of(self, codes: np.ndarray) -> Plan:
-        with torch.inference_mode(False):  # what plans hold is used where gradients are needed, too
+        with torch.inference_mode(False):  # plans hold tensors that are later used where gradients are needed
             return remembered(self._plans, codes.tobytes(), PLANS_KEPT, lambda: self._make_plan(codes))
 
     def _make_plan(self, codes: np.ndarray) -> Plan:
@@ -217,7 +217,7 @@ class Elastic(nn.Module):
 
         for call, module in zip(outline.calls, plan.modules, strict=True):
             add(call, module)
-        for call, module in weights:  # the rest, which the network gives as they are
+        for call, module in weights:  # the remaining calls, whose results the network outputs directly
             if call.outputs[0] in waiting:
                 add(call, module)
         return Program(tuple(instructions), outline.outputs)
@@ -225,25 +225,25 @@ class Elastic(nn.Module):
     # -- running -----------------------------------------------------------------------------------------------------
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """The network's output; a tuple of them, in the order of its ONNX form, where it has several."""
+        """The network's output; if it has several, a tuple in the order of its ONNX form."""
         return self.watched(inputs, ())[0]
 
     def watched(self, given: GivenInputs, names: Collection[str]) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The network's output, and values on the way to it by name: those of `names` that the active SubNet computes."""
+        """The network's output, and by name the values of `names` that the active SubNet computes."""
         values = self._fixed_values()
         values.update(self._graph.named_inputs(given))
         run(self._plan.outline.calls, self._plan.modules, values, names)
         seen = {name: values[name] for name in names if name in values}
         data = self._lowering.data
         found = [(name, values[name]) for name in self._plan.outline.outputs]
-        # callers own their answers, so that weights are copied
+        # callers own the outputs, so weights among them are copied
         outputs = tuple([value if name in data else value.clone() for name, value in found])
         return (outputs[0] if len(outputs) == 1 else outputs), seen
 
     def _fixed_values(self) -> dict[str, torch.Tensor]:
         """Values that do not depend on x: cut tensors, and values that follow from them alone.
 
-        Without gradients it is kept until a tensor changes, or another SubNet is activated.
+        Without gradients they are kept until a tensor changes, or another SubNet is activated.
         """
         sources = [self.tensor(name) for name in self._plan.outline.stored]
         if torch.is_grad_enabled() or not sources or not can_keep(sources):
@@ -267,9 +267,9 @@ class Elastic(nn.Module):
 
     @torch.no_grad()
     def observed(self, runs: Iterable[Callable[[], Any]]) -> Statistics:
-        """BatchNorm statistics of what is run, in eval mode: means over the runs. Nothing shared is written.
+        """BatchNorm statistics of the given runs, in eval mode: means over the runs. Nothing shared is written.
 
-        What `runs` itself computes between the runs is not observed.
+        Computations of `runs` itself between the runs are not observed.
         """
         moments: dict[ElasticBatchNorm, Moments] = {}
         with self.evaluated():

@@ -17,7 +17,7 @@ from tailor_ir.subnets.static_operators import convert_static
 
 HOME = (torch.device("cpu"), torch.float32)
 MODULES_KEPT = 64  # of each node
-# their modules follow channels and kernels, and compute at any resolution unless that is what these follow
+# modules of these depend on channels and kernels alone, and work at any resolution unless positions enter those
 ANY_RESOLUTION = frozenset(("Conv", "ConvTranspose", "GroupNorm", "InstanceNormalization"))
 
 
@@ -33,7 +33,7 @@ class Resampled(nn.Module):
 
 
 class _WatchedShapes:
-    """`NodeShapes`, each computed when it is read."""
+    """`NodeShapes`, each computed on first access."""
 
     def __init__(self, node: Node, axis_map: AxisMap, sizes: Sizes) -> None:
         self._axes = (
@@ -65,9 +65,9 @@ class _WatchedShapes:
 
 
 class _NodeModules:
-    """The modules of one node so far, by the sizes of those axes that its lowering has ever looked at.
+    """The modules of one node so far, by the sizes of the axes that its lowering has read.
 
-    `kind`: nodes of one kind and equal sizes of `axes` have equal modules.
+    `kind`: nodes of the same kind with equal sizes of `axes` have equal modules.
     """
 
     def __init__(self, node: Node, graph: Graph, axis_map: AxisMap) -> None:
@@ -95,18 +95,18 @@ class _NodeModules:
         return tuple(a for a in axes if (self._follows_positions or not a.spatial) and (a.groups or a.spatial))
 
     def axes_of(self, read: frozenset[str]) -> tuple[Axis, ...]:
-        """The axes that the named shapes are made of."""
+        """The axes of the named shapes."""
         inputs = self._inputs if "inputs" in read else ()
         return (*inputs, *self._outputs) if read & {"outputs", "open_outputs"} else inputs
 
     def look(self, axes: Collection[Axis]) -> None:
-        """Tell modules apart by these axes, too."""
+        """Add axes whose sizes distinguish modules."""
         if not set(axes).issubset(self.looked_at):
             self.looked_at = tuple({*self.looked_at, *axes})
             self.by_sizes.clear()
 
     def add(self, sizes: Sizes, module: nn.Module) -> None:
-        """Keep a module; the oldest makes room."""
+        """Keep a module; the oldest is dropped if there are too many."""
         if len(self.by_sizes) >= MODULES_KEPT:
             self.by_sizes.pop(next(iter(self.by_sizes)))
         self.by_sizes[tuple(map(sizes, self.looked_at))] = module
@@ -130,7 +130,7 @@ class Lowering:
         return self.axis_map.node_shapes(node, sizes)
 
     def operands(self, node: Node) -> tuple[str, ...]:
-        """The values and tensors that a node's module is called with, in order."""
+        """The values and tensors with which a node's module is called, in order."""
         record = OPERATORS[node.op]
         names = tuple(name for name in node.inputs[: record.operands] if name)
         return (*names, self.graph.batched_input) if record.needs_batch and node.outputs[0] in self.data else names
@@ -140,7 +140,7 @@ class Lowering:
         return Lowered(self.module(node, sizes), self.operands(node))
 
     def module(self, node: Node, sizes: Sizes) -> nn.Module:
-        """The module of a node (its inputs may be renamed)."""
+        """The module of a node, whose inputs may be renamed."""
         known = self._modules.get(node.name)
         if known is None:
             known = self._modules[node.name] = _NodeModules(node, self.graph, self.axis_map)
@@ -156,7 +156,7 @@ class Lowering:
         return module
 
     def _shared(self, node: Node, sizes: Sizes, known: _NodeModules) -> tuple[nn.Module, frozenset[str]]:
-        """The module of this and all equal nodes, and the shapes that its lowering has read."""
+        """The module of this node and all equal nodes, and the shapes that its lowering has read."""
         of_kind, key = known.of_kind, tuple(map(sizes, known.axes))
         if key not in of_kind:
             if len(of_kind) >= MODULES_KEPT:

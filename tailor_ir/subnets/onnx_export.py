@@ -23,11 +23,11 @@ from tailor_ir.subnets.standalone import SubnetTensors
 from tailor_ir.subnets.standard_operators import WRITERS, guard_padding, set_element_types, standard_nodes
 
 Take = Callable[[str, Subnet], tuple[gs.Tensor, list[gs.Node]] | None]
-"""A SubNet's part of a weight, with the nodes that cut the part out; None: the weight is stored."""
+"""A SubNet's part of a weight, with the nodes that cut it out; None: the weight is stored."""
 
 FILL, MOST_NODES = 0.01, 100_000
-SMALL = 64  # elements of a weight that is written as it is in any case
-IR_VERSION = 10  # read by every runtime of the last years
+SMALL = 64  # elements of a weight that is always written with its own numbers
+IR_VERSION = 10  # supported by every runtime of recent years
 
 
 def emit(
@@ -35,7 +35,8 @@ def emit(
 ) -> list[gs.Node]:
     """The standard ONNX nodes (opset 17) that compute one operator of the IR; most operators of the IR are one ONNX node.
 
-    inputs, outputs: the operands and results, whose element types are set here. name: for the node; further nodes extend it.
+    inputs, outputs: the operands and results, whose element types are set here. name: of the node, and prefix of the names of
+    further nodes.
     """
     set_element_types(op, inputs, outputs, attributes)
     if op == "MaxPool":
@@ -61,7 +62,7 @@ def to_onnx(
 
 
 def _share_constants(nodes: Sequence[gs.Node]) -> None:
-    """Merge constants of equal names and values, such as a weight with several readers; rename one of two other equal names."""
+    """Merge constants of equal names and values, such as a weight with several readers; rename others with equal names."""
     found: dict[str, gs.Constant] = {}
 
     def shared(tensor: gs.Tensor) -> gs.Tensor:
@@ -80,9 +81,9 @@ def _share_constants(nodes: Sequence[gs.Node]) -> None:
 
 
 def _name_apart(nodes: Sequence[gs.Node], inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor]) -> None:
-    """Give each node and each value a name of its own: files with equal names are refused by runtimes.
+    """Give each node and each value a unique name: runtimes refuse files with equal names.
 
-    The names of inputs and outputs stay.
+    The names of inputs and outputs are kept.
     """
     known: dict[str, gs.Tensor] = {tensor.name: tensor for tensor in (*inputs, *outputs)}
     used: set[str] = set()
@@ -122,7 +123,7 @@ class _OnnxGraph:
         return self.subnet.sizes.shape(self.structure.axis_map.axes[name])
 
     def stored(self, name: str) -> gs.Tensor:
-        """A value that does not depend on the network's input; without weights, the numbers of large tensors are all equal."""
+        """A value that does not depend on the network's input; without weights, large tensors hold a single repeated number."""
         graph, shape = self.structure.graph, self.shape(name)
         take = None if name in self.tensors.statistics else self.take
         if take is not None and (taken := take(name, self.subnet)) is not None:
@@ -133,7 +134,7 @@ class _OnnxGraph:
         return self.filled(name, shape)
 
     def filled(self, name: str, shape: tuple[int, ...]) -> gs.Tensor:
-        """A tensor of equal numbers, made when the file is loaded. Each has its own number: runtimes merge equal tensors."""
+        """A tensor of one repeated number, created at load time. The number is unique: runtimes merge equal tensors."""
         result = gs.Variable(name, np.float32, shape)
         sizes = gs.Constant(f"{name}/shape", np.asarray(shape, np.int64))
         value = gs.Constant(f"{name}/value", np.asarray([FILL * (1 + len(self.nodes) / MOST_NODES)], np.float32))
@@ -155,13 +156,13 @@ class _OnnxGraph:
         return self.values[name]
 
     def _align(self, name: str, alignment: InputAlignment) -> None:
-        """Let nodes read an input of the network as it is aligned."""
+        """Let nodes read the aligned version of an input of the network."""
         given = self.unaligned[name] = self.values[name]
         self.values[name] = gs.Variable(f"{name}/aligned", given.dtype, given.shape)
         self.nodes += alignment.nodes(given, self.values[name])
 
     def input(self, name: str) -> gs.Tensor:
-        """A value as the model gets it."""
+        """A value as the model receives it."""
         value = self.value(name)
         return self.unaligned.get(name, value)
 
@@ -200,9 +201,9 @@ class _OnnxGraph:
         return repeated
 
     def outputs(self, names: Sequence[str]) -> list[gs.Tensor]:
-        """The SubNet's outputs, each as a separate value, also where all blocks between two outputs are skipped.
+        """The SubNet's outputs, each as a separate value, even if all blocks between two outputs are skipped.
 
-        names: of such copies.
+        names: of the copies that this needs.
         """
         found: dict[str, gs.Tensor] = {}
         for wanted, name in zip(names, self.subnet.outputs, strict=True):
@@ -222,7 +223,7 @@ class _OnnxGraph:
         return [node for node in self.subnet.nodes if not self.tensors.has(node.outputs[0])]
 
     def fold_batch_norm(self) -> list[Node]:
-        """Nodes without the BatchNorms that follow a convolution or linear map alone; their scales go into its weights."""
+        """Nodes without the BatchNorms that directly follow a convolution or linear map, whose weights take up their scales."""
         nodes = self.nodes_left()
         readers: dict[str, list[Node]] = {}
         for node in nodes:
@@ -276,7 +277,8 @@ def subnet_onnx(
 ) -> onnx.ModelProto:
     """One SubNet as an ONNX model with a fixed batch size.
 
-    Without `weights` the model takes a few kilobytes: the same operators, with equal numbers in large weights, for timing.
+    Without `weights` the model takes a few kilobytes: the same operators, with one repeated number in large weights, for
+    timing.
     """
     exporter = _OnnxGraph(elastic, elastic.structure.subnet(codes, batch), statistics, weights=weights, take=take)
     graph = elastic.structure.graph
@@ -286,7 +288,7 @@ def subnet_onnx(
 def answers_onnx(
     elastic: Elastic, subnet: Subnet, *, statistics: Statistics | None, fold_batch_norm: bool
 ) -> onnx.ModelProto:
-    """A SubNet with the heads of exits as one ONNX model; its outputs are their answers."""
+    """A SubNet with the heads of exits as one ONNX model; its outputs are the answers of the exits."""
     exporter = _OnnxGraph(elastic, subnet, statistics, weights=True, take=None)
     return _model(exporter, elastic.structure.graph.inputs, subnet.outputs, fold_batch_norm=fold_batch_norm)
 
@@ -300,7 +302,7 @@ def parts_onnx(
     weights: bool,
     take: Take | None = None,
 ) -> Iterator[onnx.ModelProto]:
-    """The parts of a SubNet as ONNX models, in order; values that they hand over have the same names in both."""
+    """The parts of a SubNet as ONNX models, in order; a value passed from one to another has the same name in both."""
     handed: dict[str, gs.Tensor] = {}
     for part in parts:
         exporter = _OnnxGraph(elastic, part.subnet, statistics, weights=weights, take=take)
@@ -314,7 +316,7 @@ def parts_onnx(
 def _model(
     exporter: _OnnxGraph, inputs: Sequence[str], outputs: Sequence[str], *, fold_batch_norm: bool
 ) -> onnx.ModelProto:
-    """The model of all nodes that the exporter has. outputs: their names, as `_OnnxGraph.outputs`."""
+    """The model of all nodes that the exporter has. outputs: their names, as in `_OnnxGraph.outputs`."""
     with torch.no_grad():
         nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:
@@ -324,7 +326,7 @@ def _model(
 
 
 def write_onnx(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model whole or not at all."""
+    """Write a model atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(model.SerializeToString())
     temporary.replace(path)

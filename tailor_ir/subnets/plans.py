@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 class Wiring(NamedTuple):
-    """A call. stored: stored tensors among its operands. data: operands and results that depend on the input."""
+    """A call. stored: the stored tensors among its operands. data: operands and results that depend on the input."""
 
     call: Call
     stored: dict[str, None]
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
 class Instruction(NamedTuple):
     """A call with its module, and the cuts of the stored tensors among its operands.
 
-    Equal instructions after equal ones compute equal values, whatever comes later.
+    Equal instructions after equal ones compute equal values, whatever follows.
     """
 
     module: nn.Module
@@ -70,7 +70,7 @@ class Instruction(NamedTuple):
 
 
 class Program(NamedTuple):
-    """All instructions of one SubNet; a weight that follows from others is computed just before it is first needed."""
+    """All instructions of one SubNet; a weight computed from others is computed just before it is first needed."""
 
     instructions: tuple[Instruction, ...]
     outputs: tuple[str, ...]
@@ -81,7 +81,7 @@ class Cuts:
 
     def __init__(self, axes: tuple[Axis, ...], *, labels: bool) -> None:
         self._axes, self._labels = axes, labels
-        # not by the axes' own sizes: 2 heads of 16 are as many channels as 4 of 8, and others
+        # keyed by groups, not by the axes' own sizes: 2 heads of 16 are as many channels as 4 of 8, but different ones
         self._leaves = tuple(frozenset().union(*(axis.leaves for axis in axes)))
         self._known: dict[tuple[int, ...], Cut | None] = {}
 
@@ -96,7 +96,7 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class FixedValues:
-    """Values that follow from stored tensors alone, and the tensors' version when they were computed."""
+    """Values that are computed from stored tensors alone, and the tensors' version at that time."""
 
     sources: Sequence[torch.Tensor]
     version: Hashable
@@ -109,7 +109,7 @@ class FixedValues:
 
 
 def can_keep(sources: Sequence[torch.Tensor]) -> bool:
-    """Whether changes of the tensors can be seen, and values that follow from them do not depend on the surroundings."""
+    """Whether changes of the tensors can be detected, and values computed from them do not depend on the context."""
     device = sources[0].device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return not autocast and not any(source.is_inference() for source in sources)
@@ -118,7 +118,7 @@ def can_keep(sources: Sequence[torch.Tensor]) -> bool:
 def run(
     calls: Sequence[Call], modules: Sequence[nn.Module], values: dict[str, torch.Tensor], kept: Collection[str] = ()
 ) -> None:
-    """Add the results of calls to values. What no later call reads is released, but for `kept`."""
+    """Add the results of calls to values. Values that no later call reads are released, except for `kept`."""
     for (_, operands, outputs, released), module in zip(calls, modules, strict=True):
         result = module(*[values[name] for name in operands])
         if len(outputs) == 1:
@@ -133,7 +133,7 @@ def run(
 def execute(
     instructions: Iterable[Instruction], tensor: Callable[[str], torch.Tensor], values: dict[str, torch.Tensor]
 ) -> None:
-    """Add the results of instructions to values, and the cuts that they read. tensor: a stored tensor by its name."""
+    """Add the results of instructions, and the cuts that they read, to values. tensor: a stored tensor by its name."""
     for module, operands, outputs, cuts in instructions:
         for name, cut in cuts:
             if name not in values:
@@ -143,7 +143,7 @@ def execute(
 
 
 def last_reads(instructions: Sequence[Instruction], kept: Collection[str] = ()) -> list[tuple[str, ...]]:
-    """For each instruction the values that no later one reads, but for `kept`."""
+    """For each instruction, the values that no later one reads, except for `kept`."""
     found: list[tuple[str, ...]] = []
     later = set(kept)
     for instruction in reversed(instructions):
@@ -154,7 +154,7 @@ def last_reads(instructions: Sequence[Instruction], kept: Collection[str] = ()) 
 
 
 def remembered(known: OrderedDict[Key, Value], key: Key, limit: int, make: Callable[[], Value]) -> Value:
-    """The value of a key, made when it is new; the one not used for longest makes room."""
+    """The value of a key, created if it is new; the least recently used one is dropped beyond the limit."""
     if key not in known:
         known[key] = make()
         if len(known) > limit:

@@ -1,9 +1,9 @@
 """SubNets run together: the first instructions that several SubNets have in common are run once.
 
-The instructions of the SubNets form a tree of common prefixes. The tree is walked depth-first for each batch. Where SubNets
-part, the values that they still need are kept, as far as a limit allows; otherwise the values are computed again. An
-instruction is the same whether a SubNet runs alone or among others, so every output is the same to the last digit.
-Source: AdaptiveNet (MobiCom 2023) §5.2.
+The instructions of the SubNets form a tree of common prefixes. The tree is walked depth first for each batch. When SubNets
+diverge, the values that they still need are kept, as far as a limit allows; otherwise the values are computed again. An
+instruction is the same whether a SubNet runs alone or among others, so every output is the same to the last digit. Source:
+AdaptiveNet (MobiCom 2023) §5.2.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.plans import Instruction
 
 Applied = tuple[Instruction, "_Given | None"]
-"""An instruction; for a norm with statistics of the SubNet's own, also these."""
+"""An instruction; for a norm with the SubNet's own statistics, also these."""
 
 
 class _Given:
@@ -34,7 +34,7 @@ class _Given:
 
 
 class _Member(NamedTuple):
-    """A SubNet of the tree: its instructions, and the outputs that are wanted of it."""
+    """A SubNet of the tree: its instructions, and its requested outputs."""
 
     position: int
     instructions: tuple[Applied, ...]
@@ -94,14 +94,14 @@ def _common(a: Sequence[Any], b: Sequence[Any], start: int = 0) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    """Values where branches part. users: branches from here that are still to be run."""
+    """Values at a branching point. users: branches from here that are still to be run."""
 
     values: Tensors
     users: int
 
 
 class _Todo(NamedTuple):
-    """Branches to run one after the other from kept values; or only the last of them, from `values`."""
+    """Branches to run one after the other, starting from kept values; or only the last of them, starting from `values`."""
 
     base: _Kept
     path: tuple[_Branch, ...]
@@ -118,7 +118,7 @@ class _Ledger:
         self._users: dict[int, int] = {}
 
     def exchange(self, old: _Kept, new: _Kept) -> bool:
-        """Keep `new`, in place of `old` if that has no other user. False, and no change, beyond the limit."""
+        """Keep `new`, and drop `old` if it has no other user. Beyond the limit, change nothing and return False."""
         last = old.users == 1
         if last:
             self._change(old.values, -1)
@@ -133,7 +133,7 @@ class _Ledger:
         return True
 
     def leave(self, kept: _Kept) -> None:
-        """One user less. Values without users are not kept any more."""
+        """Remove one user. Values without users are dropped."""
         kept.users -= 1
         if not kept.users:
             self._change(kept.values, -1)
@@ -154,8 +154,8 @@ class _Ledger:
 class Prefixes:
     """Several SubNets of one resolution, run together.
 
-    kept_mib: limit of the values that are kept for later SubNets, beside the memory that one SubNet needs to run; several
-    threads have this limit each. The network is not changed, nor its active SubNet.
+    kept_mib: limit of the values that are kept for later SubNets [MiB], in addition to the memory that one SubNet needs to run;
+    several threads have this limit each. Neither the network nor its active SubNet is changed.
     """
 
     def __init__(self, elastic: Elastic, configs: Sequence[Config], kept_mib: float = 1024) -> None:
@@ -164,13 +164,13 @@ class Prefixes:
         self._limit = kept_mib * 2**20
         self._tree: _Branch | None = None
         self.peak_bytes = 0
-        """Most bytes that were kept at once so far."""
+        """Peak bytes of kept values so far."""
 
     @torch.no_grad()
     def observe(self, batches: Iterable[GivenInputs]) -> list[Statistics]:
         """BatchNorm statistics of each SubNet, in order, as `SuperNet.recalibrate` takes them.
 
-        SubNets share the tensors that are equal. Without BatchNorm no batch is read.
+        SubNets with equal tensors share them. Without BatchNorm no batch is read.
         """
         subnets = []
         for position, program in enumerate(self._programs):
@@ -214,7 +214,7 @@ class Prefixes:
     def _walk(
         self, tree: _Branch, x: GivenInputs, compute: Callable[[_SharedInstruction, Tensors], Any]
     ) -> Iterator[tuple[tuple[int, tuple[str, ...]], Tensors]]:
-        """Run the tree depth-first; yields each SubNet's end with the values there."""
+        """Run the tree depth first; yield the end of each SubNet with the values at that point."""
         inputs = self._elastic.structure.graph.named_inputs(x)
         ledger = _Ledger(self._limit, (*inputs.values(), *self._elastic.parameters(), *self._elastic.buffers()))
         todo: list[_Todo] = [_Todo(_Kept(inputs, 1), (tree,), None)]
@@ -252,13 +252,13 @@ class Prefixes:
         x, scale, bias, *_ = operands
         if shared.moments is None:
             shared.moments = module.start(scale)
-        if shared.moments.batches == batch:  # computed again
+        if shared.moments.batches == batch:  # the instruction was run again for this batch
             return module.by_batch(x, scale, bias)
         return module.observe(x, scale, bias, shared.moments)
 
 
 def _after(path: tuple[_Branch, ...], base: _Kept, values: Tensors, ledger: _Ledger) -> list[_Todo]:
-    """Tasks after a path of branches from `base` that gave `values`. The last task is done first."""
+    """Tasks after a path of branches from `base` that gave `values`. The last task is run first."""
     branches = path[-1].branches
     if not branches:
         ledger.leave(base)
@@ -286,7 +286,7 @@ def _store(values: Tensors, shared: _SharedInstruction, result: Any) -> None:
 
 
 def _given(instruction: Instruction, statistics: Statistics, known: dict[Any, _Given]) -> _Given | None:
-    """The statistics of a norm, found among those of a SubNet; None for other instructions."""
+    """The statistics of a norm, taken from those of a SubNet; None for other instructions."""
     module = instruction.module
     if not isinstance(module, ElasticBatchNorm) or module.mean_name not in statistics:
         return None
@@ -314,10 +314,10 @@ def _paths(tree: _Branch) -> Iterator[tuple[int, list[tuple[ElasticBatchNorm, Mo
 
 
 def groups(elastic: Elastic, configs: Sequence[Config], most: int) -> list[list[int]]:
-    """Positions of SubNets, in groups to be run together: at most `most` that have much in common.
+    """Positions of SubNets, in groups to run together: at most `most` per group, which have much in common.
 
     SubNets of one group have the same resolution and at least their first instruction in common. Long rows of similar SubNets
-    are parted where neighbours share least.
+    are split where neighbours share least.
     """
     numbers: dict[Any, int] = {}
     rows: list[tuple[tuple[int, ...], int]] = []

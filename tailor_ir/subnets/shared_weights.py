@@ -1,8 +1,8 @@
 """Several SubNets as ONNX files whose common weights are stored once.
 
 The stored part of a weight is the union of the SubNets' parts. Each ONNX file cuts its own part with Slice and Gather. All
-inputs of these are constants, so a runtime computes them when it loads the file. The numbers are in one safetensors file, to
-which the ONNX files refer by offset (external data). BatchNorm is not folded: SubNets have statistics of their own.
+their inputs are constants, so a runtime computes them when it loads the file. The numbers are in one safetensors file, to which
+the ONNX files refer by offset (external data). BatchNorm is not folded: each SubNet has its own statistics.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class CommonWeights:
         return kept_positions(self._elastic.structure.axis_map.axes[name], subnet.sizes)
 
     def take(self, name: str, subnet: Subnet) -> tuple[gs.Tensor, list[gs.Node]] | None:
-        """A SubNet's part of a weight, and the nodes that cut it from the stored weight. None: it is not shared."""
+        """A SubNet's part of a weight, and the nodes that cut it from the stored weight. None: the weight is not shared."""
         positions = self._positions(name, subnet) if name in self._common else None
         if not positions:
             return None
@@ -74,7 +74,7 @@ class CommonWeights:
         for dim in chosen:
             follow("Gather", [wanted[dim].astype(np.int64)], axis=dim)
         if not nodes:
-            follow("Identity", [])  # a constant could be transposed in this file alone, and would be stored twice
+            follow("Identity", [])  # a constant could be transposed in this file alone, and would then be stored twice
         result.name, result.shape = name, tuple(len(at) for at in wanted)
         return result, nodes
 
@@ -84,7 +84,7 @@ def write_together(
 ) -> None:
     """Write models by name as `NAME.onnx`, and their constants as `weights.safetensors`; equal constants are stored once.
 
-    outside: names of constants that are in `weights.safetensors` however small they are. A runtime can take others for those.
+    outside: names of constants that are always in `weights.safetensors`, however small. A runtime can override them.
     """
     tensors: dict[str, np.ndarray] = {}
     names: dict[bytes, str] = {}

@@ -20,11 +20,11 @@ from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.lowering import Lowering
 
 MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "self", "training"}
-"""Names that a layer cannot have in a module."""
+"""Names that a layer of a module must not have."""
 
 
 class Float32(nn.Module):
-    """Takes the inputs of a network that was given in another floating-point type."""
+    """Converts the inputs of a network whose original has another floating-point type."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(torch.float32)
@@ -97,7 +97,7 @@ class _Builder:
         return fx.GraphModule(self.root, self.graph, "SubNet")
 
     def _name(self, wanted: str) -> str:
-        """A free name made of ASCII letters, digits and "_": torch.fx writes it into source text."""
+        """An unused name of ASCII letters, digits and "_": torch.fx writes it into source text."""
         base = re.sub(r"[^A-Za-z0-9_]+", "_", wanted).strip("_") or "node"
         if base[0].isdigit() or iskeyword(base) or base in MODULE_ATTRIBUTES:
             base = f"n_{base}"
@@ -117,9 +117,9 @@ class _Builder:
             operands: Sequence[str] = node.inputs[:1]
         else:
             lowered = self.lowering.lower(node, self.subnet.sizes)
-            module, operands, weights = copy.deepcopy(lowered.module), lowered.inputs, []  # equal nodes share theirs
+            module, operands, weights = copy.deepcopy(lowered.module), lowered.inputs, []  # equal nodes share one
         name = self._name(node.name)
-        # layers keep their tensors in the order of the node's operands; what comes after these is no tensor of the network
+        # layers keep their tensors in the order of the node's operands; further tensors are not the network's
         self.sources.update(zip((f"{name}.{key}" for key in module.state_dict()), weights, strict=False))
         self.root.add_module(name, module)
         result = self._variable("call_module", name, *(self._operand(o) for o in operands))
@@ -142,12 +142,12 @@ class _Builder:
         return self.values[name]
 
     def _answer(self, name: str) -> fx.Node:
-        """An output. A weight is copied: its caller owns the answer, and needs no gradient of it where none is recorded."""
+        """An output. A weight is copied: the caller owns the answer, and needs no gradient of it if none is recorded."""
         found = self._operand(name)
         return self._variable("call_function", torch.clone, found) if found.op == "get_attr" else found
 
     def _variable(self, kind: str, target: str | Callable[..., Any], *operands: fx.Node | int) -> fx.Node:
-        """A node of the fx graph; in source text its variable has a name of ours, not one like "self"."""
+        """A node of the fx graph; its variable in source text gets a safe name, unlike for example "self"."""
         return self.graph.create_node(kind, target, operands, name=f"value_{len(self.graph.nodes)}")
 
 
@@ -162,14 +162,15 @@ def build(elastic: Elastic, codes: np.ndarray, statistics: Statistics | None) ->
 
 
 def build_nodes(elastic: Elastic, subnet: Subnet, inputs: Sequence[str], statistics: Statistics | None) -> nn.Module:
-    """The stand-alone network of a SubNet, or of a part of one that is called with the values of `inputs`, in eval mode."""
+    """The stand-alone network of a SubNet, or of a part of one, called with the values of `inputs`, in eval mode."""
     return _Builder(elastic, subnet, statistics).build(inputs).eval()
 
 
 def own_tensors(elastic: Elastic, codes: np.ndarray, state: Mapping[str, torch.Tensor]) -> Statistics:
-    """Tensors of the module that `build` makes, by their names in the network: those of `state`, and what weights give.
+    """Tensors of the module that `build` makes, by their names in the network: those in `state`, and those made from weights.
 
-    The latter, as they were, do not follow the weights in `state` that they were computed from: in the module they are apart.
+    The latter keep their values even if `state` changes the weights from which they were computed: in the module they are
+    separate tensors.
     """
     subnet = elastic.structure.subnet(codes)
     builder = _Builder(elastic, subnet, None)

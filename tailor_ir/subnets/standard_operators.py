@@ -24,7 +24,7 @@ class _Writer:
     def add(
         self, op: str, *inputs: "gs.Tensor | float | np.ndarray", last: bool = False, **attributes: object
     ) -> gs.Tensor:
-        """One node; `last` gives the operator's own result. Numbers become constants."""
+        """Add one node; `last`: its result is the operator's own. Numbers become constants."""
         number = len(self.nodes)
         output = self.outputs[0] if last else gs.Variable(f"{self.name}/{number}", np.float32)
         operands = [
@@ -127,7 +127,7 @@ def _roll(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
 
 
 def _pad(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
-    """Padding with the other end's entries, which opset 17 lacks, as slices and a concatenation along each axis."""
+    """Circular padding, which opset 17 lacks, as slices and a concatenation along each axis."""
     if attributes.get("mode") != "wrap":
         w.nodes.append(gs.Node("Pad", w.name, attrs=dict(attributes), inputs=list(inputs), outputs=list(w.outputs)))
         return
@@ -138,7 +138,7 @@ def _pad(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
         size = inputs[0].shape[axis] + min(before, 0) + min(after, 0)
         if min(before, after) < 0:
             x = w.slice(x, max(0, -before), min(after, 0) or END, axis)
-        # an axis that is shorter than its padding comes several times
+        # an axis that is shorter than its padding is repeated
         (copies_before, rest_before), (copies_after, rest_after) = (
             divmod(max(0, added), size) for added in (before, after)
         )
@@ -174,7 +174,7 @@ def _fourier_transform(w: _Writer, inputs: Inputs, attributes: Attributes) -> No
 
 
 def _deformable(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
-    """Entries of the kernel as channels, which GridSample reads, and a 1×1 convolution of them."""
+    """Entries of the kernel as channels, read by GridSample, and a 1×1 convolution of them."""
     x, weight, offset, *others = inputs
     bias = [other for other in others[:1] if not other.is_empty()]
     node = Node(name=w.name, op="DeformConv", inputs=(), outputs=(), attributes=tuple(attributes.items()))
@@ -185,7 +185,7 @@ def _deformable(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     base = places(kernel, *settings(node), result) * scale + scale / 2 - 1
     apart = w.reshape(offset, (samples, sets, entries, 2, *result))
     moved = w.add("Add", w.add("Mul", w.add("Transpose", apart, perm=[0, 1, 2, 4, 5, 3]), scale), base)
-    order = gs.Constant(f"{w.name}/order", np.asarray([1, 0], np.int64))  # columns before rows
+    order = gs.Constant(f"{w.name}/order", np.asarray([1, 0], np.int64))  # x before y
     turned = w.add("Gather", moved, order, axis=5)
     grid = w.reshape(turned, (samples * sets, entries * result[0], result[1], 2))
     image = w.reshape(x, (samples * sets, channels // sets, *size))
@@ -235,7 +235,7 @@ WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
 
 
 def standard_nodes(op: str, name: str, inputs: Inputs, outputs: Inputs, attributes: Attributes) -> list[gs.Node]:
-    """Standard ONNX nodes for one operator of the IR's own."""
+    """Standard ONNX nodes for an operator that is specific to the IR."""
     writer = _Writer(name, outputs)
     WRITERS[op](writer, inputs, attributes)
     return writer.nodes
@@ -246,7 +246,7 @@ POSITIONS = frozenset(("ArgMax", "ArgMin"))
 
 
 def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attributes) -> None:
-    """Element types of the results, which follow from the operator and its operands; positions to look up are integers."""
+    """Set the element types of the results, which follow from the operator and its operands; look-up positions are integers."""
     found: object
     if op == "Embedding":
         if isinstance(inputs[0], gs.Variable) and inputs[0].dtype == np.float32:
@@ -268,7 +268,7 @@ def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attr
 
 
 def guard_padding(inputs: Inputs) -> None:
-    """onnxruntime moves a padding by zero into the MaxPool that follows, where it means minus infinity: pad by almost zero."""
+    """Pad by almost zero, since onnxruntime merges a zero padding into a following MaxPool, where it means minus infinity."""
     pad = inputs[0].inputs[0] if inputs[0].inputs else None
     if pad is None or pad.op != "Pad" or pad.attrs.get("mode", "constant") != "constant":
         return

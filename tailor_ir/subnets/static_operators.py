@@ -19,11 +19,11 @@ def onnx_node(node: Node) -> onnx.NodeProto:
 
 
 def convert_static(node: Node, graph: Graph, tensors: Tensors) -> Lowered:
-    """The torch module of a node without parameters, and the values that it is called with.
+    """The torch module of a node without parameters, and the values with which it is called.
 
-    onnx2torch sees names of ours: those of the network may come from a foreign file.
+    onnx2torch gets generated names, since the network's names may come from an untrusted file.
     """
-    from onnx2torch.node_converters.registry import get_converter  # takes seconds: it brings torchvision
+    from onnx2torch.node_converters.registry import get_converter  # takes seconds, since it imports torchvision
     from onnx2torch.onnx_graph import OnnxGraph
 
     own = {name: f"value{i}" for i, name in enumerate(dict.fromkeys((*node.inputs, *node.outputs))) if name}

@@ -1,7 +1,7 @@
-"""Marks of tensors that differ after every change, so that what follows from the tensors can be kept until then.
+"""Marks of tensors that differ after every change, so that values computed from the tensors can be cached until then.
 
-Torch counts the changes of each tensor, but not those by its fused optimisers. Their steps are counted here, all of the
-process: what is kept without need is computed once more.
+Torch counts the changes of each tensor, but not those by its fused optimisers. Their steps are counted here for the whole
+process; the only cost is an occasional needless recomputation.
 """
 
 from collections.abc import Hashable, Sequence
@@ -27,7 +27,7 @@ register_optimizer_step_post_hook(_fused)
 
 
 def version_of(tensors: Sequence[torch.Tensor]) -> Hashable:
-    """The mark of tensors as they are; None for tensors of inference mode, whose changes nobody counts."""
+    """The present mark of tensors; None for tensors of inference mode, whose changes nobody counts."""
     if any(tensor.is_inference() for tensor in tensors):
         return None
     return (_fused.count, *[(tensor.data_ptr(), tensor._version) for tensor in tensors])

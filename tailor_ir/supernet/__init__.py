@@ -1,4 +1,4 @@
-"""`compile` and `load`, and what they make: the SuperNet."""
+"""`compile` and `load`, and their result: the SuperNet."""
 
 from tailor_ir.supernet.checking import Reference
 from tailor_ir.supernet.compiling import compile, load

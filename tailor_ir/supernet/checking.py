@@ -1,7 +1,7 @@
-"""Checks that no step on the way changes what a network computes.
+"""Checks that no step changes the function that a network computes.
 
-The largest SubNet answers as the network that it was made of, and a SubNet answers the same elastic, built and exported: on
-several inputs, and in batches of two sizes, since a network may be right for one sample alone.
+The largest SubNet must answer like its original network, and a SubNet must answer the same whether elastic, built or exported:
+on several inputs, and in batches of two sizes, since a network may be right for one sample alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ Draw = Callable[[np.random.Generator, int], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAnswer:
-    """A batch of each input in order, and what a network answers. uncertain: by how much rounding of the inputs moves it."""
+    """A batch of each input in order, and a network's answer. uncertain: change of the answer if the inputs are nudged."""
 
     samples: int
     given: Batches
@@ -54,21 +54,21 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Answers of a network, to compare those of others with. tolerance: the largest difference, as a share of the answer."""
+    """Answers of a network, to compare others with. tolerance: the largest difference, as a share of the answer."""
 
     answers: tuple[KnownAnswer, ...]
     tolerance: float = TOLERANCE
 
     @classmethod
     def of(cls, network: Callable[..., object], batches: Iterable[GivenInputs]) -> "Reference":
-        """Answers of a network that is called with a batch of each input, in order; a module's are those in eval mode."""
+        """Answers of a network that is called with a batch of each input, in order; a module is run in eval mode."""
         given = [(one,) if isinstance(one, torch.Tensor) else tuple(one) for one in batches]
         sizes = [next(len(one) for one in each if one.ndim) for each in given]
         return cls(tuple(_known(network, lambda inputs: network(*inputs), sizes, [[one] for one in given])))
 
     @classmethod
     def of_module(cls, module: nn.Module, examples: ExampleInputs, draw: Draw) -> "Reference":
-        """Answers of a module to drawn inputs and to its example; batches that it refuses itself are left out."""
+        """Answers of a module to drawn inputs and to its example; batches that the module itself refuses are left out."""
         device = examples.tensors[0].device
 
         def answer(given: Batches) -> object:
@@ -82,7 +82,7 @@ class Reference:
     def of_file(
         cls, model: onnx.ModelProto, draw: Draw, batching: Batching, constants: Mapping[str, np.ndarray]
     ) -> "Reference":
-        """Answers of an ONNX model in onnxruntime, to drawn inputs; none for a model that onnxruntime cannot run.
+        """Answers of an ONNX model in onnxruntime to drawn inputs; empty if onnxruntime cannot run the model.
 
         constants: inputs that are not drawn, by name.
         """
@@ -91,15 +91,15 @@ class Reference:
 
     @classmethod
     def of_network(cls, network: nn.Module, draw: Draw, batching: Batching) -> "Reference":
-        """Answers of a network in torch to drawn inputs."""
+        """Answers of a torch network to drawn inputs."""
         return cls(
             tuple(_known(network, lambda given: network(*given), BATCHES, _candidates(draw, batching.inputs, None)))
         )
 
     def mixed_samples(self, batching: Batching) -> str:
-        """How the answer to a sample among others differs from that to the sample alone; "" where it does not.
+        """How the answer to a sample in a batch differs from that to the sample alone; "" if it does not.
 
-        Outputs in which samples stand inside another axis are not looked at.
+        Outputs in which samples are inside another axis are ignored.
         """
         if [known.samples for known in self.answers] != [*BATCHES]:
             return "no answer" if any(known.samples == 1 for known in self.answers) else ""
@@ -118,16 +118,16 @@ class Reference:
     def difference(self, network: Answering, in_torch: Answering | None = None) -> tuple[float, int]:
         """The largest difference of a network's answers as a share of the largest output, and the batch that has it.
 
-        0 where rounding explains it; infinite where shapes differ, or the network cannot run. in_torch: the same network in
-        torch, by which rounding is judged; None: this one.
+        0 if rounding explains it; infinite if shapes differ, or the network cannot run. in_torch: the same network in torch, to
+        estimate the effect of rounding; None: this one.
         """
         found = [(_excess(known, network, in_torch or network), known.samples) for known in self.answers]
         return max(found, default=(0.0, 0))
 
     def check(self, network: Answering, where: str, other: str, subject: str = "the largest SubNet") -> None:
-        """CheckFailed: a network's answers are others than those of `other`. where: the step that has been done.
+        """Raise CheckFailed if a network's answers differ from those of `other`. where: the step that was just done.
 
-        subject: what the message calls the network.
+        subject: name of the network in the message.
         """
         difference, batch = self.difference(network)
         if difference > self.tolerance:
@@ -149,9 +149,9 @@ def check_forms(
     where: str,
     other: str = "the elastic one",
 ) -> None:
-    """CheckFailed: a stand-alone SubNet, or a file (by its batch), answers otherwise than the active elastic one.
+    """Raise CheckFailed if a stand-alone SubNet, or a file (by its batch), answers differently from the active elastic one.
 
-    other: what the message calls the elastic one.
+    other: name of the elastic one in the message.
     """
     for batch, model in exported.items():
         (given,) = _batches_of(draw, (batch,))
@@ -173,7 +173,7 @@ def _refusing(given: Batches) -> object:
 
 
 def check_saved(folder: Path, graph: Graph, tensors: Tensors) -> None:
-    """CheckFailed: what was written into a folder is not what is read there."""
+    """Raise CheckFailed if reading a folder gives something else than was written."""
     read_graph, read, _ = storage.load(folder)
     same = read_graph == graph and read.keys() == tensors.keys()
     if not same or not all(_equal(tensors[name], tensor) for name, tensor in read.items()):
@@ -194,9 +194,9 @@ def _batches_of(draw: Draw, sizes: Sequence[int]) -> list[Batches]:
 
 
 def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None) -> list[list[Batches]]:
-    """For each size of batches some to try in turn: drawn numbers, numbers from 0 to 1, and the example for all samples.
+    """For each size of batches, some to try in turn: drawn numbers, numbers from 0 to 1, and the example for all samples.
 
-    In the larger batch, the first sample is the example, and the last has other signs and sizes. The smaller batch is the
+    In the larger batch, the first sample is the example, and the last has other signs and magnitudes. The smaller batch is the
     sample between them.
     """
     (large,) = _batches_of(draw, BATCHES[1:])
@@ -228,7 +228,7 @@ def _sample_between(batch: torch.Tensor, axis: int) -> torch.Tensor:
 def _known(
     network: object, answer: Answering, sizes: Sequence[int], candidates: Sequence[Sequence[Batches]]
 ) -> Iterable[KnownAnswer]:
-    """Answers to the first batches of each size that the network takes."""
+    """Answers to the first batches of each size that the network accepts."""
     context: AbstractContextManager[None] = evaluated(network if isinstance(network, nn.Module) else nn.Identity())
     with context, torch.no_grad():
         for samples, several in zip(sizes, candidates, strict=True):
@@ -239,7 +239,7 @@ def _known(
 
 
 def _accepted(answer: Answering, several: Sequence[Batches]) -> list[tuple[Batches, Answer]]:
-    """The batches whose answer has most numbers, the first of them; none where none has an answer."""
+    """The first batches with the largest share of finite numbers in the answer; none if no batch has an answer."""
     answered: list[tuple[float, Batches, Answer]] = []
     for given in several:
         if (expected := _tried(answer, given)) is not None:
@@ -251,7 +251,7 @@ def _accepted(answer: Answering, several: Sequence[Batches]) -> list[tuple[Batch
 
 
 def _tried(answer: Answering, given: Batches) -> Answer | None:
-    """What a network answers; None for inputs that it refuses."""
+    """A network's answer; None for inputs that it refuses."""
     try:
         return [tensor.detach().cpu().clone() for tensor in tensors_in(answer(tuple(one.clone() for one in given)))]
     except REFUSALS:

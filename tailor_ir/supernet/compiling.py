@@ -1,4 +1,4 @@
-"""Networks made SuperNets, and SuperNets that were saved."""
+"""Compilation of networks to SuperNets, and loading of saved SuperNets."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -40,12 +40,12 @@ def compile(
 ) -> SuperNet:
     """Turn a network into a SuperNet.
 
-    model: a module (`example_input`: one sample (1, C, H, W) at full resolution), or the path or the content of an ONNX file
-    (an example is needed only where it leaves the input's height or width open). A network with several inputs takes one
-    sample of each, in a tuple in order or in a mapping by name; integers (tokens) count as examples of the legal ones.
-    space: selectors of variable names -> choices or "auto"; what is not named stays as it is. None proposes a space.
-    kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
-    ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
+    model: a module (`example_input`: one sample (1, C, H, W) at full resolution), or the path or content of an ONNX file (an
+    example is needed only if it leaves the input's height or width open). A network with several inputs takes one sample of
+    each, in a tuple in order or in a mapping by name; integers (tokens) count as examples of the legal ones. space: selectors
+    of variable names -> choices or "auto"; everything else stays fixed. None proposes a space. kernel_transform: smaller
+    kernels are learned transforms of larger ones, initialised as their centre (OFA, ICLR 2020). ImportFailed if the network
+    cannot be read. SpaceError if the space requests something that this network does not support.
     """
     mixed: list[MixedSamples] = []
     for network in read_network(model, example_input):
@@ -62,7 +62,7 @@ def compile(
 
 
 def _batch_elsewhere(graph: Graph) -> Iterator[str]:
-    """A line for each input whose first axis is not the batch."""
+    """A message for each input whose first axis is not the batch."""
     for name in graph.inputs:
         if axis := graph.batch_axis(name):
             place = "no axis" if axis == NO_BATCH else f"axis {axis}"
@@ -86,7 +86,7 @@ def _compiled(network: ReadNetwork, space: SpaceSpec | None, kernel_transform: b
 
 
 def _compared(net: SuperNet, origin: Float32Module | PlainFile) -> tuple[str, ...]:
-    """Keeps the original's answers; what is to be said of them. ImportFailed: the compiled network answers otherwise."""
+    """Store the original's answers; return remarks. ImportFailed if the compiled network answers differently."""
     draw = partial(_drawn, net)
     remarks: tuple[str, ...] = ()
     if isinstance(origin, PlainFile):
@@ -108,9 +108,9 @@ def _drawn(net: SuperNet, rng: np.random.Generator, batch: int) -> Sequence[np.n
 
 
 def _refuse_mixed_samples(net: SuperNet, original: Reference, where: str) -> None:
-    """MixedSamples: the network answers otherwise to a sample in a batch than to the sample alone.
+    """Raise MixedSamples if the network's answer to a sample in a batch differs from that to the sample alone.
 
-    The answers are the original's; those of the SuperNet where the original takes no batch, as files of one sample.
+    Compares the original's answers, or the SuperNet's if the original takes no batch, like files of one sample.
     """
     batching = Batching.of(net.structure)
     if {known.samples for known in original.answers} != {*BATCHES}:
@@ -124,7 +124,7 @@ def _refuse_mixed_samples(net: SuperNet, original: Reference, where: str) -> Non
 
 
 def _refuse_other_answers(net: SuperNet, where: str) -> None:
-    """MixedSamples: the compiled network answers otherwise than the given one."""
+    """Raise MixedSamples if the compiled network answers differently from the given one."""
     try:
         net.check_against(where=where)
     except CheckFailed as error:
@@ -136,7 +136,7 @@ def _refuse_other_answers(net: SuperNet, where: str) -> None:
 
 
 def load(path: str | Path, *, batch: int = 1) -> SuperNet:
-    """Read a SuperNet that `SuperNet.save` wrote. batch: of the SubNets to export, and of their operators."""
+    """Read a SuperNet that `SuperNet.save` wrote. batch: batch size of exported SubNets, and of their operators."""
     net = SuperNet(*storage.load(Path(path)), batch)
     net.folder = Path(path).resolve()
     return net

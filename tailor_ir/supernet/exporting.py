@@ -1,4 +1,4 @@
-"""SubNets, their segments and blocks as ONNX files of one folder, whose common weights are there once."""
+"""SubNets, their segments and blocks as ONNX files of one folder, with common weights stored once."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from tailor_ir.subnets.segments import Part, find_block_parts, find_parts, with_
 from tailor_ir.subnets.shared_weights import CommonWeights, write_together
 
 BLOCKS, STATISTICS = "blocks", "statistics"
-"""What names of files begin with, or end with: segments of blocks; SubNets that give what their BatchNorms read."""
+"""Parts of file names: prefix of the segments of blocks; suffix of SubNets that report their BatchNorms' inputs."""
 
 WithStatistics = tuple[Mapping[str, Choice], Statistics | None]
 """A config with the BatchNorm statistics of its SubNet; None: the shared ones."""
@@ -62,7 +62,7 @@ def export_together(
 def _whole(
     elastic: Elastic, row: np.ndarray, statistics: Statistics | None, common: CommonWeights, batch: int
 ) -> ModelProto:
-    """A SubNet whose weights are cut out of common ones."""
+    """A SubNet whose weights are cut out of the common ones."""
     return subnet_onnx(
         elastic,
         row,
@@ -77,7 +77,7 @@ def _whole(
 def _numbered(
     name: str, elastic: Elastic, parts: Sequence[Part], statistics: Statistics | None, common: CommonWeights
 ) -> Iterator[tuple[str, ModelProto]]:
-    """Parts by names `NAME.0`, `NAME.1`, …, whose weights are cut out of common ones."""
+    """Parts by names `NAME.0`, `NAME.1`, …, whose weights are cut out of the common ones."""
     models = parts_onnx(elastic, parts, statistics=statistics, fold_batch_norm=False, weights=True, take=common.take)
     for number, model in enumerate(models):
         yield f"{name}.{number}", model

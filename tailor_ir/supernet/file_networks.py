@@ -1,4 +1,4 @@
-"""ONNX models in onnxruntime as networks that take any batch, to compare SuperNets and exported SubNets with."""
+"""ONNX models in onnxruntime, wrapped as networks that take any batch, to compare SuperNets and exported SubNets with."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ Answering = Callable[[Batches], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """The axis of the batch of each input and output, in order; NO_BATCH where none is, None where others are in its axis."""
+    """The batch axis of each input and output, in order; NO_BATCH if it has none, None if that axis has other factors, too."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int | None, ...]
 
     @classmethod
     def of(cls, structure: Structure) -> "Batching":
-        """Those of a SuperNet's network."""
+        """The batch axes of a SuperNet's network."""
         graph, axes = structure.graph, structure.axis_map.axes
         return cls(
             inputs=tuple(graph.batch_axis(name) for name in graph.inputs),
@@ -46,9 +46,9 @@ def _batch_of(axes: Sequence[Axis]) -> int | None:
 
 
 class _File:
-    """An ONNX model in onnxruntime, as a network. One of a fixed batch runs so many samples at once, which are put together.
+    """An ONNX model in onnxruntime, as a network. A fixed batch size is handled by running chunks and joining the answers.
 
-    A single sample runs twice where a Squeeze without axes would drop the batch with it.
+    A single sample is run twice if a Squeeze without axes would drop the batch axis, too.
     """
 
     def __init__(self, model: onnx.ModelProto, batching: Batching, constants: Mapping[str, np.ndarray]) -> None:
@@ -91,9 +91,9 @@ def _taken(given: torch.Tensor, axis: int, rows: Sequence[int]) -> torch.Tensor:
 
 
 def _joined(pieces: Sequence[np.ndarray], axis: int | None, step: int, count: int) -> np.ndarray:
-    """Answers to several batches as that to one. RuntimeError: samples have no axis of their own in them.
+    """Join answers to several batches to the answer to one. RuntimeError if the answers have no separate axis of samples.
 
-    Answers that are not the same for all batches, and have no known axis of samples, should have it first.
+    For answers that differ between batches and have no known axis of samples, axis 0 is assumed.
     """
     if axis == NO_BATCH and all(np.array_equal(piece, pieces[0], equal_nan=True) for piece in pieces):
         return pieces[0]
@@ -104,7 +104,7 @@ def _joined(pieces: Sequence[np.ndarray], axis: int | None, step: int, count: in
 
 
 def file_network(model: onnx.ModelProto, batching: Batching, constants: Mapping[str, np.ndarray]) -> Answering | None:
-    """A file as a network; None where onnxruntime cannot load it."""
+    """A file as a network; None if onnxruntime cannot load it."""
     try:
         return _File(model, batching, constants)
     except Exception:  # noqa: BLE001 - the runtime raises many types, and `compile` tells that nothing could be compared

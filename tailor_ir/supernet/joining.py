@@ -1,6 +1,6 @@
-"""A part that two networks share, such as the backbone under heads for two tasks: its tensors go from one SuperNet to another.
+"""Copying a part that two networks share, such as the backbone under heads for two tasks, from one SuperNet to another.
 
-Both SuperNets name the part's nodes, tensors and alternatives alike, since names follow from where modules lie. Source:
+Both SuperNets use the same names for the part's nodes, tensors and alternatives, since names follow from module paths. Source:
 AdaptiveNet (MobiCom 2023) §6 joins an elastic backbone with a head.
 """
 
@@ -14,9 +14,9 @@ from tailor_ir.subnets.elastic import Elastic
 
 
 def take_part(target: Elastic, source: Elastic, part: str) -> tuple[str, ...]:
-    """Copy the tensors of a part from one SuperNet to another, with BatchNorm statistics and alternatives; their names.
+    """Copy the tensors of a part from one SuperNet to another, with BatchNorm statistics and alternatives; return their names.
 
-    part: the path of a module, as "backbone". JoinError where the two do not have the same part; nothing is copied then.
+    part: the path of a module, such as "backbone". JoinError if the two do not have the same part; nothing is copied then.
     """
     names = common_tensors(target.structure.graph, source.structure.graph, part)
     with torch.no_grad():
@@ -28,8 +28,8 @@ def take_part(target: Elastic, source: Elastic, part: str) -> tuple[str, ...]:
 def common_tensors(first: Graph, second: Graph, part: str) -> tuple[str, ...]:
     """Names of the tensors of a part that two networks share, in the order of the first one.
 
-    These are all tensors of the module, and all that alternatives to its blocks have of their own. JoinError: one of the
-    networks has no such module, or a tensor, an alternative or an operator of it is missing or another one in one of them.
+    These are all tensors of the module, and all own tensors of alternatives to its blocks. JoinError if one of the networks has
+    no such module, or if a tensor, an alternative or an operator is missing in one of them or differs.
     """
     graphs = (first, second)
     own = [{name: graph.shapes[name] for name in _tensors(graph) if name.startswith(f"{part}.")} for graph in graphs]
@@ -62,7 +62,7 @@ def _tensors(graph: Graph) -> tuple[str, ...]:
 
 
 def _in_both(part: str, what: str, first: Mapping[str, object], second: Mapping[str, object]) -> Iterable[str]:
-    """The names, which both networks have. JoinError names one that only one of them has."""
+    """The names, which must be in both networks. JoinError for a name that only one of them has."""
     for name in (*first, *second):
         if name not in first or name not in second:
             raise JoinError(
@@ -73,7 +73,7 @@ def _in_both(part: str, what: str, first: Mapping[str, object], second: Mapping[
 
 
 def _leading_to(graph: Graph, tensors: Iterable[str], alternatives: Iterable[Alternative]) -> dict[str, Node]:
-    """By name the nodes that read tensors, those that compute values with alternatives and these, and all before them."""
+    """By name, the nodes that read the tensors, that compute alternatives or their values, and all nodes before these."""
     producers, wanted = graph.producers(), set(tensors)
     waiting = [node for node in graph.original() if not wanted.isdisjoint(node.inputs)]
     waiting += [producers[name] for each in alternatives for name in (each.value, each.producer)]

@@ -1,4 +1,4 @@
-"""The SuperNet: the result of `compile`, and everything that can be asked of it."""
+"""The SuperNet: the result of `compile`, with all its operations."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,25 +51,25 @@ from tailor_ir.supernet.joining import take_part
 from tailor_ir.supernet.ordering import ChannelOrder, correlation, narrower, put_together, sortable
 
 NUMBERS = {"uint8": (0, 256), "int8": (-128, 128)}
-"""Ranges of drawn integers by type; longer ones are drawn as masks."""
+"""Ranges of drawn integers by type; longer integers are drawn as masks."""
 
 
 class SuperNet:
     """A network whose SubNets share its weights. Made by `compile` or `load`.
 
-    batch: of the SubNets that are exported, and of the operators that they have; 1 unless `load` says otherwise.
+    batch: batch size of exported SubNets and of their operators; 1 unless `load` sets another.
     """
 
     def __init__(self, graph: Graph, tensors: Tensors, spec: SpaceSpec | None, batch: int = 1) -> None:
         self.batch = batch
         self.remarks: tuple[str, ...] = ()
-        """Lines for the user about what `compile` noticed; logged, and not saved."""
+        """Messages for the user from `compile`; logged, and not saved."""
         self.original: Reference | None = None
         """Answers of the network that `compile` was given, to check the largest SubNet against; not saved."""
         self.refused: tuple[Refused, ...] = ()
-        """Alternatives and exits that `compile` did not take, and why; not saved."""
+        """Alternatives and exits that `compile` refused, with the reasons; not saved."""
         self.folder: Path | None = None
-        """The folder that `load` read it from, whose weights may be older than those in memory; None: made here."""
+        """The folder from which `load` read it; its weights may be older than those in memory. None: not loaded."""
         self._operator_tables: dict[int, OperatorTable] = {}
         self._pre_partition: PrePartition | None = None
         structure = propose(graph, *find_axes_and_regions(graph, tensors), spec)
@@ -90,24 +90,24 @@ class SuperNet:
 
     @property
     def max_config(self) -> Config:
-        """The network as it was given."""
+        """The config of the original network."""
         return self.space.max_config
 
     @property
     def min_config(self) -> Config:
-        """The smallest SubNet."""
+        """The config of the smallest SubNet."""
         return self.space.min_config
 
     @property
     def kernel_matrices(self) -> tuple[torch.Tensor, ...]:
-        """The parameters of learned kernel transforms, which start as identity; none without `kernel_transform`."""
+        """The parameters of learned kernel transforms, initialised as identity; empty without `kernel_transform`."""
         return tuple(self.elastic.tensor(name) for name in matrices_of(self.structure.graph))
 
     def sort_channels(self) -> None:
-        """Put the channels of every elastic group in falling importance (L1), so that SubNets keep the important ones.
+        """Sort the channels of every elastic group by falling importance (L1), so that SubNets keep the important ones.
 
         The function stays the same up to rounding: channels that an operator reads in their order, as neighbours or by
-        position, keep it (`structure.axis_map.ordered`). Do it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
+        position, are not sorted (`structure.axis_map.ordered`). Call it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
         """
         structure = self.structure
         groups = sortable(self.space, structure.axis_map)
@@ -116,10 +116,10 @@ class SuperNet:
     def sort_channels_if_closer(
         self, images: Sequence[GivenInputs], held_out: Sequence[GivenInputs], rng: np.random.Generator
     ) -> ChannelOrder:
-        """Sort channels as `sort_channels`, and keep that only where it brings smaller SubNets closer to the network's answers.
+        """Sort channels as `sort_channels`; undo it unless it brings smaller SubNets closer to the network's answers.
 
         images: batches at the largest SubNet's resolution, or of all inputs, for BatchNorm statistics of the smaller SubNets;
-        their answers on those held out are compared with the network's. Do it once, before fine-tuning.
+        held_out: holdout batches, on which their answers are compared with the network's. Call it once, before fine-tuning.
         """
         configs = narrower(self.space, sortable(self.space, self.structure.axis_map), rng)
         if not configs:
@@ -156,15 +156,15 @@ class SuperNet:
             self.elastic.tensor(name).copy_(tensor)
 
     def answers(self) -> Reference:
-        """Answers of the largest SubNet as it is now, to check it against after steps that may not change it."""
+        """Present answers of the largest SubNet, for a check after steps that must not change them."""
         batches = [self._drawn_batch(np.random.default_rng(size), size) for size in BATCHES]
         return Reference.of(self._largest, batches)
 
     def check_against(self, reference: Reference | None = None, where: str = "network") -> None:
         """Compare the largest SubNet with its original network, on several inputs and in batches of two sizes.
 
-        reference: answers of a network, as `answers` and `Reference.of` give them; None: those of the network that `compile`
-        was given, where they are known. where: the step that has been done. CheckFailed: it answers otherwise.
+        reference: answers of a network, from `answers` or `Reference.of`; None: those of the network that `compile` was given,
+        if known. where: the step that was just done. CheckFailed if the answers differ.
         """
         known = self.original if reference is None else reference
         if known is not None:
@@ -177,10 +177,10 @@ class SuperNet:
         where: str = "network",
         adapted: Callable[..., object] | None = None,
     ) -> None:
-        """Compare a SubNet elastic, built and exported, in batches of two sizes, BatchNorm folded in one of them.
+        """Compare a SubNet elastic, built and exported, in batches of two sizes; BatchNorm is folded for one of them.
 
-        config: None: the largest. adapted: the SubNet as it has adapted, in the place of the elastic one, which has not.
-        CheckFailed: one of them answers otherwise.
+        config: None: the largest. adapted: an adapted form of the SubNet, which replaces the elastic one, since that has not
+        adapted. CheckFailed if the answers of two forms differ.
         """
         codes = self.space.row(self.max_config if config is None else config)
         chosen = self.space.decode(codes)
@@ -223,10 +223,10 @@ class SuperNet:
         rng: np.random.Generator,
         advance: Callable[[], None] = lambda: None,
     ) -> tuple[FirstWeights, ...]:
-        """Give alternatives first weights that are fitted to a few hundred images; do it once, before fine-tuning.
+        """Fit first weights of alternatives to a few hundred images; call it once, before fine-tuning.
 
-        images, held_out: batches (B, C, H, W) at the largest SubNet's resolution, or of all inputs. What each
-        alternative loses on those held out comes back. `tailor_ir.alternatives.fitting` says how, and what `advance` is for.
+        images, held_out: batches (B, C, H, W) at the largest SubNet's resolution, or of all inputs. Returns the error of each
+        alternative on the holdout batches. `tailor_ir.alternatives.fitting` describes the method, and `advance`.
         """
         return fit_alternatives(self.elastic, images, held_out, rng, advance)
 
@@ -236,14 +236,14 @@ class SuperNet:
         held_out: Sequence[torch.Tensor],
         advance: Callable[[], None] = lambda: None,
     ) -> tuple[FirstExit, ...]:
-        """Give the heads of exits first weights that are fitted to the network's answers on a few hundred images.
+        """Fit first weights of the heads of exits to the network's answers on a few hundred images.
 
-        images, held_out: as of `fit_alternatives`. How often each exit agrees with the network on those held out comes back.
+        images, held_out: as in `fit_alternatives`. Returns how often each exit agrees with the network on the holdout batches.
         """
         return fit_exits(self.elastic, images, held_out, advance)
 
     def input_shape(self, config: Mapping[str, Choice], batch: int | None = None) -> tuple[int, ...]:
-        """(B, C, H, W) of a SubNet's only input. InputError: the network has several, whose `input_shapes` tells them."""
+        """(B, C, H, W) of a SubNet's only input. InputError if the network has several; then use `input_shapes`."""
         shapes = self.input_shapes(config, batch)
         if len(shapes) != 1:
             raise InputError(
@@ -259,14 +259,14 @@ class SuperNet:
     def sample_input(
         self, config: Mapping[str, Choice], rng: np.random.Generator, batch: int | None = None
     ) -> np.ndarray:
-        """A batch of a SubNet's only input, as `sample_inputs` draws it. InputError: the network has several."""
+        """A batch of a SubNet's only input, drawn as in `sample_inputs`. InputError if the network has several inputs."""
         self.input_shape(config, batch)
         return self.sample_inputs(config, rng, batch)[0]
 
     def sample_inputs(
         self, config: Mapping[str, Choice], rng: np.random.Generator, batch: int | None = None
     ) -> tuple[np.ndarray, ...]:
-        """A batch of each input of a SubNet in order: normal numbers, truth values, bytes, or tokens that its look-ups have.
+        """A batch of each input of a SubNet in order: normal numbers, truth values, bytes, or tokens within its look-up tables.
 
         Longer integers that are read as numbers are masks of zeros and ones.
         """
@@ -286,13 +286,13 @@ class SuperNet:
         return tuple(found)
 
     def input_shapes(self, config: Mapping[str, Choice], batch: int | None = None) -> dict[str, tuple[int, ...]]:
-        """Input name -> its shape in a SubNet, in the order in which networks are called."""
+        """Input name -> its shape in a SubNet, in the order of the network's call arguments."""
         sizes = self.space.sizes(self.space.row(config), self.batch if batch is None else batch)
         axes = self.structure.axis_map.axes
         return {name: sizes.shape(axes[name]) for name in self.structure.graph.inputs}
 
     def recalibrate(self, config: Mapping[str, Choice], batches: Iterable[GivenInputs]) -> Statistics:
-        """BatchNorm statistics of one SubNet from batches at its resolution; the shared ones stay as they are.
+        """BatchNorm statistics of one SubNet from batches at its resolution; the shared ones stay unchanged.
 
         batches: of the only input, or of all inputs in order.
         """
@@ -302,8 +302,8 @@ class SuperNet:
     def recalibrate_alternatives(self, batches: Iterable[GivenInputs]) -> Statistics:
         """BatchNorm statistics of all alternatives, from batches at the largest SubNet's resolution; nothing shared is written.
 
-        Each alternative at full size by itself, on what the largest SubNet gives to the blocks in whose place it stands. Heads
-        of exits likewise, on what it gives at their places.
+        Each alternative runs separately at full size, on the largest SubNet's features before the blocks that it replaces;
+        heads of exits likewise, on the features at their places.
         """
         kinds = [branches for branches in map(self._branches, ("block", EXIT.name)) if branches.branches]
         kept = list(batches) if len(kinds) > 1 else batches
@@ -317,9 +317,9 @@ class SuperNet:
         self._store(statistics)
 
     def own_statistics(self, config: Mapping[str, Choice]) -> Statistics | None:
-        """A copy of the BatchNorm statistics that are stored, for SubNets whose own they are; None: others need images.
+        """A copy of the stored BatchNorm statistics, for the SubNets to which they belong; None: the SubNet needs images.
 
-        They are those of the largest SubNet, and of what leaves it early at an exit: both normalise the same values.
+        They belong to the largest SubNet, and to SubNets that leave it early at an exit: both normalise the same values.
         """
         codes = self.space.row(config)
         sizes = [column for column, variable in enumerate(self.space.variables) if variable.kind != EXIT.name]
@@ -330,10 +330,10 @@ class SuperNet:
         return {name: self.elastic.tensor(name).detach().clone() for name in names}
 
     def take(self, part: str, other: "SuperNet") -> tuple[str, ...]:
-        """Take the tensors of a part that another network has, too, from its SuperNet; their names.
+        """Copy the tensors of a part that another network also has from its SuperNet; return their names.
 
-        part: the path of a module, as "backbone". Its weights, statistics and alternatives come; SubNets then compute in it
-        what the other's do. JoinError: the other network's part is not the same, or has other alternatives.
+        part: the path of a module, such as "backbone". Its weights, statistics and alternatives are copied; SubNets then
+        compute the same in it as the other's. JoinError if the other network's part differs, or has other alternatives.
         """
         return take_part(self.elastic, other.elastic, part)
 
@@ -342,11 +342,11 @@ class SuperNet:
         return build(self.elastic, self.space.row(config), statistics)
 
     def own_tensors(self, config: Mapping[str, Choice], state: Mapping[str, torch.Tensor]) -> Statistics:
-        """Tensors of a SubNet that has adapted, by their names in the network.
+        """Tensors of an adapted SubNet, by their names in the network.
 
-        state: what differs from the network that `build` made, by names of its `state_dict`. Given as statistics to `build` and
-        to exports, beside those of BatchNorm, they take the place of shared weights in this SubNet alone. A name that the
-        network does not know is left out; of one tensor that several layers have the last one counts.
+        state: tensors that differ from the network that `build` made, by names of its `state_dict`. If given as statistics to
+        `build` and to exports, together with those of BatchNorm, they replace shared weights in this SubNet alone. Names that
+        the network does not know are ignored; if several layers have one tensor, the last one counts.
         """
         return own_tensors(self.elastic, self.space.row(config), state)
 
@@ -362,7 +362,7 @@ class SuperNet:
     ) -> tuple[Segment, ...]:
         """A SubNet as a chain of stand-alone networks (`build`), each up to one exit that it passes, the last one to its own.
 
-        exits: those that are wanted; None: all. statistics: also of their heads, as `recalibrate` gives them for the SubNets
+        exits: the requested ones; None: all. statistics: also those of their heads, as `recalibrate` gives them for the SubNets
         that end there. SpaceError for exits that it does not pass.
         """
         parts = find_parts(self.structure, self.space.row(config), exits)
@@ -375,7 +375,7 @@ class SuperNet:
     def block_segments(self, config: Mapping[str, Choice] | None = None) -> tuple[BlockSegment, ...]:
         """The segments of all SubNets that differ from `config` in alternatives alone, in the order of their files.
 
-        config: None: the largest SubNet. `export_together` writes them. SpaceError: no block has alternatives.
+        config: None: the largest SubNet. `export_together` writes them. SpaceError if no block has alternatives.
         """
         parts = find_block_parts(self.structure, self.space.row(self.max_config if config is None else config))
         return tuple(map(self._block_segment, parts))
@@ -393,7 +393,7 @@ class SuperNet:
         )
 
     def _macs_of_parts(self, config: Mapping[str, Choice], exits: Sequence[str]) -> Iterator[int]:
-        """Multiply-accumulates of one sample that each exit takes more than those before it."""
+        """Multiply-accumulates of one sample that each exit needs in addition to those before it."""
         table, known = self._operator_table(1), set[int]()
         for name in exits:
             operators = table.numbered(self.space.row({**config, EXIT.name: name}))
@@ -412,7 +412,7 @@ class SuperNet:
     ) -> None:
         """Write the segments of a SubNet (`segments`) as `0.onnx`, `1.onnx`, … into a folder.
 
-        Inputs and outputs have the names that segments tell; a value that one hands to another has the same name in both.
+        Inputs and outputs have the names listed in the segments; a value passed from one to another has the same name in both.
         """
         parts = find_parts(self.structure, self.space.row(config), exits, self.batch if batch is None else batch)
         models = parts_onnx(self.elastic, parts, statistics=statistics, fold_batch_norm=fold_batch_norm, weights=True)
@@ -431,7 +431,7 @@ class SuperNet:
     ) -> None:
         """Write a SubNet with the heads of exits (`segments`) as one ONNX file, whose outputs are their answers in order.
 
-        For runtimes that compute what one asked-for output needs, and go on from there for the next one, as ncnn.
+        For runtimes like ncnn that compute what one requested output needs, and continue from there for the next one.
         """
         subnet = with_all_answers(self.structure, self.space.row(config), exits, self.batch if batch is None else batch)
         model = answers_onnx(self.elastic, subnet, statistics=statistics, fold_batch_norm=fold_batch_norm)
@@ -449,7 +449,7 @@ class SuperNet:
     ) -> None:
         """Write one SubNet as an ONNX file (opset 17, fixed batch size).
 
-        weights=False: a few kilobytes with the same operators, whose weights are all equal; for timing the SubNet.
+        weights=False: a few kilobytes with the same operators and one repeated number as weights, for timing the SubNet.
         """
         model = subnet_onnx(
             self.elastic,
@@ -469,15 +469,15 @@ class SuperNet:
         blocks: WithStatistics | None = None,
         observed_images: int | None = None,
     ) -> None:
-        """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
+        """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are stored once.
 
-        Beside them is `weights.safetensors`, which the ONNX files refer to. BatchNorm is not folded: runtimes do that.
-        chains: by name the exits of those whose segments (`segments`), up to the last of these exits, are written, too, as
-        `NAME.0.onnx`, `NAME.1.onnx`, … blocks: a config, and BatchNorm statistics of the largest SubNet and of alternatives;
-        its `block_segments` are written as `blocks.0.onnx`, `blocks.1.onnx`, …
-        observed_images: each SubNet with BatchNorm is written as `NAME.statistics.onnx`, too, for so many images at once, with
-        the statistics of its BatchNorms' inputs (`with_statistics`). Mean and variance of BatchNorms are then no part of the
-        ONNX files, whatever their size, so that a runtime can take others for them.
+        The ONNX files refer to `weights.safetensors` in the same folder. BatchNorm is not folded: runtimes do that. chains:
+        exits by name, whose segments (`segments`), up to the last of these exits, are also written, as `NAME.0.onnx`,
+        `NAME.1.onnx`, … blocks: a config, and BatchNorm statistics of the largest SubNet and of alternatives; its
+        `block_segments` are written as `blocks.0.onnx`, `blocks.1.onnx`, … observed_images: each SubNet with BatchNorm is also
+        written as `NAME.statistics.onnx`, for that many images at once, with the statistics of its BatchNorms' inputs
+        (`with_statistics`). Mean and variance of BatchNorms are then stored outside the ONNX files, whatever their size, so
+        that a runtime can override them.
         """
         export_together(self.elastic, self.batch, subnets, Path(folder), chains or {}, blocks, observed_images)
 
@@ -499,7 +499,7 @@ class SuperNet:
         return self._operator_table(self.batch).unique()
 
     def operator_terms(self) -> tuple[OperatorTerm, ...]:
-        """The operators of the largest network as functions of the few variables that each depends on."""
+        """The operators of the largest network as functions of the few variables on which each depends."""
         return tuple(self._operator_table(self.batch).terms())
 
     def macs(self, config: Mapping[str, Choice]) -> int:
@@ -513,14 +513,14 @@ class SuperNet:
     def peak_activation_bytes(self, config: Mapping[str, Choice], rules: Rules = ONNXRUNTIME) -> int:
         """The peak memory of a SubNet's activations (batch 1), without its input.
 
-        rules: what the runtime does with memory. Nothing is built: sizes are the axes', lifetimes the graph's.
+        rules: the runtime's memory rules. Nothing is built: sizes come from the axes, lifetimes from the graph.
         """
         return int(self.activation_memory(rules).peak_bytes(self.space.row(config)[None])[0])
 
     def peak_arena_bytes(self, config: Mapping[str, Choice], rules: Rules = ONNXRUNTIME) -> int:
         """The peak use of onnxruntime's arena for a SubNet's activations in a first run (batch 1).
 
-        More than `peak_activation_bytes`: chunks may be up to twice what was asked for (`arena`).
+        More than `peak_activation_bytes`: chunks may be up to twice the requested size (`arena`).
         """
         return self.activation_memory(rules).arena_bytes(self.space.row(config))
 
@@ -531,7 +531,7 @@ class SuperNet:
         return self._memories[rules]
 
     def pre_partition(self) -> PrePartition:
-        """Operators, values and cuts of all SubNets, for splitting SubNets over devices; made once."""
+        """Operators, values and cuts of all SubNets, for splitting SubNets over devices; computed once."""
         if self._pre_partition is None:
             table = self._operator_table(self.batch)
             self._pre_partition = PrePartition(self.structure, table, self._element_bytes(), self.batch)
@@ -546,10 +546,10 @@ class SuperNet:
         statistics: Statistics | None = None,
         fold_batch_norm: bool = False,
     ) -> None:
-        """Write the parts of a SubNet that is split as `0.onnx`, `1.onnx`, … into a folder.
+        """Write the parts of a split SubNet as `0.onnx`, `1.onnx`, … into a folder.
 
         groups: positions of operators in `PrePartition.under`, one group for each part, in the order in which parts run. A
-        value that a part hands to another has the same name in both. SpaceError: groups that cannot run in this order.
+        value passed from one part to another has the same name in both. SpaceError if groups cannot run in this order.
         """
         codes = self.space.row(config)
         parts = split_parts(self.structure, codes, self.pre_partition().under(codes), groups, self.batch)
@@ -563,13 +563,13 @@ class SuperNet:
         groups: Sequence[Sequence[int]],
         statistics: Statistics | None = None,
     ) -> tuple[nn.Module, ...]:
-        """The parts of a SubNet that is split as stand-alone networks (`build`); groups and errors as `export_parts`."""
+        """The parts of a split SubNet as stand-alone networks (`build`); groups and errors as in `export_parts`."""
         codes = self.space.row(config)
         parts = split_parts(self.structure, codes, self.pre_partition().under(codes), groups, self.batch)
         return tuple(build_nodes(self.elastic, part.subnet, part.inputs, statistics) for part in parts)
 
     def _element_bytes(self) -> dict[str, int]:
-        """Bytes of an element, by value, where they are not those of float32."""
+        """Bytes of an element, by value, for values that are not float32."""
         types = element_types(self.structure.graph, self.constants())
         return {name: np.dtype(kind).itemsize for name, kind in types.items()}
 
@@ -578,7 +578,7 @@ class SuperNet:
         return {name: self.elastic.tensor(name).detach().cpu() for name in self.structure.graph.constants}
 
     def save(self, path: str | Path) -> None:
-        """Write the SuperNet into a folder: JSON and safetensors. CheckFailed: something else is read there."""
+        """Write the SuperNet into a folder: JSON and safetensors. CheckFailed if reading it back gives something else."""
         tensors = {name: tensor.detach().cpu() for name, tensor in self.elastic.tensors().items()}
         storage.save(Path(path), self.structure.graph, tensors, self._spec)
         check_saved(Path(path), self.structure.graph, tensors)

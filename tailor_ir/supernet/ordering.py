@@ -1,4 +1,4 @@
-"""Whether the order of channels by importance helps smaller SubNets: judged by their answers, not by their weights."""
+"""Whether the order of channels by importance helps smaller SubNets, judged by their answers, not by their weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from tailor_ir.spaces.variables import Config
 from tailor_ir.structure.propagation import AxisMap
 
 SUBNETS = 6
-"""Smaller SubNets that an order is judged by."""
+"""Number of smaller SubNets by which an order is judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelOrder:
-    """How close smaller SubNets are to the network, on inputs held out, with its own order of channels and with the sorted one.
+    """How close smaller SubNets are to the network, on holdout inputs, with its own order of channels and with the sorted one.
 
-    own, sorted: means over SubNets of the correlation with the network's answers, which are compared as they differ between
-    inputs: 1 are equal answers, 0 answers that tell nothing. Equal numbers: no smaller SubNet leaves out sortable channels.
+    own, sorted: means over SubNets of the correlation with the network's answers, taken of the differences between inputs: 1
+    for equal answers, 0 for answers without information. Equal numbers: no smaller SubNet leaves out sortable channels.
     """
 
     own: float
@@ -28,7 +28,7 @@ class ChannelOrder:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether the sorted order is the better one, which was kept."""
+        """Whether the sorted order is better, and was therefore kept."""
         return self.sorted > self.own
 
     @property
@@ -44,13 +44,13 @@ class ChannelOrder:
 
 
 def sortable(space: Space, axis_map: AxisMap) -> list[int]:
-    """The channel groups that SubNets cut and no operator reads in their order."""
+    """The channel groups that SubNets cut and that no operator reads in their order."""
     channels = {group for axes in axis_map.axes.values() for axis in axes for group in axis.channel_groups}
     return [one.group for one in space.sizings if one.group in channels and one.group not in axis_map.ordered]
 
 
 def narrower(space: Space, groups: Sequence[int], rng: np.random.Generator) -> list[Config]:
-    """Different SubNets that cut the given channel groups and are the largest in all else."""
+    """Different SubNets that cut the given channel groups and are otherwise the largest."""
     columns = sorted({column for one in space.sizings if one.group in groups for column in one.variables})
     found: dict[str, Config] = {}
     largest = space.digest(space.max_config)
@@ -65,7 +65,7 @@ def narrower(space: Space, groups: Sequence[int], rng: np.random.Generator) -> l
 
 
 def correlation(expected: object, found: object) -> float:
-    """The correlation of two answers as they differ between samples, the mean over outputs; 0 where they do not differ."""
+    """The correlation of the differences of two answers between samples, the mean over outputs; 0 if there are none."""
     pairs = zip(tensors_in(expected), tensors_in(found), strict=True)
     return float(np.mean([_correlation(one, other) for one, other in pairs]))
 
@@ -77,5 +77,5 @@ def _correlation(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def put_together(answers: Sequence[object]) -> list[torch.Tensor]:
-    """Answers to several batches as those to one."""
+    """Answers to several batches, joined as if to one batch."""
     return [torch.cat(each) for each in zip(*(list(tensors_in(answer)) for answer in answers), strict=True)]

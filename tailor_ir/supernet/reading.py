@@ -1,4 +1,4 @@
-"""Networks as people give them, modules and ONNX files, read as graphs; and what their SuperNets are compared with."""
+"""Reads given networks (modules and ONNX files) as graphs; also keeps the form with which their SuperNets are compared."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -29,7 +29,7 @@ from tailor_ir.structure.propagation import propagate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFile:
-    """An ONNX model in float32 that computes what a given file does. constants: inputs that the SuperNet has not, by name."""
+    """A float32 ONNX model of the same function as a given file. constants: inputs that the SuperNet lacks, by name."""
 
     model: onnx.ModelProto
     constants: Mapping[str, np.ndarray]
@@ -37,9 +37,9 @@ class PlainFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadNetwork:
-    """A network as a graph, and the same network in the form that its SuperNet is compared with.
+    """A network as a graph, and in the form with which its SuperNet is compared.
 
-    remarks: what is to be said of how it was read. traced: the model whose nodes refusals name. modules: names of a module's
+    remarks: messages about how it was read. traced: the model to whose nodes error messages refer. modules: names of a module's
     parts.
     """
 
@@ -51,16 +51,16 @@ class ReadNetwork:
     modules: Collection[str] = ()
 
     def located(self) -> AbstractContextManager[None]:
-        """While inside, refusals tell the module and the line of the user's code."""
+        """A context in which error messages name the module and the line of the user's code."""
         return located(self.traced, self.modules)
 
 
 def read_network(
     model: nn.Module | onnx.ModelProto | str | Path, example: GivenExample | None
 ) -> Iterator[ReadNetwork]:
-    """A network as a graph, by each choice of the batch's axes, the likeliest first. example: of its inputs.
+    """A network as a graph, for each readable choice of the batch axes, the likeliest first. example: of its inputs.
 
-    ImportFailed: it cannot be read by any.
+    ImportFailed if no choice can be read.
     """
     if isinstance(model, onnx.ModelProto):
         return _read_file(model, example)
@@ -118,7 +118,7 @@ def _read_traced(model: nn.Module, plain: Float32Module, examples: ExampleInputs
 
 
 def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator[ReadNetwork]:
-    """The network under each layout of its inputs that can be read."""
+    """The network under each readable layout of its inputs."""
     with located(given):
         examples, prepared = examples_of_file(given, example), prepare(given)
         read, failures = False, list[ImportFailed]()
@@ -134,7 +134,7 @@ def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator
                 yield _read(given, prepared, layout, graph, tensors)
         if read:
             return
-        told = Counter(map(str, failures)).most_common(1)[0][0]  # what fails in most layouts, else in the likeliest
+        told = Counter(map(str, failures)).most_common(1)[0][0]  # most frequent, then of the likeliest layout
         raise next(failure for failure in failures if str(failure) == told)
 
 

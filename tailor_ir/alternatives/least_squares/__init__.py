@@ -1,1 +1,1 @@
-"""Least squares on what layers read: moments of it, weights that give the same results, the last layer of an alternative."""
+"""Least squares on the inputs of layers: moments, weights that give the same results, the last layer of an alternative."""

@@ -1,8 +1,8 @@
-"""The last layer of an alternative, fitted by least squares so that the alternative gives what the blocks give.
+"""The last layer of an alternative, fitted by least squares so that the alternative gives the result of the blocks.
 
-It makes up for what is lost before it, whatever the kind. The layer is found from the exit backwards: through an activation
-that the blocks end with, too, a sum whose other operand is taken as it is, and a BatchNorm, which then gives the layer's
-result as it is. Legend: N patches, O output channels, I input channels, K positions of a kernel.
+It compensates for the loss before it, for every kind. The layer is found from the exit backwards: through an activation that
+the blocks end with, too, a sum whose other operand is left unchanged, and a BatchNorm, which afterwards passes the layer's
+result through unchanged. Legend: N patches, O output channels, I input channels, K positions of a kernel.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ from tailor_ir.subnets.branches import Branch, Features
 BIAS = 2  # position of the bias among a layer's inputs
 FOLDS = 2
 RIDGES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
-"""Shares of the mean of the diagonal that are tried: with few patches only a heavy ridge helps on others."""
+"""Ridges to try, as shares of the mean of the diagonal: with few patches only a heavy ridge helps on other patches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastLayer:
     """A layer of an alternative. norm: the BatchNorm behind it. addend: the value that is added to it.
 
-    inner: a 1×1 map that the layer, one itself, alone reads: both are one map of a lower rank. target: the original's value
-    that the sum of layer and addend stands for.
+    inner: a 1×1 map that only this layer reads, if the layer is a 1×1 map, too: both together are one map of lower rank.
+    target: the original's value that the sum of layer and addend approximates.
     """
 
     layer: Node
@@ -41,16 +41,16 @@ class LastLayer:
 
     @property
     def reader(self) -> Node:
-        """The node whose operand is mapped."""
+        """The node whose input is mapped."""
         return self.inner or self.layer
 
 
 def find_last_layer(
     branch: Branch, producers: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]
 ) -> LastLayer | None:
-    """The last layer of a branch; None where something else than activation, sum and BatchNorm stands behind it.
+    """The last layer of a branch; None if anything but activation, sum and BatchNorm follows it.
 
-    producers, shapes: as of the graph.
+    producers, shapes: those of the graph.
     """
     own = set(branch.parameters)
     value, target = branch.producer, branch.exit
@@ -78,7 +78,7 @@ def find_last_layer(
 
 
 def _dense(value: str, producers: Mapping[str, Node], own: set[str]) -> tuple[Node, Node | None] | None:
-    """The layer over all channels that gives a value, and the BatchNorm between them."""
+    """The layer over all channels that gives a value, and the BatchNorm between both."""
     node, norm = producers.get(value), None
     if node is not None and node.op == "BatchNormalization":
         if not own.issuperset(node.inputs[1:3]):
@@ -92,7 +92,7 @@ def _dense(value: str, producers: Mapping[str, Node], own: set[str]) -> tuple[No
 def _inner(
     layer: Node, branch: Branch, producers: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]
 ) -> Node | None:
-    """The 1×1 map without a bias that a layer reads and nothing else of the branch does, if the layer is a 1×1 map, too."""
+    """The 1×1 map without a bias that only this layer of the branch reads, if the layer is a 1×1 map, too."""
     inner = producers.get(layer.inputs[0])
     if inner is None or inner.op != layer.op or len(inner.inputs) > BIAS or inner.int("group", 1) != 1:
         return None
@@ -105,7 +105,7 @@ def _inner(
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """Sums over some patches: how many, of x xᵀ (n, n), y xᵀ (O, n), x (n,) and y (O,)."""
+    """Sums over some patches: their number, and sums of x xᵀ (n, n), y xᵀ (O, n), x (n,) and y (O,)."""
 
     count: int
     xx: torch.Tensor
@@ -132,7 +132,7 @@ class _Fold:
 
 @dataclass(slots=True)
 class LastLayerSums:
-    """Sums over the patches that a last layer reads, and over what it should give there, in two folds of the batches."""
+    """Sums over the patches that a last layer reads, and over its target results, in two folds of the batches."""
 
     last: LastLayer
     weight_shape: tuple[int, ...]
@@ -147,7 +147,7 @@ class LastLayerSums:
         return prod(self.weight_shape[1:]) <= MOST_NUMBERS
 
     def add(self, values: Mapping[str, torch.Tensor], features: Features) -> None:
-        """The values of the branch on a batch, and the features of the original network."""
+        """Add the values of the branch on a batch, and the features of the original network."""
         last, node = self.last, self.last.layer
         target = features[last.target]
         if last.addend is not None:
@@ -165,9 +165,9 @@ class LastLayerSums:
             self.folds.append(found)
 
     def fitted(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """New values of tensors by name; none where no change helps on batches that it was not fitted to.
+        """New values of tensors by name; empty if no change helps on the other fold of batches.
 
-        tensors: the ones that there are.
+        tensors: the present values.
         """
         node, norm = self.last.layer, self.last.norm
         has_bias = len(node.inputs) > BIAS and bool(node.inputs[BIAS])
@@ -202,7 +202,7 @@ class LastLayerSums:
         return {name: value.to(tensors[name]) for name, value in found.items()}
 
     def _ridge(self, before: torch.Tensor, rank: int, *, centred: bool) -> float | None:
-        """The ridge that helps the other fold most, with weights of a rank; None where none does."""
+        """The ridge that improves the other fold most, with weights of a given rank; None if none improves it."""
         if len(self.folds) < FOLDS:
             return None
         moments = [fold.moments(centred=centred) for fold in self.folds]
@@ -218,9 +218,9 @@ class LastLayerSums:
 
 
 def _change(missing: torch.Tensor, second: torch.Tensor, ridge: float) -> torch.Tensor:
-    """(O, n) the change of a weight that least squares ask for, with a ridge relative to the mean of the diagonal.
+    """The change (O, n) of a weight by least squares, with a ridge relative to the mean of the diagonal.
 
-    missing: E[y xᵀ] (O, n) of what the weight does not give yet.
+    missing: E[y xᵀ] (O, n) of the part of y that the weight does not give yet.
     """
     heavy = second.clone()
     heavy.diagonal().add_(ridge * second.diagonal().mean())
@@ -228,5 +228,5 @@ def _change(missing: torch.Tensor, second: torch.Tensor, ridge: float) -> torch.
 
 
 def _lost(weight: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> float:
-    """The mean square of y - W x, without what does not depend on W."""
+    """The mean square of y - W x, without the terms that do not depend on W."""
     return float((weight @ second * weight).sum() - 2 * (weight * cross).sum())

@@ -1,4 +1,4 @@
-"""Moments of what layers read: with them first weights of alternatives are fitted to data instead of to weights alone.
+"""Moments of the inputs of layers, to which first weights of alternatives are fitted, instead of to weights alone.
 
 Legend: B batch, I input channels, O output channels, K positions of a kernel, N patches.
 """
@@ -14,17 +14,16 @@ from torch.nn import functional
 from tailor_ir.graph import Node
 
 PATCHES_FOR_EACH = 12
-"""Patches for each number in a patch; more of them change little, and fewer are noise."""
+"""Patches for each number in a patch: more change little, fewer are noisy."""
 MOST_NUMBERS = 8192
-"""Numbers in a patch, beyond which moments would not fit: (I · K)² of them."""
+"""Maximum numbers in a patch: the moments are (I · K)² numbers and must fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchMoments:
     """Means over the patches that a layer reads, over images and positions.
 
-    second: E[x xᵀ] (I · K, I · K); mean: E[x] (I · K,). patches: how many they are of. nonnegative: no number in a patch is
-    below zero.
+    second: E[x xᵀ] (I · K, I · K); mean: E[x] (I · K,). patches: their number. nonnegative: no number in a patch is below zero.
     """
 
     second: torch.Tensor
@@ -33,7 +32,7 @@ class PatchMoments:
     nonnegative: bool
 
     def metric(self, *, centred: bool) -> torch.Tensor:
-        """E[x xᵀ] in float64, shrunk; centred: the covariance, where the mean of the layer's result does not matter."""
+        """E[x xᵀ] in float64, shrunk; centred: the covariance, for layers whose results may have any mean."""
         second = self.second.double()
         if centred:
             second -= torch.outer(self.mean.double(), self.mean.double())
@@ -41,7 +40,7 @@ class PatchMoments:
 
 
 def shrunk(metric: torch.Tensor, samples: int) -> torch.Tensor:
-    """A metric (n, n) of so many samples, nearer to a multiple of the identity the fewer they are for its directions.
+    """A metric (n, n), shrunk towards a multiple of the identity; the fewer samples per direction, the more.
 
     Source: Chen, Wiesel, Eldar and Hero, *Shrinkage algorithms for MMSE covariance estimation* (2010), the OAS estimator.
     """
@@ -57,7 +56,7 @@ def shrunk(metric: torch.Tensor, samples: int) -> torch.Tensor:
 
 @dataclass(slots=True)
 class PatchSums:
-    """Sums over the patches of one layer so far. images: how many there will be in all."""
+    """Sums over the patches of one layer so far. images: how many will be added in all."""
 
     node: Node
     weight_shape: tuple[int, ...]
@@ -73,7 +72,7 @@ class PatchSums:
         self.second, self.first = torch.zeros(numbers, numbers), torch.zeros(numbers, dtype=torch.float64)
 
     def add(self, x: torch.Tensor) -> None:
-        """Some patches of one batch."""
+        """Add some patches of one batch."""
         wanted = -(-PATCHES_FOR_EACH * len(self.first) * len(x) // self.images)
         patches_NI = patches(x, self.node, self.weight_shape[2:], wanted, self.rng).float().cpu()
         self.second += patches_NI.T @ patches_NI
@@ -82,7 +81,7 @@ class PatchSums:
         self.least = min(self.least, float(patches_NI.min()))
 
     def moments(self) -> PatchMoments:
-        """The means."""
+        """The moments over all added patches."""
         return PatchMoments(
             second=self.second / self.count,
             mean=(self.first / self.count).float(),
@@ -92,23 +91,23 @@ class PatchSums:
 
 
 def patches(x: torch.Tensor, node: Node, kernel: Sequence[int], wanted: int, rng: np.random.Generator) -> torch.Tensor:
-    """(N, I · K): about so many random patches that a convolution reads, or rows that a linear map reads; all if fewer."""
+    """About `wanted` random patches (N, I · K) of a convolution's input, or rows of a linear map's; all if there are fewer."""
     return windows(x, node, kernel).take(rng, wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWindows:
-    """What a layer reads for each of its results, as a view (*places, I, *K)."""
+    """The windows that a layer reads, one for each of its results, as a view (*places, I, *K)."""
 
     view: torch.Tensor
     places: tuple[int, ...]
 
     def take(self, rng: np.random.Generator, wanted: int) -> torch.Tensor:
-        """(N, I · K) at random places; at all of them if there are fewer."""
+        """Windows (N, I · K) at random places; at all places if there are fewer."""
         return self.at(chosen(self.places, wanted, rng))
 
     def at(self, places: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """(N, I · K) at given places."""
+        """Windows (N, I · K) at given places."""
         return self.view[places].flatten(1)
 
 
@@ -127,18 +126,18 @@ def windows(x: torch.Tensor, node: Node, kernel: Sequence[int]) -> LayerWindows:
 
 
 def results(y: torch.Tensor, node: Node, places: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """(N, O): a layer's results at places of its windows."""
+    """A layer's results (N, O) at places of its windows."""
     return (y if node.op == "Linear" else y.movedim(1, -1))[places]
 
 
 def chosen(places: Sequence[int], wanted: int, rng: np.random.Generator) -> tuple[torch.Tensor, ...]:
-    """Indices of random places, one tensor (N,) for each dimension; of all places where there are no more."""
+    """Indices of random places, one tensor (N,) for each dimension; of all places if there are no more."""
     count = prod(places)
     flat = np.arange(count) if count <= wanted else rng.choice(count, wanted, replace=False)
     return tuple(torch.from_numpy(index) for index in np.unravel_index(flat, tuple(places)))
 
 
 def layers_to_read(nodes: Iterable[Node], shapes: dict[str, tuple[int, ...]]) -> list[Node]:
-    """The layers whose moments fit into memory, once each."""
+    """The layers whose moments fit into memory, without duplicates."""
     found = {node.name: node for node in nodes if prod(shapes[node.inputs[1]][1:]) <= MOST_NUMBERS}
     return list(found.values())

@@ -1,16 +1,16 @@
-"""Least squares in a metric: weights that give, on data, what other weights give. All in float64."""
+"""Least squares in a metric: weights that approximate, on data, the results of other weights. All in float64."""
 
 import torch
 
 RIDGE = 1e-4
-"""Share of the mean of a metric's diagonal that is added to it: data have directions that are never seen."""
+"""Share of the mean of a metric's diagonal that is added to it, since data never cover some directions."""
 TINY = 1e-12
 
 
 def factor(metric: torch.Tensor) -> torch.Tensor:
-    """(n, n) lower triangular, whose product with its transpose is the metric with a little on its diagonal.
+    """A lower triangular factor (n, n): its product with its transpose is the metric with a little added to its diagonal.
 
-    More than a little where rounding has made the metric indefinite.
+    More is added if rounding has made the metric indefinite.
     """
     ridge = RIDGE * metric.diagonal().mean() + TINY
     while True:
@@ -24,12 +24,12 @@ def factor(metric: torch.Tensor) -> torch.Tensor:
 
 
 def regression(cross: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
-    """(O, n) the weight whose results are nearest to y: cross is E[y xᵀ] (O, n), metric E[x xᵀ] (n, n)."""
+    """The weight (O, n) whose results are nearest to y: cross is E[y xᵀ] (O, n), metric E[x xᵀ] (n, n)."""
     return torch.cholesky_solve(cross.T, factor(metric)).T
 
 
 class LeftVectors:
-    """The first left singular vectors of (n, m), in float64, as many as are asked for.
+    """The first left singular vectors of (n, m), in float64, for any requested rank.
 
     They come from the eigenvectors of the smaller Gram matrix, which are computed once.
     """
@@ -39,30 +39,30 @@ class LeftVectors:
         self._vectors = torch.linalg.eigh(matrix @ matrix.T if self._tall is None else matrix.T @ matrix)[1]
 
     def __call__(self, rank: int) -> torch.Tensor:
-        """(n, rank)."""
+        """The first `rank` vectors (n, rank)."""
         found = self._vectors[:, -rank:].flip(1)
         return found if self._tall is None else torch.linalg.qr(self._tall @ found)[0]
 
 
 def basis(matrix: torch.Tensor, rank: int) -> torch.Tensor:
-    """(n, rank) the first left singular vectors of (n, m), in float64."""
+    """The first left singular vectors (n, rank) of (n, m), in float64."""
     return LeftVectors(matrix)(rank)
 
 
 def of_rank(weight: torch.Tensor, rank: int, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rank, I) and (O, rank), whose product is nearest to (O, I) in a metric (I, I)."""
+    """Maps (rank, I) and (O, rank), whose product is nearest to (O, I) in a metric (I, I)."""
     up = basis(weight @ factor(metric), rank)
     return up.T @ weight, up
 
 
 def over_channels(metric: torch.Tensor, channels: int) -> torch.Tensor:
-    """(I, I) the mean over the positions of a kernel of a metric (I · K, I · K)."""
+    """The metric (I, I) of channels: the mean over the positions of a kernel of a metric (I · K, I · K)."""
     positions = len(metric) // channels
     return metric.reshape(channels, positions, channels, positions).diagonal(dim1=1, dim2=3).mean(-1)
 
 
 def through(metric: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """(R · K, R · K) the metric of what a 1×1 map (R, I) makes of patches with a metric (I · K, I · K)."""
+    """The metric (R · K, R · K) of the patches that a 1×1 map (R, I) makes of patches with a metric (I · K, I · K)."""
     rank, channels = maps.shape
     positions = len(metric) // channels
     half = torch.einsum("ri,ikm->rkm", maps, metric.reshape(channels, positions, -1))
@@ -71,13 +71,13 @@ def through(metric: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(cross: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """(O, R · K) of cross moments (O, I · K) with patches, those with what a 1×1 map (R, I) makes of them."""
+    """The cross moments (O, R · K) with patches mapped by a 1×1 map (R, I), from the cross moments (O, I · K)."""
     channels = maps.shape[1]
     return torch.einsum("oik,ri->ork", cross.reshape(len(cross), channels, -1), maps).reshape(len(cross), -1)
 
 
 def pivots(matrix: torch.Tensor, count: int) -> torch.Tensor:
-    """(count,) rows of a Gram matrix (n, n), each the one that those before explain least: pivoted Cholesky."""
+    """Rows (count,) of a Gram matrix (n, n), each the one that the rows before explain least: pivoted Cholesky."""
     left = matrix.diagonal().clone()
     rows: list[int] = []
     columns = torch.zeros(count, len(matrix), dtype=matrix.dtype)

@@ -1,4 +1,4 @@
-"""A layer that alternatives replace, with what is known of its data; what several of them need is computed once.
+"""A layer that alternatives replace, with moments of its data; results that several alternatives need are computed once.
 
 Legend: O output channels, I input channels, K positions of a kernel.
 """
@@ -14,23 +14,23 @@ from tailor_ir.alternatives.least_squares.regression import TINY, LeftVectors, f
 from tailor_ir.graph import Node
 
 LEAST_GAIN = 0.01
-"""Of the mean gain: a result that hardly counts still has a row."""
+"""Minimum gain, as a share of the mean gain: a result that hardly counts still has a row."""
 
 EPSILON = 1e-5
 
 
 def norm_factors(norm: Node, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """(O,) what a BatchNorm multiplies each channel by, in float64."""
+    """Factor (O,) by which a BatchNorm multiplies each channel, in float64."""
     scale, variance = (tensors[norm.inputs[at]].double().cpu() for at in (1, 4))
     return scale / (variance + norm.float("epsilon", EPSILON)).sqrt()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedLayer:
-    """Its node and weight (O, I, *K).
+    """A layer: its node and weight (O, I, *K).
 
-    metric: of the patches (I · K, I · K) that it reads, in which first weights are to be near to it; None: no data are given.
-    gain: (O,) what the results are multiplied by next, by a BatchNorm; None: by nothing, or no data are given.
+    metric: of the patches (I · K, I · K) that it reads; first weights are fitted to the weight in this metric; None without
+    data. gain: (O,) factors by which a following BatchNorm multiplies the results; None without a BatchNorm or without data.
     nonnegative: no number in a patch is below zero.
     """
 
@@ -42,24 +42,24 @@ class ReplacedLayer:
 
     @property
     def matrix(self) -> torch.Tensor:
-        """(O, I · K) the weight in float64."""
+        """The weight (O, I · K) in float64."""
         return self.weight.double().flatten(1)
 
     @cached_property
     def gains(self) -> torch.Tensor:
-        """(O, 1) the gain of each result, none of them zero; ones where none is given."""
+        """The gain (O, 1) of each result, at least a small positive number; ones if no gain is given."""
         if self.gain is None:
             return torch.ones(len(self.weight), 1, dtype=torch.float64)
         return self.gain.double().clamp_min(LEAST_GAIN * float(self.gain.mean()) + TINY)[:, None]
 
     @cached_property
     def cross(self) -> torch.Tensor:
-        """(O, I · K) E[y xᵀ] of its results and patches; the weight itself without data."""
+        """E[y xᵀ] (O, I · K) of its results and patches; the weight itself without data."""
         return self.matrix if self.metric is None else self.matrix @ self.metric
 
     @cached_property
     def outputs(self) -> LeftVectors:
-        """The mixtures of its results, times their gains, with most of their variance; of its weight's rows without data."""
+        """The mixtures of its results, times their gains, with the most variance; without data, of the rows of its weight."""
         weighted = self.gains * self.matrix
         return LeftVectors(weighted if self.metric is None else weighted @ factor(self.metric))
 
@@ -71,12 +71,12 @@ class ReplacedLayer:
         return root, LeftVectors(root.T @ by_channel)
 
     def seen_channels(self, rank: int) -> torch.Tensor:
-        """(rank, I): the mixtures of channels, of variance one and uncorrelated, that the results depend on most. With data."""
+        """The uncorrelated mixtures (rank, I) of channels, of variance one, that the results depend on most. Needs data."""
         root, vectors = self._inputs
         return torch.linalg.solve_triangular(root.T, vectors(rank), upper=True).T
 
     def reordered(self, outputs: np.ndarray | None, inputs: np.ndarray | None) -> "ReplacedLayer":
-        """The layer with some of its channels, in the order given; None: as they are."""
+        """The layer with the given channels in the given order; None: all, unchanged."""
         weight, metric, gain = self.weight, self.metric, self.gain
         if outputs is not None:
             weight = weight.index_select(0, torch.from_numpy(outputs))
@@ -88,6 +88,6 @@ class ReplacedLayer:
         return ReplacedLayer(node=self.node, weight=weight, metric=metric, gain=gain, nonnegative=self.nonnegative)
 
     def numbers_of(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The numbers of a patch that are some input channels'."""
+        """Indices of the numbers in a patch that belong to the given input channels."""
         positions = self.weight[0, 0].numel()
         return (inputs[:, None] * positions + torch.arange(positions)).flatten()

@@ -1,4 +1,4 @@
-"""Layouts in which steps write and read: which of them work on channels in blocks."""
+"""Layouts in which steps write and read: which steps work on channels in blocks."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from tailor_ir.memory.layouts import Layout, in_blocks, read_as
 from tailor_ir.memory.planning.drafts import Drafts
 
 FUSED_INTO_CONV = frozenset(("Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"))
-PADDED = frozenset(("Relu", "Sigmoid", "Tanh"))  # on blocks, padding included, where they are no part of a convolution
-KEEP_BLOCKS = frozenset(("Gelu", "Silu"))  # never part of a convolution, but computed on its blocks, padding included
+PADDED = frozenset(("Relu", "Sigmoid", "Tanh"))  # on blocks, including the padding, if not fused into a convolution
+KEEP_BLOCKS = frozenset(("Gelu", "Silu"))  # never fused into a convolution, but computed on its blocks, with padding
 POOLS = frozenset(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"))
 REPEATED = (("mode", "nearest"), ("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor"))
-"""A Resize on blocks: every position several times."""
+"""Attributes of a Resize that runs on blocks: it repeats every position."""
 
 
 def settled(drafts: Drafts, layout: Layout, channels: Axis) -> Layout:
     """Replace a layout that depends on the number of channels by a fixed one, if all SubNets agree on it."""
     sizes = drafts.sizes_of(channels)
     if layout == "many" and min(sizes) >= drafts.rules.channel_block:
-        layout = "aligned"  # one name for what is the same, so that a change of layout is made once
+        layout = "aligned"  # one name for equal layouts, so that a value is converted only once
     found = {in_blocks(size, layout, drafts.rules) for size in sizes}
     if len(found) > 1:
         return layout
@@ -27,7 +27,7 @@ def settled(drafts: Drafts, layout: Layout, channels: Axis) -> Layout:
 
 
 def conv_layouts(drafts: Drafts, node: Node, channels: Axis) -> tuple[Layout, Layout]:
-    """Layouts of what a convolution writes and reads. channels: that it reads."""
+    """Layouts that a convolution writes and reads. channels: the axis of the channels that it reads."""
     groups = node.int("group", 1)
     written = settled(drafts, read_as(groups), channels)
     if written == "read":
@@ -46,7 +46,7 @@ def blocked_conv(drafts: Drafts, node: Node) -> bool:
 
 
 def blocked_pool(drafts: Drafts, node: Node) -> bool:
-    """Whether a pooling works on blocks of channels if they are whole, whatever the layout of what it reads."""
+    """Whether a pooling works on blocks of channels if they are whole, whatever the layout of its input."""
     return (
         node.op in POOLS
         and len(node.outputs) == 1
@@ -55,7 +55,7 @@ def blocked_pool(drafts: Drafts, node: Node) -> bool:
 
 
 def keeps_blocks(drafts: Drafts, node: Node, inputs: Sequence[str]) -> bool:
-    """Whether a node whose operands are all in blocks works on blocks, too."""
+    """Whether a node works on blocks, given that all its operands are in blocks."""
     same = all(drafts.same_axes(name, inputs[0]) for name in inputs)
     if node.op in ("Add", "Mul"):
         return same and len(inputs) == 2

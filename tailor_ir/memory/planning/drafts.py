@@ -1,4 +1,4 @@
-"""Steps while they are planned: what they may still take up, and what is known of their values."""
+"""Steps while they are planned: the nodes that they may still absorb, and the properties of their values."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,28 +9,28 @@ from tailor_ir.memory.layouts import Layout, Rules
 from tailor_ir.memory.steps import RuntimeStep
 from tailor_ir.spaces.presence import Presence, Producers
 
-LAST = 1e6  # behind all other positions
+LAST = 1e6  # after all other positions
 
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step that may still take up nodes."""
+    """A step that may still absorb nodes."""
 
     position: float  # of its last node
-    unit: Hashable  # `Structure.unit_of`; nodes of other units are not taken up
+    unit: Hashable  # `Structure.unit_of`; nodes of other units are not absorbed
     reads: list[str]
     writes: tuple[str, ...]
-    wanted: Layout = "plain"  # of what it reads
+    wanted: Layout = "plain"  # layout of its inputs
     in_place: tuple[str, ...] = ()
     view: bool = False
     relayout: bool = False
-    norms: bool = False  # whether it can still take up a BatchNorm,
-    sums: bool = False  # an addition
-    late: bool = False  # whether it took up an addition outside of blocks, which the runtime does after all else
+    norms: bool = False  # whether it can still absorb a BatchNorm,
+    sums: bool = False  # an addition,
+    late: bool = False  # whether it absorbed an addition outside of blocks; the runtime executes such steps last
     activations: frozenset[str] = frozenset()  # or one of these
 
     def closed(self, present: Presence) -> RuntimeStep:
-        """The step as it is executed where its network has it."""
+        """The executable step, for the SubNets that have it."""
         return RuntimeStep(
             reads=tuple(self.reads),
             writes=self.writes,
@@ -46,9 +46,9 @@ class Drafts:
     """The steps of a network so far, in no order, and their values.
 
     sizes_of: an axis -> its sizes in all SubNets. data: values that depend on the network's input; others are constants, which
-    the runtime folds. makers, consumers: as of `Graph`. by_output: the step that writes a value. new_axes: of values that the
-    graph does not have, or has with other axes; typed_like: for one of these a value of its type. groups and deciding: as of
-    `Steps`.
+    the runtime folds. makers, consumers: as in `Graph`. by_output: the step that writes a value. new_axes: of values that the
+    graph does not have, or has with other axes; typed_like: for each of these, a value of the same type. groups and deciding:
+    as in `Steps`.
     """
 
     graph: Graph
@@ -67,8 +67,8 @@ class Drafts:
     typed_like: dict[str, str] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
     deciding: dict[str, Axis] = field(default_factory=dict)
-    padded: dict[str, str] = field(default_factory=dict)  # result of a Pad that the reader does itself -> what it pads
-    channels_last: set[str] = field(default_factory=set)  # values that are stored so, though their axes say otherwise
+    padded: dict[str, str] = field(default_factory=dict)  # result of a Pad that its reader does -> the Pad's input
+    channels_last: set[str] = field(default_factory=set)  # values stored with channels last, although their axes differ
     transposed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # value -> permutation that follows a Split
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Drafts:
             self.layouts[name] = "im2col" if name in self.groups else layout
 
     def same_axes(self, name: str, other: str) -> bool:
-        """Whether two values have equal axes. Axes of an image are compared by size: one size comes about in many ways."""
+        """Whether two values have equal axes. Image axes are compared by size: one size can be derived in several ways."""
         shape, axes, others = self.graph.shapes[name], self.axes[name], self.axes[other]
         return shape == self.graph.shapes[other] and (axes == others or (len(shape) == 4 and axes[:2] == others[:2]))
 

@@ -1,4 +1,4 @@
-"""Nodes that run as a part of the step before or after them."""
+"""Nodes that are fused into the step before or after them."""
 
 from collections.abc import Sequence
 from math import prod
@@ -8,7 +8,7 @@ from tailor_ir.memory.planning.drafts import Drafts, OpenStep
 
 
 def taken_up(drafts: Drafts, node: Node, inputs: Sequence[str], position: int) -> bool:
-    """Whether the node became part of the step before it."""
+    """Whether the node was absorbed by the step before it."""
     for name in _operands(drafts, node, inputs):
         before = drafts.by_output.get(name)
         if (
@@ -33,13 +33,13 @@ def taken_up(drafts: Drafts, node: Node, inputs: Sequence[str], position: int) -
 
 
 def _operands(drafts: Drafts, node: Node, inputs: Sequence[str]) -> list[str]:
-    """The operands in the order in which they are asked: outside of blocks, the second convolution adds the first."""
+    """The operands in the order in which they are tried: outside of blocks, the second convolution adds the first."""
     names = list(dict.fromkeys(inputs))
     return names if node.op != "Add" or drafts.layouts[names[0]] == "blocked" else names[::-1]
 
 
 def _residual(drafts: Drafts, inputs: Sequence[str], name: str) -> str | None:
-    """The value that is added to `name`; None when it has other axes, or is not in blocks and `name` is."""
+    """The value to add to `name`; None if it has other axes, or if `name` is in blocks and the value is not."""
     (other,) = [i for i in inputs if i != name] or [name]
     alike = drafts.layouts[name] != "blocked" or drafts.layouts[other] == "blocked"
     return other if other != name and alike and drafts.same_axes(other, name) else None
@@ -65,9 +65,9 @@ def _merge(drafts: Drafts, before: OpenStep, node: Node, inputs: Sequence[str], 
 
 
 def pads_for_another(drafts: Drafts, node: Node) -> bool:
-    """Whether a padding is done by the convolution or pooling that reads it. Source: onnxruntime, PadFusion.
+    """Whether the convolution or pooling that reads a padding does it itself. Source: onnxruntime, PadFusion.
 
-    That is so where its number is stated; it is taken to be zero. A padding that crops keeps or shrinks its sizes.
+    Requires an explicit padding value, which is assumed to be zero. A padding that crops keeps or shrinks its sizes.
     """
     users = drafts.consumers.get(node.outputs[0], ())
     stated = drafts.rules.channel_block > 1 and node.op == "Pad" and len(node.inputs) > 2 and bool(node.inputs[2])
@@ -80,7 +80,7 @@ def pads_for_another(drafts: Drafts, node: Node) -> bool:
 
 
 def scales_product(drafts: Drafts, node: Node, inputs: Sequence[str]) -> bool:
-    """Whether the node multiplies by one number, and a matrix product before or after it takes that over."""
+    """Whether the node multiplies by one number, and a matrix product before or after it absorbs the factor."""
     if node.op not in ("Mul", "Div") or len(inputs) != 1:
         return False
     numbers = all(prod(drafts.graph.shapes[name]) == 1 for name in node.inputs if name not in drafts.data)

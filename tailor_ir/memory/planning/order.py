@@ -4,7 +4,7 @@ from tailor_ir.memory.planning.drafts import Drafts, OpenStep
 
 
 def ordered(drafts: Drafts) -> list[OpenStep]:
-    """Steps depth first from the outputs. Of several inputs, the one with the last position comes first."""
+    """Steps depth first from the outputs. Among several inputs, the one with the last position comes first."""
     read = {source for draft in drafts.steps for source in _read_by(drafts, draft)}
     leaves = [draft for draft in drafts.steps if read.isdisjoint(draft.writes)]
     stack = [(draft, False) for draft in sorted(leaves, key=lambda d: d.position)]
@@ -23,5 +23,5 @@ def ordered(drafts: Drafts) -> list[OpenStep]:
 
 
 def _read_by(drafts: Drafts, draft: OpenStep) -> list[str]:
-    """The values that a step reads, and those that it reads in their place in some SubNet."""
+    """The values that a step reads, and their other producers in some SubNets."""
     return [source for name in draft.reads for source in (name, *(other for other, _ in drafts.sources.all_of(name)))]

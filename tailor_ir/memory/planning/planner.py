@@ -32,7 +32,7 @@ FUSED_INTO_LINEAR = frozenset(("LeakyRelu", "Relu", "Sigmoid", "Tanh"))
 IN_PLACE = frozenset(
     ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
 ).union(("Softsign", "Tanh", "ThresholdedRelu"))
-FUNCTIONS = frozenset(("HardSwish", "Mish"))  # run as two, where they are no part of a convolution
+FUNCTIONS = frozenset(("HardSwish", "Mish"))  # run as two steps, if not fused into a convolution
 
 
 def find_steps(structure: Structure, sizes_of: Callable[[Axis], frozenset[int]], rules: Rules) -> Steps:
@@ -43,7 +43,7 @@ def find_steps(structure: Structure, sizes_of: Callable[[Axis], frozenset[int]],
 
 
 def _plan(drafts: Drafts, selections: Sequence[Selection], columns: DerivedColumns) -> Steps:
-    """All steps, each with its presence. columns: as of `find_needs`."""
+    """All steps, each with its presence. columns: as in `find_needs`."""
     for position, node in enumerate(drafts.graph.nodes):
         if not drafts.data.isdisjoint(node.outputs):
             inputs = tuple(drafts.padded.get(name, name) for name in node.inputs if name in drafts.data)
@@ -52,7 +52,7 @@ def _plan(drafts: Drafts, selections: Sequence[Selection], columns: DerivedColum
             elif not taken_up(drafts, node, inputs, position):
                 _add(drafts, node, inputs, position)
     for position, draft in enumerate(ordered(drafts), start=len(drafts.graph.nodes)):
-        if drafts.layouts[draft.writes[0]] not in ("plain", "rows"):  # these are made last, in this order
+        if drafts.layouts[draft.writes[0]] not in ("plain", "rows"):  # created last, in this order
             draft.position = position
     add_relayouts(drafts)
     for position, draft in enumerate(ordered(drafts)):
@@ -104,7 +104,7 @@ def _add(drafts: Drafts, node: Node, inputs: tuple[str, ...], position: int) -> 
         draft.in_place = tuple(draft.reads)
     if node.op in FUNCTIONS and layout == "plain":
         _add_inner(drafts, node, draft, "plain")
-    if node.op == "GroupNorm":  # normalised in another shape, scaled, shifted
+    if node.op == "GroupNorm":  # normalised in another shape, then scaled, then shifted
         _add_inner(drafts, node, draft, "rows")
         _add_inner(drafts, node, draft, "plain")
         draft.reads = draft.reads[-1:]
@@ -114,7 +114,7 @@ def _add(drafts: Drafts, node: Node, inputs: tuple[str, ...], position: int) -> 
 
 
 def _add_inner(drafts: Drafts, node: Node, draft: OpenStep, layout: Layout) -> None:
-    """One step of an operator that the runtime executes as several; the next step reads its result, too."""
+    """Add one step of an operator that the runtime executes as several; the next step reads its result, too."""
     (name,) = node.outputs
     inner = f"{name}/inner {layout}"
     drafts.typed_like[inner], drafts.new_axes[inner] = name, drafts.axes[name]

@@ -28,13 +28,13 @@ def _relayout(drafts: Drafts, name: str, wanted: Layout, position: float) -> str
 
 
 def _made_at(drafts: Drafts, name: str, reader: OpenStep) -> float:
-    """The position of a change of layout: into blocks right before the reader, out of blocks after all others."""
+    """The position of a change of layout: into blocks directly before the reader, out of blocks after all other steps."""
     if drafts.layouts[name] in ("plain", "rows"):
         return reader.position - 0.5
     return LAST + drafts.by_output[name].position
 
 
 def _may_differ(drafts: Drafts, name: str, wanted: Layout) -> bool:
-    """Whether the producer of a value has another layout than its reader wants, in some SubNet."""
+    """Whether the producer's layout of a value differs from the reader's in some SubNet."""
     layouts = {drafts.layouts[source] for source, _ in drafts.sources.all_of(name)}
     return any(own != wanted and {own, wanted} != {"plain", "rows"} for own in layouts)

@@ -1,4 +1,4 @@
-"""Transposes: which are views, and those that move behind other steps."""
+"""Transposes: views, and transposes that move behind other steps."""
 
 from tailor_ir.graph import Node
 from tailor_ir.memory.planning.drafts import Drafts, OpenStep
@@ -7,7 +7,7 @@ CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def move_channels(drafts: Drafts, node: Node, draft: OpenStep) -> None:
-    """Keep the channels last if all operands have them last; else transpose the operands that have."""
+    """Keep the channels last if all operands have them last; else transpose the operands that do."""
     (name,) = node.outputs
     operands = [i for i in draft.reads if drafts.axes[i] == drafts.axes[name]]
     if operands and drafts.channels_last.issuperset(operands):
@@ -25,7 +25,7 @@ def move_channels(drafts: Drafts, node: Node, draft: OpenStep) -> None:
 def is_view(drafts: Drafts, node: Node) -> bool:
     """Whether the runtime executes no step for this transpose.
 
-    A transpose that the runtime moves behind the following Split is entered in `transposed`.
+    A transpose that the runtime moves behind the following Split is recorded in `transposed`.
     """
     order, users = node.ints("perm"), drafts.consumers.get(node.outputs[0], ())
     if order == CHANNELS_FIRST:
@@ -42,7 +42,7 @@ def is_view(drafts: Drafts, node: Node) -> bool:
 
 
 def transpose_results(drafts: Drafts, node: Node, draft: OpenStep) -> None:
-    """Transpose each result of a Split or Squeeze by itself; a result whose only reader is a transpose is left to it."""
+    """Transpose each result of a Split or Squeeze separately, unless its only reader is a transpose."""
     order = drafts.transposed[node.inputs[0]]
     if node.op == "Split":
         draft.writes = tuple(f"{name}/split" for name in draft.writes)

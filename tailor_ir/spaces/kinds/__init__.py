@@ -1,4 +1,4 @@
-"""Kinds of variables, a record each. A new kind is its record in a module here, an entry below, and a test."""
+"""Kinds of variables, one record each. A new kind needs its record in a module here, an entry below, and a test."""
 
 from tailor_ir.spaces.kinds.alternative import BLOCK
 from tailor_ir.spaces.kinds.attention import HEADS, VALUES

@@ -1,4 +1,4 @@
-"""Kind `block`: which of its alternatives stands in the place of a block. Choices are names; the last is the block itself."""
+"""Kind `block`: the alternative that replaces a block. Choices are names; the last is the block itself."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from tailor_ir.spaces.draft import Draft, NamedBlock
 from tailor_ir.spaces.kinds.record import Kind
 
 ORIGINAL = "original"
-"""The choice of the block as it was given."""
+"""The choice of the original block."""
 
 
 def variable_name(prefix: str) -> str:
-    """The name of the variable of a block whose variables' names begin with `prefix`."""
+    """The name of the variable of a block, from the prefix of the names of the block's variables."""
     return f"{prefix}.{BLOCK.name}"
 
 

@@ -8,11 +8,11 @@ from tailor_ir.spaces.kinds.record import Kind
 from tailor_ir.spaces.kinds.width import labels_of
 from tailor_ir.structure.block_groups import find_groups
 
-VALUE_SHARES = (0.5, 0.75, 1.0)  # proposed, of the network's own width
+VALUE_SHARES = (0.5, 0.75, 1.0)  # proposed, as shares of the network's own width
 
 
 def _propose_shared(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
-    """Heads that several blocks have together, as where these share weights: one variable for those of a stage."""
+    """Heads that several blocks share, for example by shared weights: one variable for those of a stage."""
     everything = find_groups(draft.graph.nodes, (), draft.axis_map, draft.regions.carriers)
     shared = set(everything.heads) - {group for named in blocks for group in named.groups.heads}
     labels = labels_of(draft) if shared else {}

@@ -1,4 +1,4 @@
-"""Functions that kinds of variables inside blocks share."""
+"""Functions shared by kinds of variables inside blocks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ SizeTable = Sequence[Sequence[int]]  # sizes by reference width choice and own c
 
 
 def asked_of_block(draft: Draft, kind: Kind, named: NamedBlock) -> tuple[str, Sequence[NumberChoice] | None]:
-    """The variable's name, and the choices that the user asks for: () for the proposed ones, None for none."""
+    """The variable's name, and the choices that the user requests: () for the proposed ones, None for no variable."""
     name = f"{named.prefix}.{kind.name}"
     part = {kind.part} if named.block.kind == "Transformer" and kind.part else set()
     return name, draft.selectors.choices(name, {named.block.kind} | part, [node.name for node in named.block.nodes])
@@ -25,7 +25,7 @@ def add_to_block(
     tables: Mapping[int, SizeTable],
     reference: StreamWidth,
 ) -> None:
-    """A variable for groups of a block; nothing where there is no choice. tables: by group."""
+    """Add a variable for groups of a block, if there is a choice. tables: sizes by group."""
     if len(choices) < 2:
         return
     variable = draft.add(name, kind.name, kind.scope, choices)
@@ -45,7 +45,7 @@ def propose_sizes(
     proposed: Sequence[int],
     scale: int,
 ) -> None:
-    """A variable whose choices are sizes themselves, divided by `scale`, of groups of one size."""
+    """Add a variable whose choices are the sizes themselves, divided by `scale`, for groups of one size."""
     name, asked = asked_of_block(draft, kind, named)
     if asked is not None:
         choices = tuple(asked) or tuple(plain_number(size / scale) for size in proposed)
@@ -61,7 +61,7 @@ def add_sizes(
     legal: Sequence[int],
     scale: int,
 ) -> None:
-    """The same by its name."""
+    """Add the variable of `propose_sizes` under a given name."""
     full = draft.axis_map.groups[groups[0]]
     sizes = [round(choice * scale) for choice in choices]
     for choice, size in zip(choices, sizes, strict=True):

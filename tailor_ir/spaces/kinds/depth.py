@@ -1,4 +1,4 @@
-"""Kind `depth`: how many blocks at the end of a stage are skipped. Readers of a skipped block's exit read its entry."""
+"""Kind `depth`: number of blocks at the end of a stage that are skipped. Readers of a skipped block's exit read its entry."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Kind `exit`: how much of the network is computed. Choices are places in order of depth; the last is the whole network."""
+"""Kind `exit`: the computed part of the network. Choices are places in order of depth; the last is the whole network."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Kind `expand_ratio`: the hidden channels of a block, as a multiple of the channels that the block reads or gives."""
+"""Kind `expand_ratio`: the hidden channels of a block, as a multiple of its input or output channels."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tailor_ir.spaces.kinds.record import Kind
 from tailor_ir.spaces.variables import NumberChoice
 
 RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed, as shares of the network's own
-FINE_RATIOS = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)  # in networks with hardly another choice
+FINE_RATIOS = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)  # in networks with hardly any other choice
 
 
 def _propose(draft: Draft, named: NamedBlock) -> None:
@@ -19,7 +19,7 @@ def _propose(draft: Draft, named: NamedBlock) -> None:
         return
     full = max(draft.axis_map.groups[g] * element_channels[g] for g in groups)
     reference = draft.reference(named.block, named.block.entry)
-    if reference is None or full <= reference.sizes[-1]:  # a bottleneck's ratio is of its output
+    if reference is None or full <= reference.sizes[-1]:  # a bottleneck's ratio refers to its output
         reference = draft.reference(named.block, named.block.exit) or reference
     if reference is None:
         return
@@ -52,7 +52,7 @@ def _choices(draft: Draft, name: str, asked: Sequence[NumberChoice], own: float,
 def _sizes(
     draft: Draft, choices: Sequence[NumberChoice], own: float, full: int, unit: int, reference: StreamWidth
 ) -> tuple[tuple[int, ...], ...]:
-    """Elements by reference width choice and ratio choice. Hidden groups narrower than the widest keep their share."""
+    """Elements by reference width choice and ratio choice. Narrower hidden groups keep their ratio to the widest."""
     largest = choices[-1]
     table = []
     for width in reference.sizes:

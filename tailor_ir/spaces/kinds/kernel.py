@@ -1,4 +1,4 @@
-"""Kind `kernel_size`: the kernels of a block's convolutions, of which SubNets keep the centre."""
+"""Kind `kernel_size`: the kernels of a block's convolutions; SubNets keep the centre."""
 
 from tailor_ir.spaces.draft import Draft, NamedBlock
 from tailor_ir.spaces.kinds.block import propose_sizes

@@ -15,15 +15,14 @@ Uniform = Literal["resolution", "width", "other"]
 class Kind:
     """One kind of variables.
 
-    A kind proposes variables for the whole network, for each stage, for what stages and blocks leave over, or for each
-    block; in this order, and of several kinds in the order of `KINDS`. A proposal adds a variable to the draft, and what the
-    variable does: `Draft.size` (a group's sizes) or `Draft.select` (a value's producers).
+    A kind proposes variables for the whole network, for each stage, for channels outside of stages and blocks, or for each
+    block; in this order, and for several kinds in the order of `KINDS`. A proposal adds to the draft a variable and its effect:
+    `Draft.size` (a group's sizes) or `Draft.select` (a value's producers).
 
-    phase: when progressive training opens the kind's choices, ascending; None: from the start.
-    uniform: which multiplier of a whole network the kind belongs to in the baselines that shrink all alike.
-    divides: its choices are numbers of channels, or of heads.
-    seen: the shapes of a stage tell the choice, so that tables of layers do not repeat it.
-    part: the part of a Transformer block that selectors know the kind's blocks by, beside the block's own name.
+    phase: position of the kind's choices in progressive training, ascending; None: open from the start. uniform: the multiplier
+    of a whole network to which the kind belongs in the baselines that shrink everything alike. divides: its choices are numbers
+    of channels or heads. seen: the choice follows from the shapes of a stage, so tables of layers do not repeat it. part: the
+    part of a Transformer block by which selectors match the kind's blocks, besides the block's own name.
     """
 
     name: str

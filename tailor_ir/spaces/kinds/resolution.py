@@ -7,7 +7,7 @@ from tailor_ir.spaces.variables import NumberChoice
 from tailor_ir.structure.resolutions import Resolutions
 
 BUCKETS = (0.125, 0.25, 0.5, 0.75)
-"""Shares of the network's own length that are proposed beside it; shorter sequences are padded to the next one."""
+"""Proposed lengths as shares of the network's own length; shorter sequences are padded to the next proposed length."""
 
 
 def _propose_resolution(draft: Draft) -> None:

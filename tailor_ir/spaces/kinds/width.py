@@ -12,10 +12,10 @@ from tailor_ir.spaces.variables import NumberChoice
 from tailor_ir.structure.block_groups import find_groups
 from tailor_ir.structure.regions import Stage
 
-WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
+WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths, from AutoTailor's ResNet50
 RECURRENT_MULTS = tuple(sixteenths / 16 for sixteenths in range(4, 17))
-"""Proposed widths of what recurrent layers read and give: such networks have few layers, and each few operators."""
-FINE_MULTS = tuple(sorted({*WIDTH_MULTS, *RECURRENT_MULTS}))  # in networks with hardly another choice
+"""Proposed widths of inputs and outputs of recurrent layers: such networks have few layers, and each has few operators."""
+FINE_MULTS = tuple(sorted({*WIDTH_MULTS, *RECURRENT_MULTS}))  # in networks with hardly any other choice
 WidthSizes = tuple[int, ...]
 
 
@@ -34,7 +34,7 @@ def _of_stage(draft: Draft, stage: Stage) -> None:
 
 
 def _of_branches(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
-    """Channels that are neither a stage's stream nor inside one block: one multiplier for those of a stage."""
+    """Propose one multiplier per stage for channels that are neither a stage's stream nor inside one block."""
     everything = find_groups(draft.graph.nodes, (), draft.axis_map, draft.regions.carriers)
     inside = {g for named in blocks for g in (*named.groups.hidden, *named.groups.heads, *named.groups.values)}
     labels = labels_of(draft)
@@ -55,7 +55,7 @@ def _of_branches(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
 def _propose(
     draft: Draft, kind: Kind, name: str, groups: Sequence[int], element_channels: Mapping[int, int] | None = None
 ) -> None:
-    """One multiplier for channel groups that have none yet."""
+    """Propose one multiplier for channel groups that have none yet."""
     groups = [group for group in groups if group not in draft.widths]
     if not groups:
         return
@@ -94,7 +94,7 @@ def _choices(
             continue
         choices.insert(0, plain_number(mult))
         sizes.insert(0, kept)
-    if not draft.grain.fine or len(choices) == 1:  # of many shares some are alike anyway
+    if not draft.grain.fine or len(choices) == 1:  # many shares always contain equal sizes
         draft.dropped += dropped
     if choices[-1] != 1:
         raise SpaceError(f"space: {name}={list(choices)}: must include 1, the network as it is")
@@ -102,19 +102,19 @@ def _choices(
 
 
 def _grows(draft: Draft, group: int) -> bool:
-    """Whether a group is added to ever longer concatenations, as in densely connected layers."""
+    """Whether a group is part of ever longer concatenations, as in densely connected layers."""
     axes = {axis for name in draft.regions.carriers[group] for axis in draft.axis_map.axes[name]}
     lengths = {axis.size for axis in axes if isinstance(axis, Concat) and group in axis.groups}
     return len(lengths) > 2
 
 
 def labels_of(draft: Draft) -> dict[str, tuple[int, str]]:
-    """Computed value -> position and name of the stage that it belongs to (the last that began before it)."""
+    """Computed value -> position and name of its stage (the last that began before it)."""
     position = {node.name: i for i, node in enumerate(draft.graph.nodes)}
     starts = [(position[stage.blocks[0].nodes[0].name], stage.name) for stage in draft.regions.stages]
     layers_alone = all(block.kind == "Layer" for stage in draft.regions.stages for block in stage.blocks)
     if layers_alone and (not starts or any(_enlarges(draft, node) for node in draft.graph.nodes)):
-        name = "part" if starts else "stage"  # layers that can be left out are stages already
+        name = "part" if starts else "stage"  # layers that can be skipped are already called stages
         starts = [(at, f"{name}.{number}") for number, at in enumerate(_parts_without_blocks(draft), start=1)]
     labels = {}
     for node in draft.graph.nodes:
@@ -126,8 +126,8 @@ def labels_of(draft: Draft) -> dict[str, tuple[int, str]]:
 def _parts_without_blocks(draft: Draft) -> list[int]:
     """Positions of the first nodes of the parts of a network without blocks.
 
-    A part begins where images, or the signals of convolutions, have a size for the first time, where they grow again, and at
-    each recurrent layer. In a network of a single such part it begins at each layer that makes channels of its own.
+    A part begins where images, or the signals of convolutions, reach a size for the first time, where they grow again, and at
+    each recurrent layer. In a network with a single such part, a part begins at each layer that creates channels.
     """
     seen: list[object] = []
     starts: list[int] = []
@@ -143,12 +143,12 @@ def _parts_without_blocks(draft: Draft) -> list[int]:
 
 
 def _reads_signals(draft: Draft, node: Node) -> bool:
-    """Whether a node is a convolution over positions that follow from no image's size."""
+    """Whether a node is a convolution over positions that do not depend on an image's size."""
     return node.op in ("Conv", "ConvTranspose") and not spatial_in(draft.axis_map.axes[node.outputs[0]])
 
 
 def _layers(draft: Draft) -> list[int]:
-    """Positions of the layers whose channels no earlier one has."""
+    """Positions of the layers whose channels no earlier layer has."""
     seen: set[int] = set()
     starts = []
     for index, node in enumerate(draft.graph.nodes):
@@ -161,14 +161,14 @@ def _layers(draft: Draft) -> list[int]:
 
 
 def _enlarges(draft: Draft, node: Node) -> bool:
-    """Whether a node gives images of at least twice the size that it reads, as the decoders of U-Nets do."""
+    """Whether a node's result is an image of at least twice its input's size, as in the decoders of U-Nets."""
     before, after = (draft.axis_map.axes.get(next(iter(names), ""), ()) for names in (node.inputs, node.outputs))
     images = len(before) == len(after) > 2 and before[-1].spatial and after[-1].spatial
     return images and after[-1].size >= 2 * before[-1].size
 
 
 def _is_recurrent(draft: Draft, group: int) -> bool:
-    """Whether a recurrent layer has the group in its weights."""
+    """Whether the weights of a recurrent layer contain the group."""
     layers = [node for node in draft.graph.nodes if node.op in RECURRENT]
     return any(group in groups_of(draft.axis_map.axes[name]) for node in layers for name in node.inputs if name)
 
@@ -186,4 +186,4 @@ WIDTH = Kind(
 )
 GROWTH = Kind(
     name="growth_mult", scope="stage", phase=3, divides=True
-)  # proposed beside the other widths between blocks
+)  # proposed in addition to the other widths between blocks

@@ -1,4 +1,4 @@
-"""SubNets in parts that hand values to each other: up to each exit, or from one block to the next."""
+"""SubNets in parts that pass values to each other: up to each exit, or from one block to the next."""
 
 from tailor_ir.subnets.segments.blocks import BlockPart, BlockSegment, find_block_parts
 from tailor_ir.subnets.segments.exits import Segment, exits_of, find_parts, with_all_answers

@@ -1,8 +1,8 @@
-"""All ways through a network with alternatives, as parts between boundaries: a SubNet is a chain of parts from input to answer.
+"""All paths through a network with alternatives, as parts between boundaries: a SubNet is a chain of parts.
 
-A boundary is a value that everything behind it depends on through it alone: the network's input, the exits of blocks that have
-alternatives, the values that alternatives read, and the answer. A part with an alternative that stands for several blocks goes
-past the boundaries between them.
+A boundary separates the network: all later nodes depend on earlier values through the boundary alone. Boundaries are the
+network's input, the exits of blocks with alternatives, the inputs of alternatives, and the answer. A part with an alternative
+to several blocks skips the boundaries between them.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from tailor_ir.subnets.segments.part import Part, needed_for, reads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPart(Part):
-    """A way from one boundary to a later one; `start` and `end` count boundaries from the network's input, which is 0.
+    """A part from one boundary to a later one; `start` and `end` count boundaries from the network's input, which is 0.
 
-    variable, choice: of kind `block`; None: the network's own layers. codes: of a SubNet that has the part. It reads the value
-    at `start` alone and gives that at `end`, by the name of its producer.
+    variable, choice: of kind `block`; None: the network's own layers. codes: of a SubNet that has the part. It only reads the
+    value at `start` and gives the value at `end`, by the name of its producer.
     """
 
     start: int
@@ -34,7 +34,7 @@ class BlockPart(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSegment:
-    """A `BlockPart` in numbers: multiply-accumulates of one sample, and parameters, BatchNorm folded."""
+    """The costs of a `BlockPart`: multiply-accumulates of one sample, and parameters, BatchNorm folded."""
 
     start: int
     end: int
@@ -56,9 +56,9 @@ class _Way:
 
 
 def find_block_parts(structure: Structure, codes: np.ndarray, batch: int = 1) -> tuple[BlockPart, ...]:
-    """The parts of all SubNets whose variables of other kinds than `block` are as in `codes` (V,), by `start`.
+    """The parts of all SubNets whose variables of other kinds than `block` are fixed by `codes` (V,), by `start`.
 
-    SpaceError: nothing has alternatives, or something reads past a boundary.
+    SpaceError if nothing has alternatives, or something reads past a boundary.
     """
     space = structure.space
     columns = [at for at, variable in enumerate(space.variables) if variable.kind == BLOCK.name]
@@ -82,7 +82,7 @@ def find_block_parts(structure: Structure, codes: np.ndarray, batch: int = 1) ->
 
 
 def _ways(structure: Structure, base: np.ndarray, whole: Subnet, column: int, batch: int) -> Iterator[_Way]:
-    """The alternatives that one variable can choose; none where its block is not there."""
+    """The alternatives that one variable can choose; none if its block is absent."""
     space, data = structure.space, structure.graph.data_values()
     value = next(each.value for each in space.selections if column in each.variables)
     present = {node.name for node in whole.nodes}
@@ -134,7 +134,7 @@ def _way_part(structure: Structure, way: _Way, cuts: list[str]) -> BlockPart:
 
 
 def _cut_out(structure: Structure, subnet: Subnet, start: str, end: str, where: str) -> Subnet:
-    """The nodes that compute one value from another one, with those that depend on weights alone."""
+    """The nodes that compute one value from another, together with those that depend on weights alone."""
     data = structure.graph.data_values()
     of_weights = {node.name for node in subnet.nodes if node.outputs[0] not in data}
     own = needed_for(end, [node for node in subnet.nodes if node.outputs[0] in data], frozenset({start}))

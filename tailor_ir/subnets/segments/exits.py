@@ -1,4 +1,4 @@
-"""A SubNet with exits as a chain of parts: each ends at one exit, and reads what the parts before it have computed.
+"""A SubNet with exits as a chain of parts: each ends at one exit, and reads the results of the parts before it.
 
 A node belongs to the first exit that needs it, so that every node is in exactly one part.
 """
@@ -21,8 +21,9 @@ from tailor_ir.subnets.segments.part import AnswerPart, reads
 class Segment:
     """A part of a SubNet as a stand-alone network, in eval mode.
 
-    exit: whose answer it gives. module: of the values of `inputs` in order; gives those of `outputs`, alone or as a tuple: the
-    answer (B, K), then values for later segments. macs: multiply-accumulates of one sample, the head's included.
+    exit: the exit whose answer it gives. module: takes the values of `inputs` in order; returns the values of `outputs`, a
+    single one or a tuple: the answer (B, K), then values for later segments. macs: multiply-accumulates of one sample,
+    including the head's.
     """
 
     exit: str
@@ -32,9 +33,9 @@ class Segment:
     macs: int
 
     def __call__(self, values: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The answer of the exit (B, K), from the values so far, to which what later segments read is added.
+        """The answer of the exit (B, K), from the values so far; adds the values for later segments to them.
 
-        The first segment finds the network's input there, by the name of its own input.
+        The first segment reads the network's input from there, by the name of its own input.
         """
         found = self.module(*(values[name] for name in self.inputs))
         answer, *handed = (found,) if len(self.outputs) == 1 else found
@@ -45,8 +46,8 @@ class Segment:
 def exits_of(structure: Structure, codes: np.ndarray) -> tuple[str, ...]:
     """The exits that a SubNet passes, its own as the last one; () for a space without exits.
 
-    An exit is passed where the SubNet computes all that the exit needs but for its head. One that stands between blocks of
-    which another block has taken the place is not.
+    An exit is passed if the SubNet computes everything that the exit needs except its head. An exit between blocks that another
+    block replaces is not passed.
     """
     column = _column(structure)
     if column is None:
@@ -67,7 +68,7 @@ def exits_of(structure: Structure, codes: np.ndarray) -> tuple[str, ...]:
 def find_parts(
     structure: Structure, codes: np.ndarray, exits: Sequence[str] | None = None, batch: int = 1
 ) -> tuple[AnswerPart, ...]:
-    """The parts of one SubNet. exits: those that are wanted, of the ones that it passes; its own is always the last part.
+    """The parts of one SubNet. exits: the requested ones among those that it passes; its own is always the last part.
 
     SpaceError for a space without exits, and for exits that the SubNet does not pass.
     """
@@ -78,7 +79,7 @@ def find_parts(
 def with_all_answers(
     structure: Structure, codes: np.ndarray, exits: Sequence[str] | None = None, batch: int = 1
 ) -> Subnet:
-    """One SubNet with the heads of exits, as `find_parts`; its outputs are their answers in order."""
+    """One SubNet with the heads of exits, as in `find_parts`; its outputs are the exits' answers in order."""
     parts, whole = _divided(structure, codes, exits, batch)
     return Subnet(whole, tuple(part.outputs[0] for part in parts), parts[0].subnet.sizes)
 
@@ -103,7 +104,7 @@ def _divided(
 
 
 def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last: Subnet) -> tuple[AnswerPart, ...]:
-    """Nodes by the first exit that needs them. answers: value of the answer by exit, in order."""
+    """Nodes grouped by the first exit that needs them. answers: value of the answer by exit, in order."""
     data = graph.data_values()
     of_weights = [node for node in nodes if node.outputs[0] not in data]
     left = [node for node in nodes if node.outputs[0] in data]
@@ -145,7 +146,7 @@ def _ended(structure: Structure, codes: np.ndarray, column: int, at: int, batch:
 
 
 def _nodes_of_heads(graph: Graph) -> frozenset[str]:
-    """Names of the nodes that heads alone consist of."""
+    """Names of the nodes that belong to heads alone."""
     producers = [one.producer for one in graph.alternatives if one.kind == EXIT.name]
     written, found = graph.producers(), set[str]()
     original = {node.name for node in graph.original().nodes}

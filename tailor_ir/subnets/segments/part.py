@@ -1,4 +1,4 @@
-"""A part of a SubNet: some of its nodes, with the values that it reads and gives."""
+"""A part of a SubNet: some of its nodes, with their inputs and outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from tailor_ir.spaces.structure import Subnet
 class Part:
     """Nodes of a SubNet.
 
-    subnet: the nodes, with all that depend on weights alone, and the values that they give. inputs: values of the network's
-    input and of earlier parts that they read.
+    subnet: the nodes, with all nodes that depend on weights alone, and their outputs. inputs: the values of the network's input
+    and of earlier parts that they read.
     """
 
     subnet: Subnet
@@ -27,18 +27,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPart(Part):
-    """What is computed between an exit and the one before it. outputs: the answer (B, K), then values for later parts."""
+    """The nodes between an exit and the one before it. outputs: the answer (B, K), then values for later parts."""
 
     exit: str
 
 
 def reads(graph: Graph, node: Node) -> tuple[str, ...]:
-    """The values that a node's module is called with; some ask the network's input for the number of samples."""
+    """The values with which a node's module is called; some modules read the network's input for the number of samples."""
     return (*node.inputs, graph.batched_input) if OPERATORS[node.op].needs_batch else node.inputs
 
 
 def needed_for(value: str, nodes: Sequence[Node], known: frozenset[str]) -> tuple[Node, ...]:
-    """Of nodes in order those that compute a value from values that are known."""
+    """The nodes, in order, that compute a value from known values."""
     needed, found = {value} - known, []
     for node in reversed(nodes):
         if not needed.isdisjoint(node.outputs):
