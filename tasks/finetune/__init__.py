@@ -131,8 +131,7 @@ def _check_exits(settings: Settings, exits: Sequence[str]) -> None:
 
 
 def _chosen(settings: Settings, space: Space, progress: Progress) -> Settings:
-    """The settings with a strategy; reports the strategy if it was left open. UserError if the space does not fit the strategy.
-    """
+    """The settings with a strategy, reported if it was left open. UserError if the space does not fit the strategy."""
     kinds = {variable.kind for variable in space.variables}
     chosen = settings.resolved(kinds)
     for strategies, kind, what, example in (

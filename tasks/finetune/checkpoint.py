@@ -44,8 +44,7 @@ def save(
     average: nn.Module | None = None,
     judged: Judged | None = None,
 ) -> None:
-    """Write the state after `step` finished steps. average: the network with averaged weights. judged: the state of the judge.
-    """
+    """Write the state after `step` finished steps. average: the network with averaged weights. judged: the judge's state."""
     tensors = {MODEL + name: tensor for name, tensor in model_tensors(module).items()}
     if average is not None:
         tensors |= {AVERAGE + name: tensor for name, tensor in model_tensors(average).items()}
