@@ -57,7 +57,9 @@ def _answers(net: SuperNet, data: EvaluationData, x_BCHW: torch.Tensor) -> Itera
 def _draw_spectrograms(
     data: EvaluationData, plain_BCHW: torch.Tensor, told: Sequence[torch.Tensor], file: Path
 ) -> None:
-    """told: the classes of all signals, and the classes predicted by the largest and the smallest SubNet."""
+    """Draw a spectrogram for each signal. told: the classes of all signals, and the answers of the largest and smallest
+    SubNet.
+    """
     from matplotlib.figure import Figure
 
     spectrogram, names = data.dataset.scaling.spectrogram, data.dataset.class_names
