@@ -144,7 +144,8 @@ class Trainer:
         """Make a plan from passes over two micro-batches with the SubNets of the next step, each replaced by the largest
         SubNet.
 
-        Without alternatives and exits, no SubNet has more tensors at a time than the largest one; with them, the SubNets stay.
+        No SubNet without alternatives and exits has more tensors at a time than the largest one; strategies that train these
+        keep their own SubNets.
         """
         roles, net = self.network.roles(self.step), self.network.net
         if net is not None and self.phase.strategy not in FROZEN | OF_EXITS:

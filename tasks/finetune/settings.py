@@ -33,7 +33,7 @@ class TrainSettings(BaseModel):
     """Images per forward pass; BatchNorm statistics are those of one micro-batch."""
     optimiser: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Peak, after warm-up; then cosine to zero."""
+    """Peak of the learning rate, after warm-up; then cosine to zero."""
     warmup_epochs: float = Field(default=1.0, ge=0)
     weight_decay: float = Field(default=0.05, ge=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)

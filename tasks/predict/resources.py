@@ -1,8 +1,8 @@
 """Stage "resources": needs of SubNets on one device besides time: memory, multiply-accumulates, parameters, energy.
 
 Nothing is run and no device is asked: memory and counts follow from the SuperNet and the settings of the device. So does
-energy, with two exceptions: energies of operators in the look-up table are summed up, and measured energies of SubNets timed on
-the device calibrate the sum; best both.
+energy, with two exceptions: energies of operators in the look-up table replace the model, and measured energies of SubNets
+timed on the device calibrate the result; best both.
 """
 
 from collections.abc import Sequence

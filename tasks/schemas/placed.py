@@ -68,7 +68,7 @@ class PlacedWinner(Winner):
 
 
 class JointFront(Stored):
-    """The winners over several devices together. devices: coordinator first. pieces: number of segments that can be placed.
+    """The winners over several devices together. devices: coordinator first. pieces: number of parts that can be placed.
 
     coding_points: accuracy lost at each cut, by coding. uncertainty: of the winners' accuracies.
     """

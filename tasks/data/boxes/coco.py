@@ -49,7 +49,7 @@ def _files(root: Path) -> dict[str, Path]:
 
 
 class _Reader:
-    """One file of annotations. names: of the categories, by id."""
+    """One file of annotations. names: names of the categories, by id."""
 
     def __init__(self, file: Path, root: Path, left_out: UnusedBoxes) -> None:
         self._file, self._left_out = file, left_out

@@ -20,7 +20,7 @@ from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
 
 NOISE = 0.1
-"""Standard deviation."""
+"""Standard deviation of the noise."""
 
 
 class NoisyDigits:
