@@ -1,4 +1,4 @@
-"""The base network: trained here when it has no weights, else taken as it is; its accuracy either way."""
+"""The base network: trained here if it has no weights, else used unchanged; evaluated either way."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +24,11 @@ from tasks.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.schemas.stored import StageResult
 
 BATCHES = (1, 3)
-"""Sizes of the batches by which the weights that are written are compared."""
+"""Batch sizes for comparing the network before and after its weights are written."""
 
 
 class Pretrained(NamedTuple):
-    """A part of the network that was trained on other data: the path of its module, and a file that has its tensors."""
+    """A part of the network that was trained on other data: the path of its module, and the file with its tensors."""
 
     part: str
     weights: Path
@@ -43,13 +43,12 @@ def run(
     name: str = "training the base network",
     pretrained: Pretrained | None = None,
 ) -> StageResult:
-    """Leave `weights.safetensors` and, when trained, `history.jsonl` in `folder`; `confusions.jsonl` of a classifier.
+    """Write `weights.safetensors` and, after training, `history.jsonl` into `folder`; for a classifier also `confusions.jsonl`.
 
-    Returns validation and test accuracy. For networks made in Python (timm, callable); an .onnx file carries
-    its weights and needs no base stage.
-    pretrained: what a network that is trained here begins with; all else is random.
-    A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies, and TailorError
-    where the network answers otherwise with the weights that were written.
+    Returns validation and test accuracy. For networks made in Python (timm, callable); an .onnx file carries its weights and
+    needs no base stage. pretrained: initial weights of a part if the network is trained here; everything else starts at random.
+    A second call in the same folder continues from the last checkpoint. Raises UserError when a worker dies, and TailorError if
+    the network answers differently with the written weights.
     """
     splits = load_splits(data)
     train = splits["train"]
@@ -82,7 +81,7 @@ def run(
 
 
 def _save(module: nn.Module, images: EvaluationData, size: Size, path: Path) -> None:
-    """Write the weights, and compare the network before and after it reads them: one image, and three in a batch."""
+    """Write the weights, and compare the network before and after it reads them, with batches of one and three images."""
     x, _ = next(iter(images.batches(size)))
     reference = Reference.of(module, [tensors(rows(x, 0, count)) for count in BATCHES])
     save_model(module, str(path))
@@ -101,7 +100,7 @@ def _train(
     train: Dataset,
     name: str,
 ) -> int:
-    """Train `module` in worker processes and copy the result into it; images of the micro-batches in the end."""
+    """Train `module` in worker processes and copy the result into it; returns the final size of the micro-batches."""
     planned = train.planned(settings.batch_size, settings.micro_batches)
     initial = folder / "initial.safetensors"
     partial = initial.with_name(f".{initial.name}.tmp")

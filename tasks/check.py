@@ -1,4 +1,4 @@
-"""Stage "check": a network, a space, limits and budgets that cannot work, told before anything is trained or measured."""
+"""Stage "check": refuse an impossible network, space, limit or budget before anything is trained or measured."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +25,16 @@ from tasks.search.limits import refuse_limits
 from tasks.search.settings import Settings as SearchSettings
 
 REACHABLE = 0.25
-"""Share of the smallest SubNet's latency; engines and implementations that are chosen later save two thirds at most so far."""
+"""Share of the smallest SubNet's latency; engines and implementations chosen later have saved at most two thirds so far."""
 TIMED_FILE = "timed.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetedDevice:
-    """A device that has latency budgets.
+    """A device with latency budgets.
 
-    lowest_ms: the lowest of them. agent: the device's client with its lease, for as long as SubNets are timed. batch: samples
-    of one run.
+    lowest_ms: the lowest budget. agent: the device's client with its lease, held while SubNets are timed. batch: samples of one
+    run.
     """
 
     name: str
@@ -45,7 +45,7 @@ class BudgetedDevice:
 
 @dataclass(frozen=True, slots=True)
 class BudgetCheck:
-    """The devices that have budgets, and how SubNets are timed there; files in `out`."""
+    """The devices with budgets, and the settings for timing SubNets there; files in `out`."""
 
     devices: Sequence[BudgetedDevice]
     timing: TimingSettings
@@ -53,7 +53,7 @@ class BudgetCheck:
     progress: Progress
 
     def refuse(self, net: SuperNet) -> None:
-        """UserError for a budget that is far below the latency of the smallest SubNet.
+        """UserError for a budget far below the latency of the smallest SubNet.
 
         A device that does not answer is left to the stages that measure it.
         """
@@ -73,7 +73,7 @@ class BudgetCheck:
                 )
 
     def _smallest_ms(self, net: SuperNet, device: BudgetedDevice) -> float | None:
-        """None where the smallest SubNet cannot be timed, which later stages tell."""
+        """The latency of the smallest SubNet [ms]; None if it cannot be timed, which later stages report."""
         folder = self.out / device.name
         with tempfile.TemporaryDirectory() as name, device.agent() as client:
             net.save(Path(name))
@@ -98,11 +98,11 @@ def network(
     backbone_space: Mapping[str, Any] | None,
     budgets: BudgetCheck,
 ) -> compile.SpaceSizes:
-    """Compile a network with random weights; the sizes of its space. rules: of memory, by device.
+    """Compile a network with random weights; returns the sizes of its space. rules: of memory, by device.
 
-    first: the first stage of two, which may be none; backbone_space: of the backbone by itself.
-    Raises UserError or TailorError for a network or space that cannot be used, and for a backbone that does not fit into the
-    network; UserError for limits that no SubNet keeps, and for budgets as `BudgetCheck.refuse`.
+    first: the first stage of two, which may be absent; backbone_space: of the backbone by itself. Raises UserError or
+    TailorError for a network or space that cannot be used, and for a backbone that does not fit into the network; UserError for
+    limits that no SubNet keeps, and for budgets as `BudgetCheck.refuse`.
     """
     net = compile.supernet_of(settings, model, data, None, space)
     if first.backbone is not None:

@@ -1,4 +1,4 @@
-"""Make a SuperNet of the user's network."""
+"""Make a SuperNet from the user's network."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +21,11 @@ from tasks.progress import Progress
 
 BATCH = 32
 ORDER_IMAGES = (16, 64)
-"""Fewest and most training images for BatchNorm statistics of SubNets that an order of channels is judged by; as many for
-validation."""
+"""Fewest and most training images for BatchNorm statistics of SubNets that judge an order of channels; validation uses as
+many.
+"""
 ORDER_MACS = 2e9
-"""Multiply-accumulates of the largest SubNet on these images, at most, where the fewest allow it: seconds for all SubNets."""
+"""Limit of multiply-accumulates of the largest SubNet on these images, if the fewest allow it: seconds for all SubNets."""
 SEED = 0
 
 
@@ -38,7 +39,7 @@ class SpaceSizes(TypedDict):
 
 
 class AlternativeError(TypedDict):
-    """An alternative to a block, by variable and choice, and what it loses: `tailor_ir.FirstWeights`."""
+    """An alternative to a block, by variable and choice, and its loss: `tailor_ir.FirstWeights`."""
 
     variable: str
     choice: str
@@ -46,7 +47,7 @@ class AlternativeError(TypedDict):
 
 
 class ExitAgreement(TypedDict):
-    """An exit, and how often it names the class that the network names: `tailor_ir.FirstExit`."""
+    """An exit, and how often it agrees with the network on the class: `tailor_ir.FirstExit`."""
 
     exit: str
     agreement: float
@@ -55,9 +56,9 @@ class ExitAgreement(TypedDict):
 class CompileResult(SpaceSizes):
     """The space; its proposed choices that the network cannot take (`dropped`), and the compiler's remarks.
 
-    remarks: the last one says in which order channels are, where the network has weights that were trained.
-    alternatives: what each loses with its first weights, on images that these were not fitted to; none without data.
-    exits: how often each agrees with the network with its first weights, likewise.
+    remarks: the last one states the order of channels, if the network has trained weights. alternatives: the loss of each with
+    its first weights, on images that these were not fitted to; empty without data. exits: how often each agrees with the
+    network with its first weights, likewise.
     """
 
     dropped: list[str]
@@ -75,10 +76,10 @@ def run(
     folder: Path,
     progress: Progress,
 ) -> CompileResult:
-    """Leave the SuperNet in `folder`/supernet; the sizes of its space.
+    """Write the SuperNet to `folder`/supernet; returns the sizes of its space.
 
-    Remarks of the compiler are told at once, and are in the result. Raises UserError or TailorError as `supernet_of`, and
-    TailorError where a step changed what the network computes; no SuperNet is left then.
+    Remarks of the compiler are shown at once, and are in the result. Raises UserError or TailorError as `supernet_of`, and
+    TailorError if a step changed the network's results; then no SuperNet is written.
     """
     net = supernet_of(settings, model, data, weights, space)
     train = load(data, "train")
@@ -105,9 +106,9 @@ def run(
 
 
 def sort_channels(net: SuperNet, data: DataSettings, *, trained: bool) -> list[str]:
-    """Put channels in the order that brings smaller SubNets closer to the network on validation samples; a line on it.
+    """Put channels in the order that brings smaller SubNets closer to the network on validation samples; returns a line on it.
 
-    Answers of random weights tell nothing: channels are sorted then, and nothing is told.
+    Answers of random weights carry no information: channels are then sorted without a comparison, and there is no line.
     """
     if not trained:
         net.sort_channels()
@@ -119,7 +120,7 @@ def sort_channels(net: SuperNet, data: DataSettings, *, trained: bool) -> list[s
 
 
 def fit_alternatives(net: SuperNet, data: DataSettings, images: int, progress: Progress) -> list[AlternativeError]:
-    """Fit the first weights of alternatives to training images; what each loses on as many images for validation."""
+    """Fit the first weights of alternatives to training images; returns the loss of each on as many validation images."""
     if not images or all(variable.kind != "block" for variable in net.space.variables):
         return []
     fitted_to, held_out = _images(net, data, images)
@@ -129,7 +130,9 @@ def fit_alternatives(net: SuperNet, data: DataSettings, images: int, progress: P
 
 
 def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress) -> list[ExitAgreement]:
-    """Fit the heads of exits to training images; how often each agrees with the network on as many images for validation."""
+    """Fit the heads of exits to training images; returns how often each agrees with the network on as many validation
+    images.
+    """
     if not images or all(variable.kind != "exit" for variable in net.space.variables):
         return []
     fitted_to, held_out = _images(net, data, images)
@@ -139,7 +142,7 @@ def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress
 
 
 def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[Inputs], list[Inputs]]:
-    """Batches of training samples, and of samples for validation, so many of each."""
+    """Batches of `count` training samples, and of `count` validation samples."""
     splits = load_splits(data)
     found = EvaluationData(
         splits["validation"], splits["train"], recalibration_images=count, limit=count, batch_size=BATCH
@@ -158,8 +161,8 @@ def supernet_of(
 ) -> SuperNet:
     """The SuperNet of a network.
 
-    `weights` are those of the base stage; None leaves random ones, or those that an .onnx file carries. `space` None or
-    empty proposes the variables. Raises UserError or TailorError for a network or space that cannot be used.
+    weights: those of the base stage; None leaves random weights, or those in an .onnx file. space: None or empty proposes the
+    variables. Raises UserError or TailorError for a network or space that cannot be used.
     """
     train = load(data, "train")
     network = create(

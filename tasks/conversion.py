@@ -1,4 +1,4 @@
-"""SubNets as ONNX models, and the conversion of those to other formats, in child processes that can be killed."""
+"""SubNets as ONNX models, and conversion of these to other formats, in child processes that can be killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same mac
 
 
 class ConversionError(Exception):
-    """A model has no form in another format; the message is one line."""
+    """A model cannot be converted to another format; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def onnx_of(
     *,
     weights: bool = True,
 ) -> bytes:
-    """ONNX model of one SubNet, BatchNorm folded; batch: the SuperNet's own unless given. Without weights: to be timed."""
+    """ONNX model of one SubNet, BatchNorm folded. batch: the SuperNet's own by default. Without weights: only for timing."""
     with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
         path = Path(folder) / "subnet.onnx"
         net.export(dict(config), path, statistics=statistics, fold_batch_norm=True, batch=batch, weights=weights)
@@ -54,7 +54,7 @@ def onnx_of(
 def run_limited(
     command: Sequence[str], folder: Path, limits: ConversionLimits, environment: Mapping[str, str], *, name: str
 ) -> str:
-    """The output of a child in `folder`; ConversionError when it died or was killed. name: of what runs, for messages."""
+    """The output of a child in `folder`; ConversionError if it died or was killed. name: of the child, for messages."""
     with (
         subprocess.Popen(
             command,
@@ -82,7 +82,7 @@ def run_limited(
 
 
 def last_line(log: str) -> str:
-    """The last line of a child's output, cut where it is long."""
+    """The last line of a child's output, truncated if it is long."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "it printed nothing"
 
@@ -98,7 +98,7 @@ def _killed_at_exit(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _restrict(pid: int, limits: ConversionLimits) -> None:
-    """Memory limit and low priority, set from outside: nothing of ours runs between fork and exec."""
+    """Set memory limit and low priority from outside: none of our code runs between fork and exec."""
     with contextlib.suppress(ProcessLookupError):
         memory = limits.memory_mib * MIB
         resource.prlimit(pid, resource.RLIMIT_AS, (memory, memory))

@@ -1,4 +1,4 @@
-"""Stage "enumerate": every operator that any SubNet of a SuperNet has, once, with one SubNet that has it."""
+"""Stage "enumerate": every operator of any SubNet of a SuperNet, once, with one SubNet that has it."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from tasks.schemas.stored import StageResult
 
 
 def run(net_folder: Path, out_folder: Path, progress: Progress, batch: int = 1) -> StageResult:
-    """Write `operators.json` from a folder of `SuperNet.save`, of a batch of samples; returns the summary."""
+    """Write `operators.json` from a folder of `SuperNet.save`, for a batch of samples; returns the summary."""
     net = tailor_ir.load(net_folder, batch=batch)
     start = time.perf_counter()
     witnesses = net.unique_operators()
@@ -37,7 +37,9 @@ def run(net_folder: Path, out_folder: Path, progress: Progress, batch: int = 1) 
 
 
 def write_operators(path: Path, witnesses: Mapping[OperatorFeature, Mapping[str, Choice]]) -> None:
-    """Every operator with its digest and its witness: where a config that has it differs from the largest SubNet's."""
+    """Write every operator with its digest and its witness: the difference of a config that has it from the largest
+    SubNet's.
+    """
     rows = (
         UniqueOperator(digest=feature.digest, feature=feature.to_json(), witness=dict(config))
         for feature, config in witnesses.items()
@@ -46,7 +48,7 @@ def write_operators(path: Path, witnesses: Mapping[OperatorFeature, Mapping[str,
 
 
 class OperatorListing(TypedDict):
-    """The sizes of a space, the time of enumerating [s], and every unique operator (`UniqueOperator`)."""
+    """The sizes of a space, the time of enumeration [s], and every unique operator (`UniqueOperator`)."""
 
     modifications: int
     codes: int
@@ -57,7 +59,7 @@ class OperatorListing(TypedDict):
 
 
 def listing(folder: Path, result: Mapping[str, Any]) -> OperatorListing:
-    """The part of `enumerate --json` beside its stages."""
+    """The operators in the output of `enumerate --json`, beside the stages."""
     operators = Operators.read(folder / OPERATORS_FILE).to_json()["operators"]
     return {
         "modifications": result["modifications"],

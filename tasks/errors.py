@@ -1,13 +1,13 @@
-"""Errors that are the user's to mend: one clear line each, exit code 2."""
+"""Errors that the user can fix: one clear line each, exit code 2."""
 
 from adaptive_runtime.errors import AdaptiveError
 
 
 class UserError(AdaptiveError):
-    """Bad input of a command: where, what it got, what is allowed, what to do next. `str(error)` is the finished line."""
+    """Bad input of a command: place, value, allowed values, next step. `str(error)` is the finished line."""
 
 
 def shortened(error: BaseException, length: int = 200) -> str:
-    """The message of an exception in one line, cut where it is long."""
+    """The message of an exception in one line, truncated if it is long."""
     text = " ".join(str(error).split())
     return text if len(text) <= length else text[:length] + "…"

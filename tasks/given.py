@@ -1,4 +1,4 @@
-"""Accuracy of a network that a run is given and does not train, for comparison with SubNets."""
+"""Accuracy of a network that a run receives and does not train, for comparison with SubNets."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tasks.schemas.stored import StageResult
 def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> StageResult:
     """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data.
 
-    `confusions.jsonl` of a classifier is left in `folder`.
+    For a classifier, `confusions.jsonl` is written into `folder`.
     """
     splits = load_splits(data)
     train = splits["train"]
@@ -56,7 +56,7 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
 
 
 def _check_images(net: tailor_ir.SuperNet, supernet: Path, train: Dataset) -> None:
-    """Refuse a SuperNet whose shapes do not fit the data; a SuperNet that no run made has no description of its data."""
+    """Refuse a SuperNet whose shapes do not fit the data; one that no run made has no description of its data."""
     where, form = f"supernet '{supernet}'", train.form
     shapes = net.input_shapes(net.max_config)
     if fault := form.fault(shapes):

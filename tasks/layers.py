@@ -1,7 +1,7 @@
-"""A SubNet layer by layer: where each operator is, its shapes, and what it adds to the predicted latency.
+"""A SubNet layer by layer: the place of each operator, its shapes, and its contribution to the predicted latency.
 
-A layer is an operator of the largest SubNet. Every SubNet has some of them, each with shapes of its own, so that SubNets
-can be laid side by side.
+A layer is an operator of the largest SubNet. Every SubNet has some of them, each with its own shapes, so SubNets can be
+compared side by side.
 """
 
 import math
@@ -47,7 +47,7 @@ class SectionRow(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubNetLayer:
-    """One layer as it is in one SubNet. Shapes are of one sample; predicted_ms [ms] is None where the table has none."""
+    """One layer in one SubNet. Shapes are of one sample; predicted_ms [ms] is None if the table has no latency."""
 
     title: str
     family: str
@@ -74,12 +74,11 @@ class SubNetLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One stage of a SubNet, or what is before, between or behind stages.
+    """One stage of a SubNet, or the part before, between or behind stages.
 
-    `blocks`, `all_blocks`: how many this SubNet and the largest one have. `output`: of one sample. `choices`: kind of variable
-    -> the different choices, in order, of the blocks that are left; a block that is replaced, such as `block.2` -> its
-    alternative. Depth and width are seen in `blocks` and `channels`. `predicted_ms`: sum of its layers [ms]; None when one has
-    no latency.
+    blocks, all_blocks: numbers in this SubNet and in the largest one. output: of one sample. choices: kind of variable -> the
+    different choices, in order, of the remaining blocks; a replaced block, such as `block.2` -> its alternative. Depth and
+    width show in `blocks` and `channels`. predicted_ms: sum of its layers [ms]; None if one has no latency.
     """
 
     name: str
@@ -131,7 +130,9 @@ class Layers:
         self._known: dict[OperatorFeature, SubNetLayer] = {}
 
     def _all_placed(self) -> list[tuple[PlacedOperator, Place]]:
-        """The operators of the largest SubNet, behind an exit's place its head's, before each block its alternatives'."""
+        """The operators of the largest SubNet, plus those of heads at their exits and those of alternatives before each
+        block.
+        """
         net = self._net
         largest = [(one, self._place(one.names)) for one in net.placed_operators(net.max_config).operators]
         known = {one.outputs for one, _ in largest}
@@ -149,7 +150,7 @@ class Layers:
         return [pair for number, one in enumerate(largest) for pair in (*others.get(number, ()), one)]
 
     def _heads(self, largest: Sequence[PlacedOperator]) -> dict[int, list[tuple[PlacedOperator, Place]]]:
-        """The operators of exits by the number of the largest SubNet's operator that they stand before."""
+        """The operators of exits, by the number of the largest SubNet's operator that follows them."""
         numbers = {one.outputs: number for number, one in enumerate(largest)}
         heads: dict[int, list[tuple[PlacedOperator, Place]]] = {}
         for variable in self._net.space.variables:
@@ -172,7 +173,7 @@ class Layers:
 
     @property
     def offset_ms(self) -> float:
-        """The predicted latency of a run besides its layers."""
+        """The predicted latency of a run beyond its layers."""
         return self._correction.offset_ms
 
     def of(self, config: Mapping[str, Any]) -> dict[int, SubNetLayer]:
@@ -246,7 +247,7 @@ class Layers:
 
 
 def title(feature: OperatorFeature) -> str:
-    """`Conv 3×3 /2 + Relu`: the main operator with its window and stride, and what is fused into it."""
+    """`Conv 3×3 /2 + Relu`: the main operator with its window and stride, and the operators fused into it."""
     attributes = dict(feature.attributes)
     window, strides, group = (attributes.get(name) for name in ("kernel_shape", "strides", "group"))
     words = [feature.operator]
@@ -260,10 +261,10 @@ def title(feature: OperatorFeature) -> str:
 
 
 def _sample(shape: Shape) -> Shape:
-    """Without the batch axis."""
+    """The shape without the batch axis."""
     return shape[1:]
 
 
 def _channels(shape: Shape) -> int:
-    """(C, H, W) has them first, (…, C) last."""
+    """The number of channels: first in (C, H, W), last in (…, C)."""
     return (shape[0] if len(shape) == 3 else shape[-1]) if shape else 1

@@ -1,4 +1,4 @@
-"""Places of the blocks of a network, by names for people: stage and number, or before, between and after stages."""
+"""Places of the blocks of a network, by readable names: stage and number, or before, between and after stages."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tailor_ir import Block, Regions
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`section`: the stage, else stem, between, head or network. `block`: stage.2.block.1, empty outside of stages."""
+    """section: the stage, else stem, between, head or network. block: e.g. stage.2.block.1, empty outside stages."""
 
     section: str
     stage: bool
@@ -17,7 +17,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The block, or the section where its blocks have no names."""
+        """The block, or the section if its blocks have no names."""
         return self.block or self.section
 
 

@@ -1,4 +1,4 @@
-"""A dry run of stage "profile": operators that one device knows already, operators to measure, and the time it takes."""
+"""A dry run of stage "profile": known operators of one device, operators to measure, and the time that takes."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ TRIALS = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The time for which a device is busy with one operator [ms]: means of what was timed, by operator type; else a guess."""
+    """The device time for one operator [ms]: means of timed ones, by operator type; else a guess."""
 
     by_operator: dict[str, float]
     overall: float | None
@@ -31,7 +31,7 @@ class Costs:
 
     @classmethod
     def of(cls, lut: Lut, settings: MeasureSettings) -> "Costs":
-        """From the entries of a table that know their cost, and from the settings for a device without any."""
+        """The costs in a table's entries, and in the settings as fallback for a device without any."""
         timed = [entry for entry in lut.entries() if entry.cost_ms is not None]
         by_operator = {name: _mean(entry for entry in timed if entry.operator == name) for name in _names(timed)}
         guess = HANDLING_MS + settings.warmup_ms + settings.time_cap_ms + settings.energy_ms
@@ -46,7 +46,7 @@ class Costs:
 class ProfilePlan(TypedDict):
     """The operators of a network on one device, and the device time [s] for those to measure.
 
-    `subnets`: SubNets to measure in situ; None for method "alone". `known_noisy`, `known_failed`: of the known operators.
+    subnets: SubNets to measure in situ; None for method "alone". known_noisy, known_failed: among the known operators.
     """
 
     description: str
@@ -67,9 +67,9 @@ def plan(
 ) -> ProfilePlan:
     """The plan of `tasks.profile.run` for these operators on this device; nothing is measured or written.
 
-    `estimated_s`: device time [s]; of operators alone from what measuring cost this device before under the same settings,
-    else, and of SubNets, from the settings (warm-up, time cap, layers, energy). Conversion is not in it. Operators whose
-    times come from SubNets are measured alone, too, where their energy is asked for.
+    estimated_s: device time [s]. For operators measured alone it comes from earlier costs on this device under the same
+    settings; otherwise, and for SubNets, from the settings (warm-up, time cap, layers, energy). Conversion is not included.
+    Operators timed in SubNets are measured alone, too, if their energy is requested.
     """
     operators = read_operators(operators_folder)
     lut = open_table(settings, settings.store or operators_folder / STORE_FOLDER, capabilities)
@@ -98,7 +98,7 @@ def plan(
 
 
 def _subnets(settings: Settings, missing: FeaturesByDigest, supernet: Path | None, batch: int) -> int:
-    """The number of SubNets that together have all of the operators."""
+    """The number of SubNets that together contain all of the operators."""
     assert supernet is not None
     if not missing:
         return 0

@@ -1,10 +1,10 @@
-"""Ending child processes, whatever they do."""
+"""Termination of child processes."""
 
 import subprocess
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Close its standard input and ask it to end; after `grace_s` seconds, make it."""
+    """Close its standard input and terminate it; kill it after `grace_s` seconds."""
     if process.stdin is not None:
         process.stdin.close()
     process.terminate()

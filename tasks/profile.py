@@ -1,10 +1,10 @@
 """Stage "profile": measure every unique operator once on one device, into its look-up table.
 
-Operators are measured in situ, inside a few whole SubNets (`tasks.insitu`), or alone, each as a model of its own.
-What no SubNet gave is measured alone, and all operators are where their energy is asked for. The table is part of a store
-that networks and runs share. What is already in it is not measured again, for whichever network it was measured, so a
-killed run goes on; the stage's own folder gets a copy of this network's entries. While a device elsewhere measures one
-batch, the next is made and converted to the format that the device takes.
+Operators are measured in situ, inside a few whole SubNets (`tasks.insitu`), or alone, each as its own model. Operators without
+a result from SubNets are measured alone, and so are all operators if their energy is requested. The table is part of a store
+that networks and runs share. Its entries are not measured again, whichever network they were measured for, so a killed run
+continues; the stage's own folder gets a copy of this network's entries. While a remote device measures one batch, the next is
+made and converted to the device's format.
 """
 
 import time
@@ -37,7 +37,7 @@ REMEASURE_FILE = "remeasure.jsonl"
 SUBNETS_FILE = "subnets.jsonl"
 
 MEASURED = {"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy", "energy_mj"}
-"""The fields that an entry takes from a measurement as they are."""
+"""The fields that an entry copies from a measurement."""
 
 FeaturesByDigest = Mapping[str, OperatorFeature]
 
@@ -64,7 +64,7 @@ def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> L
 def unknown(
     settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeature], since: str = ""
 ) -> FeaturesByDigest:
-    """The operators (by digest) that are still to be measured by the method of the settings."""
+    """The operators (by digest) that remain to be measured by the method of the settings."""
     return {
         digest: one
         for digest, one in operators.items()
@@ -75,7 +75,7 @@ def unknown(
 def unknown_alone(
     settings: Settings, lut: Lut, operators: FeaturesByDigest, capabilities: Capabilities, since: str = ""
 ) -> FeaturesByDigest:
-    """The operators that are to be measured alone: because no SubNet gave their time, or for their energy."""
+    """The operators to be measured alone: because no SubNet gave their time, or for their energy."""
     in_situ = settings.method == "in situ" and not settings.meters(capabilities)
     given = {digest for digest in operators if in_situ and _succeeded(lut.of_method(digest, "in situ"))}
     return {
@@ -90,9 +90,10 @@ def _succeeded(entry: Entry | None) -> bool:
 
 
 class ProfileResult(TypedDict):
-    """`known`: operators with an entry in the store before. `not_valid`: complaints about entries that were measured anew.
+    """known: operators with an entry in the store before. not_valid: complaints about invalid entries, which were measured
+    again.
 
-    `implementations`: None where nothing was measured in situ.
+    implementations: None if nothing was measured in situ.
     """
 
     device: dict[str, Any]
@@ -116,11 +117,11 @@ def run(
     supernet: Path | None = None,
     batch: int = 1,
 ) -> ProfileResult:
-    """Measure operators that the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
+    """Measure operators that are not in the store; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
-    `supernet`: the folder of the SuperNet that has these operators at this batch, for measuring in situ. Returns the
-    summary. The caller holds the lease of a single device. An operator that fails is an entry with its reason.
-    AgentError when the device is gone; call again.
+    supernet: the folder of the SuperNet with these operators at this batch, for measuring in situ. Returns the summary. The
+    caller holds the lease of a single device. An operator that fails is an entry with its reason. AgentError if the device is
+    gone; call again.
     """
     operators = read_operators(operators_folder)
     capabilities = meter.capabilities()
@@ -151,7 +152,7 @@ def run(
         "store": str(lut.folder),
         "known": len(operators) - measured,
         "measured_now": measured,
-        "not_valid": list(lut.invalid),  # in the store, and measured now in their place
+        "not_valid": list(lut.invalid),  # invalid in the store, and measured again now
         "wall_s": round(wall_s, 3),
         "operators_per_s": round(measured / wall_s, 2) if measured else None,
         "implementations": implementations,
@@ -160,7 +161,7 @@ def run(
 
 
 def _snapshot(lut: Lut, operators: FeaturesByDigest, out_folder: Path) -> Lut:
-    """The table of this network's operators in the stage's folder, and the implementations that count."""
+    """The table of this network's operators in the stage's folder, with the chosen implementations."""
     own = lut.snapshot(out_folder / LUT_FOLDER, operators)
     own.require(operators.values())
     ChosenImplementations(operators=own.chosen(operators)).write(out_folder / IMPLEMENTATIONS_FILE)
@@ -168,7 +169,7 @@ def _snapshot(lut: Lut, operators: FeaturesByDigest, out_folder: Path) -> Lut:
 
 
 def _since(file: Path) -> str:
-    """When measuring again began in this folder: a killed run does not begin anew."""
+    """The time when remeasuring began in this folder; a killed run keeps it."""
     if not read_lines(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         append_line(file, {"since": now()})
@@ -241,7 +242,7 @@ def _entry(
 def operator_models(
     features: Sequence[OperatorFeature], formats: Sequence[Format], limits: ConversionLimits, precision: Precision
 ) -> tuple[list[ModelJob], list[Measurement]]:
-    """Models of these operators for the device, and a failure for each that has none."""
+    """Models of these operators for the device, and a failure for each operator without a model."""
     outcomes: list[ModelJob | ConversionError]
     if "executorch" in formats:
         outcomes = list(operator_jobs(features, limits).values())

@@ -1,4 +1,4 @@
-"""Progress of stages, reported to anybody who listens: a terminal bar, Prefect, nobody."""
+"""Progress of stages, reported to any listener: a terminal bar, Prefect, or nobody."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,16 +21,16 @@ class Progress(Protocol):
     def metrics(self, values: dict[str, float], step: int) -> None: ...
 
     def say(self, line: str) -> None:
-        """Something that the user should know at once."""
+        """Show a line that the user should know at once."""
         ...
 
 
 class _SilentBar:
     def advance(self, count: int = 1) -> None:
-        """Nobody listens."""
+        """Do nothing: nobody listens."""
 
     def note(self, text: str) -> None:
-        """Nobody listens."""
+        """Do nothing: nobody listens."""
 
 
 class Silent:
@@ -41,7 +41,7 @@ class Silent:
         yield _SilentBar()
 
     def metrics(self, values: dict[str, float], step: int) -> None:
-        """Nobody listens."""
+        """Do nothing: nobody listens."""
 
     def say(self, line: str) -> None:
-        """Nobody listens."""
+        """Do nothing: nobody listens."""

@@ -1,18 +1,18 @@
-"""Errors of a machine that has run out of something."""
+"""Errors of a machine that has run out of a resource."""
 
 import sys
 
 from profiling_agents.lines import no_space
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
-"""Signs of a shortage in the texts of errors without a type of their own: of torch's CPU allocator, C++, CUDA, NCCL."""
+"""Signs of a shortage in texts of errors without their own type: from torch's CPU allocator, C++, CUDA, NCCL."""
 NO_KERNEL = "could not create a primitive"
-"""The whole text of oneDNN's error where a kernel finds no memory for its code, or the tensors are too large for it."""
+"""The whole text of oneDNN's error if a kernel finds no memory for its code, or the tensors are too large for it."""
 MAKE_ROOM = "make room, or ask for less; the same command goes on"
 
 
 def shortage(error: BaseException) -> str | None:
-    """The resource that has run out, in words, with what said so; None for another error."""
+    """The exhausted resource in words, with the first line of the error; None for other errors."""
     if is_out_of_memory(error):
         return f"the memory is full: {_first_line(error)}"
     if (found := no_space(error)) is not None:
@@ -21,7 +21,7 @@ def shortage(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or this machine had no memory left. torch is not imported for it: without torch, no error is its own."""
+    """Whether a device or this machine ran out of memory. torch is not imported: without it, no error is torch's."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True

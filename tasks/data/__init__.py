@@ -1,4 +1,4 @@
-"""Images, sounds, motion, texts, and several of these together, with targets: drawn and synthesised ones, and files."""
+"""Images, sounds, motion, texts, and combinations of these, with targets: drawn or synthesised, or from files."""
 
 from __future__ import annotations
 
@@ -187,11 +187,11 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
 }
 """Sources by kind; the libraries of a kind are imported only when it is chosen."""
 CHECKED = ("coco", "voc", "masks", *RESTORED, "tagged_texts", "tagged_jsonl")
-"""Kinds whose samples have no class of their own; their openers check that splits have what they need."""
+"""Kinds whose samples have no class of their own; their openers check the splits themselves."""
 
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
-    """All three splits, opened once. Raises UserError for data that is absent, empty, malformed or lacks a class."""
+    """All three splits, opened once. Raises UserError for data that is missing, empty or malformed, or lacks a class."""
     from tasks.data.dataset import Dataset
     from tasks.data.source import check_classes
 

@@ -16,7 +16,7 @@ else:
     torch = Later("torch")
 
 Inputs = Union["torch.Tensor", tuple["torch.Tensor", ...]]
-"""A batch: one tensor, or of samples with several inputs one for each, in the order in which networks take them."""
+"""A batch: one tensor, or, for samples with several inputs, one tensor each, in the order of the network's inputs."""
 
 
 def tensors(x: Inputs) -> tuple[torch.Tensor, ...]:
@@ -34,13 +34,13 @@ def each(x: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
 
 
 def only(x: Inputs) -> torch.Tensor:
-    """The tensor of the only input, where samples of several were refused before."""
+    """The tensor of the only input; samples with several inputs were refused before."""
     assert isinstance(x, torch.Tensor), "samples of several inputs are refused before"
     return x
 
 
 def samples_in(x: Inputs) -> int:
-    """B."""
+    """The number of samples B."""
     return len(tensors(x)[0])
 
 
@@ -50,27 +50,27 @@ def rows(x: Inputs, first: int, stop: int) -> Inputs:
 
 
 def pieces(x: Inputs, size: int) -> list[Inputs]:
-    """The batch in pieces of at most so many samples."""
+    """The batch in pieces of at most `size` samples."""
     return (
         list(x.split(size)) if isinstance(x, torch.Tensor) else list(zip(*(one.split(size) for one in x), strict=True))
     )
 
 
 def concatenated(batches: Sequence[Inputs]) -> Inputs:
-    """All samples of some batches in one."""
+    """All samples of some batches in one batch."""
     if isinstance(batches[0], torch.Tensor):
         return torch.cat([only(batch) for batch in batches])
     return tuple(map(torch.cat, zip(*map(tensors, batches), strict=True)))
 
 
 def answers(network: Callable[..., Any], x: Inputs) -> torch.Tensor:
-    """What a network gives for a batch, whose inputs it takes in order."""
+    """A network's outputs for a batch, with the inputs in order."""
     found: torch.Tensor = network(*tensors(x))
     return found
 
 
 def arrays(x: Inputs, names: Sequence[str]) -> NDArray[Any]:
-    """A batch in numpy; of several inputs packed under their names (`adaptive_runtime.several.packed`)."""
+    """A batch in numpy; several inputs are packed under their names (`adaptive_runtime.several.packed`)."""
     if isinstance(x, torch.Tensor):
         return x.cpu().numpy()
     return packed({name: one.cpu().numpy() for name, one in zip(names, x, strict=True)})

@@ -24,20 +24,20 @@ Split = Literal["train", "validation", "test"]
 
 
 LEAST_LAST = 0.05
-"""The share of the samples of an epoch from which on a last, smaller batch is worth a step; fewer wait for another epoch."""
+"""Least share of an epoch's samples that makes a last, smaller batch worth a step; fewer samples wait for another epoch."""
 
 
 class PlannedEpoch(NamedTuple):
-    """The steps of one shuffled epoch, and the samples of its last batch where that is smaller than the others; else 0."""
+    """The steps of one shuffled epoch, and the samples of its last batch if that is smaller than the others; else 0."""
 
     steps: int
     last: int = 0
 
 
 class Dataset:
-    """One split. `len()` counts samples; `problem` is the learning problem that their targets are for, `form` what they are.
+    """One split. `len()` counts samples; `problem` is their learning problem, `form` their shape.
 
-    notes: what the user should know about the data, a line each. split: its name; None: a selection of samples without one.
+    notes: warnings for the user about the data, one line each. split: its name; None: a selection of samples without one.
     """
 
     def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray, split: Split | None = None) -> None:
@@ -68,13 +68,13 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of which samples there are, in which order, with which labels; their content does not count."""
+        """A digest of the indices, order and labels of the samples; their content does not count."""
         labels = np.ascontiguousarray(self._source.labels[self._indices], "<i8")
         parts = (np.ascontiguousarray(self._indices, "<i8"), labels)
         return digest_of(*(hashlib.sha256(part.tobytes()).hexdigest() for part in parts))
 
     def steps(self, batch_size: int) -> int:
-        """Whole global batches in one shuffled epoch (the rest, less than a batch, is left out)."""
+        """Whole global batches in one shuffled epoch; the remainder is left out."""
         if batch_size > len(self):
             raise UserError(
                 "batch_size", str(batch_size), allowed=f"at most {len(self)}, the {self.form.called} of this split"
@@ -82,9 +82,9 @@ class Dataset:
         return len(self) // batch_size
 
     def planned(self, batch_size: int, micro_batches: int) -> PlannedEpoch:
-        """An epoch with a last batch of what is left, where that is much of the data.
+        """An epoch with a last batch of the remaining samples, if they are a large enough share of the data.
 
-        It has as many micro-batches as the others, all of one size, of two samples at least, since BatchNorm needs two.
+        It has as many micro-batches as the others, all of one size and of at least two samples, since BatchNorm needs two.
         """
         whole, left = self.steps(batch_size), len(self) % batch_size
         last = left - left % micro_batches
@@ -107,9 +107,9 @@ class Dataset:
     ) -> Iterator[Batch]:
         """This rank's part of each global batch of `batch_size` samples, images normalised, from global batch `start` on.
 
-        seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches and one of
-        `last` samples behind them, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices
-        of each global batch.
+        seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches and then one of
+        `last` samples, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each global
+        batch.
         """
         settings = self.settings
         size = (resolution or settings.resolution,) * len(self.form.size)
@@ -129,7 +129,7 @@ class Dataset:
                 yield resize(self._normalised(x), size), target
 
     def _normalised(self, x: Inputs) -> Inputs:
-        """Images on the scale of the settings, numbers on that of the source; texts as they are."""
+        """Images on the scale of the settings, numbers on that of the source; texts unchanged."""
         if isinstance(x, torch.Tensor):
             return x if self.form.words is not None else (x - self._mean) / self._deviation
         return tuple(
@@ -143,7 +143,9 @@ _Scale = tuple[torch.Tensor, torch.Tensor]
 
 
 def _scale_of(settings: DataSettings, one: OtherInput | None) -> _Scale | None:
-    """Of one of several inputs, None of a text. Numbers by their first axis, in float64: large ones may differ little."""
+    """The scale of one of several inputs; None for a text. Numbers by their first axis, in float64: large ones may differ
+    little.
+    """
     if isinstance(one, TextPreparation):
         return None
     if not isinstance(one, NumbersPreparation):
@@ -154,7 +156,7 @@ def _scale_of(settings: DataSettings, one: OtherInput | None) -> _Scale | None:
 
 
 def _scale_of_image(settings: DataSettings, channels: int) -> _Scale:
-    """(C, 1, 1) each."""
+    """Mean and deviation of images, (C, 1, 1) each."""
     mean, deviation = (
         torch.tensor(settings.per_channel(values, channels)).reshape(channels, 1, 1)
         for values in (settings.mean, settings.deviation)

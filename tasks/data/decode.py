@@ -15,13 +15,13 @@ from tasks.data.source import Scaling
 from tasks.errors import UserError
 
 SCALING = Scaling("central square", "bilinear, antialiased")
-"""The scaling of images that are not augmented."""
+"""The scaling of images without augmentation."""
 WHOLE_SCALING = Scaling("none", "bilinear, antialiased")
-"""That of images with boxes, which are scaled as a whole."""
+"""The scaling of images with boxes, which are scaled as a whole."""
 UNDECODED = (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError)
-"""What Pillow raises for files that are no images."""
+"""Errors of Pillow for files that are not images."""
 Content = tuple[str, Callable[[], Image.Image]]
-"""The image in messages, such as a file in quotes with its row, and how to open it."""
+"""The name of an image in messages, such as a file in quotes with its row, and a function that opens it."""
 
 
 class Decoder:
@@ -33,20 +33,22 @@ class Decoder:
         plain_box: Callable[[int, int], PixelBox] = central_box,
         drawn_box: Callable[[int, int, np.ndarray], PixelBox] = random_box,
     ) -> None:
-        """The part of an image (height, width) that is scaled. plain_box: of one that is not augmented; drawn_box: by draws."""
+        """Set how to choose the scaled part of an image (height, width). plain_box: without augmentation; drawn_box: from
+        draws.
+        """
         self._plain_box, self._drawn_box = plain_box, drawn_box
         self._size = (settings.resolution, settings.resolution)
         self._mode = "L" if settings.channels == 1 else "RGB"
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
 
     def batch(self, contents: Sequence[Content], draws: np.ndarray | None) -> torch.Tensor:
-        """Decode and scale; `draws` ask for a random box and flip."""
+        """Decode and scale images; with `draws`, take a random box and flip."""
         rows = [None] * len(contents) if draws is None else list(draws)
         pixels_BHWC = np.stack(list(self._pool.map(self._one, contents, rows)))
         return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(torch.float32).div_(255)
 
     def files(self, files: Sequence[Path], draws: np.ndarray | None) -> torch.Tensor:
-        """The same of files that messages name."""
+        """Like `batch`, for files, which messages name."""
         return self.batch([(f"'{file}'", partial(Image.open, file)) for file in files], draws)
 
     def _one(self, content: Content, draws_D: np.ndarray | None) -> np.ndarray:

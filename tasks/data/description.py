@@ -1,4 +1,4 @@
-"""The data that a SuperNet was made for, beside it: whether other data are of the same classes, size and scale."""
+"""The data of a SuperNet, stored beside it: to check that other data have the same classes, size and scale."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +22,9 @@ SAME_TRAINING = (
 
 
 class DataDescription(Stored):
-    """Everything about images and labels that a trained network depends on. `mean` and `deviation`: by channel.
+    """All properties of images and labels on which a trained network depends. `mean` and `deviation`: by channel.
 
-    crop, interpolation: how images come to `resolution` (`tasks.data.source.Scaling`); None where version 1 wrote it.
+    crop, interpolation: how images are brought to `resolution` (`tasks.data.source.Scaling`); None in files of version 1.
     """
 
     STAGE: ClassVar[str] = "compile"
@@ -39,21 +39,21 @@ class DataDescription(Stored):
     crop: str | None = None
     interpolation: str | None = None
     spectrogram: Spectrogram | None = None
-    """What makes an image of a signal; written where data are signals."""
+    """The conversion of a signal to an image; written if data are signals."""
     vocabulary: Vocabulary | None = None
-    """The words of texts; written where data are texts, of which `resolution` is the number of words, or have some beside."""
+    """The words of texts; written if data are texts (then `resolution` is their number of words) or include texts."""
     inputs: dict[str, OtherInput | None] | None = None
-    """The inputs of a sample by name, in their order, images as None; written where there are several."""
+    """The inputs of a sample by name, in their order, with None for images; written if there are several."""
     problem: str = CLASSIFICATION.name
-    """The learning problem; written where it is another one than classification."""
+    """The learning problem; written if it is not classification."""
 
     @classmethod
     def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Version 1 did not yet say how images come to `resolution`."""
+        """Accept version 1, which did not state how images are brought to `resolution`."""
         return {**content, "version": 2} if content.get("version") == 1 else content
 
     def told(self) -> dict[str, str]:
-        """Properties that have to be equal -> their values in words."""
+        """Properties that must be equal -> their values in words."""
         return {
             "problem": self.problem,
             "classes": f"{len(self.class_names)} classes ({first_of(self.class_names)})",
@@ -82,13 +82,13 @@ class DataDescription(Stored):
         return [name for name, (own, others) in pairs.items() if own != others]
 
     def differs_by_training_alone(self, other: "DataDescription") -> bool:
-        """Whether the same data with other samples of training would be described so."""
+        """Whether the same data with other training samples could have this description."""
         has_words = self.vocabulary is not None, other.vocabulary is not None
         return has_words[0] == has_words[1] and not self._untaught.differing(other._untaught)
 
     @property
     def _untaught(self) -> "DataDescription":
-        """The same without what the samples of training have told."""
+        """The description without values learned from training samples."""
         inputs = None if self.inputs is None else {name: _untaught(one) for name, one in self.inputs.items()}
         return self.model_copy(update={"vocabulary": None, "inputs": inputs})
 
@@ -107,7 +107,7 @@ def _untaught(one: OtherInput | None) -> OtherInput | None:
 
 
 def describe(dataset: Dataset) -> DataDescription:
-    """The properties of samples on which a network trained with them depends."""
+    """The properties of samples on which a network trained on them depends."""
     settings, problem = dataset.settings, dataset.problem
     found = DataDescription(
         title=settings.title,
@@ -135,13 +135,15 @@ def remember(dataset: Dataset, supernet: Path) -> None:
 
 
 def remembered(supernet: Path) -> DataDescription | None:
-    """The data that the SuperNet of a folder was made for; None where nobody wrote it. UserError for a damaged file."""
+    """The description of the data that a SuperNet was made for; None if the file does not exist. UserError for a damaged
+    file.
+    """
     file = supernet / DATA_FILE
     return DataDescription.read(file) if file.exists() else None
 
 
 def check_same(dataset: Dataset, supernet: Path) -> None:
-    """UserError for data of other classes, size or scale than the SuperNet of a folder was made for, where that is known."""
+    """UserError if the data have other classes, size or scale than those the SuperNet was made for, if these are known."""
     known, given = remembered(supernet), describe(dataset)
     differing = [] if known is None else known.differing(given)
     if known is not None and differing:

@@ -1,4 +1,4 @@
-"""Files in a folder for each class: PATH/train/CLASS/*, PATH/val/CLASS/*, PATH/test/CLASS/*, or PATH/CLASS/* split by us."""
+"""Files in one folder per class: PATH/train/CLASS/*, PATH/val/CLASS/*, PATH/test/CLASS/*, or PATH/CLASS/* split by shares."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from tasks.errors import UserError
 
 
 class ClassFiles(NamedTuple):
-    """All files with the number of their class, and the files of each split that has a folder of its own."""
+    """All files with the number of their class, and the files of each split that has its own folder."""
 
     files: list[Path]
     labels: list[int]
@@ -22,7 +22,7 @@ class ClassFiles(NamedTuple):
 
 
 class _Classes(DatasetFolder):
-    """Folders of files; hidden folders, such as `.git`, are no classes."""
+    """Folders of files; hidden folders, such as `.git`, are not classes."""
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         """Names of the classes, and their numbers."""
@@ -32,9 +32,9 @@ class _Classes(DatasetFolder):
 
 
 def class_files(settings: DataSettings, content: str, suffixes: Sequence[str]) -> ClassFiles:
-    """The files of the folder `settings.path`. content: what they are, for messages; suffixes: of their names.
+    """The files of the folder `settings.path`. content: their content, for messages; suffixes: of their names.
 
-    Raises UserError for an absent or empty folder, or classes that differ.
+    Raises UserError for a missing or empty folder, or classes that differ.
     """
     files: list[Path] = []
     labels: list[int] = []

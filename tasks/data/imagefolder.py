@@ -13,7 +13,7 @@ from tasks.data.source import complete_splits
 
 
 class Folder:
-    """The files of all splits, decoded when asked for."""
+    """The files of all splits, decoded on demand."""
 
     scaling = SCALING
     notes: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Folder:
         self._decoder = Decoder(settings)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: each image is a file of its own."""
+        """A random order; any is fine, since each image is its own file."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -34,7 +34,7 @@ class Folder:
 
 
 def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
-    """The source and its splits. Raises UserError for an absent or empty folder or classes that differ."""
+    """The source and its splits. Raises UserError for a missing or empty folder or classes that differ."""
     found = class_files(settings, "images", IMG_EXTENSIONS)
     source = Folder(settings, found.files, found.labels, found.class_names)
     return source, complete_splits(found.splits, source, settings)

@@ -1,6 +1,6 @@
 """Image arithmetic on batches. Legend: B batch, C channels, H height, W width, D draws; pixels in [0, 1].
 
-Of texts, T words, the length alone is changed.
+For texts, T words, only the length is changed.
 """
 
 import math
@@ -15,7 +15,7 @@ from tasks.data.batches import Inputs
 from tasks.data.samples import Size
 
 DRAWS = 5
-"""Uniform numbers per image and epoch that augmentation is made from (so it depends on no worker or rank)."""
+"""Uniform numbers per image and epoch for augmentation (independent of worker and rank)."""
 PixelBox = tuple[int, int, int, int]
 """(top, left, height, width) of a part of an image, in pixels."""
 INTERPOLATION = "bilinear, antialiased"
@@ -27,9 +27,9 @@ def resize(x: torch.Tensor, size: Size) -> torch.Tensor: ...
 @overload
 def resize(x: Inputs, size: Size) -> Inputs: ...
 def resize(x: Inputs, size: Size) -> Inputs:
-    """Scale images to (height, width), bilinear with anti-aliasing; texts (B, T) are cut, or filled up with `PADDING`.
+    """Scale images to (height, width), bilinear with anti-aliasing; cut texts (B, T), or pad them with `PADDING`.
 
-    Of several inputs the images are scaled. Tensors stay what they are where they have that size.
+    Among several inputs the images are scaled. Tensors that already have the size are returned unchanged.
     """
     if isinstance(x, torch.Tensor):
         return _resized(x, size)
@@ -57,7 +57,7 @@ def jitter(x_BCHW: torch.Tensor, draws_BD: np.ndarray) -> torch.Tensor:
 
 
 def random_box(height: int, width: int, draws_D: np.ndarray) -> PixelBox:
-    """25 to 100 % of the area, ratio 3/4 to 4/3, cut to fit the image."""
+    """A box with 25 to 100 % of the area, ratio 3/4 to 4/3, cut to fit the image."""
     area = height * width * (0.25 + 0.75 * draws_D[0])
     ratio = math.exp((2 * draws_D[1] - 1) * math.log(4 / 3))
     box_width = min(width, max(1, round(math.sqrt(area * ratio))))
@@ -68,18 +68,18 @@ def random_box(height: int, width: int, draws_D: np.ndarray) -> PixelBox:
 
 
 def central_box(height: int, width: int) -> PixelBox:
-    """The largest square in the middle."""
+    """The largest centred square."""
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 
 
 def whole_box(height: int, width: int) -> PixelBox:
-    """The image itself."""
+    """The whole image."""
     return 0, 0, height, width
 
 
 def central_part(side: int, height: int, width: int) -> PixelBox:
-    """A square of `side` pixels in the middle."""
+    """A centred square of `side` pixels."""
     return (height - side) // 2, (width - side) // 2, side, side
 
 

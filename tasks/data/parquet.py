@@ -1,8 +1,8 @@
 """Parquet shards with columns `image` (encoded PNG or JPEG bytes) and `label` (integer), streamed.
 
-Only the labels are held in memory. Images are read a row group at a time, by the ranks that need them: a shuffled
-epoch is cut into `LANES` lanes, which go through different row groups side by side, each read once, and every rank's
-slice of every global batch is made of lanes of its own.
+Only the labels are held in memory. Images are read a row group at a time, by the ranks that need them: a shuffled epoch is cut
+into `LANES` lanes, which go through different row groups side by side, reading each once, and every rank's slice of every
+global batch consists of its own lanes.
 """
 
 import io
@@ -22,7 +22,7 @@ from tasks.data.source import SPLIT_NAMES, complete_splits
 from tasks.errors import UserError
 
 LANES = 8
-"""Row groups that a batch mixes; all ranks together hold about as many in memory."""
+"""Row groups that a batch mixes; all ranks together hold about this many in memory."""
 
 
 class Parquet:
@@ -82,9 +82,9 @@ class Parquet:
 
 
 def side_by_side(order: np.ndarray, batch_size: int) -> np.ndarray:
-    """Whole batches that take an equal part from each of `LANES` equal stretches of `order`; then what is left.
+    """Whole batches that take an equal part from each of `LANES` equal stretches of `order`; then the rest.
 
-    So equal slices of every batch go through `order` in stretches of their own, each from end to end.
+    Thus equal slices of every batch go through their own stretches of `order`, each from end to end.
     """
     steps = len(order) // batch_size
     widths = [len(part) for part in np.array_split(np.arange(batch_size), LANES)]
@@ -95,7 +95,7 @@ def side_by_side(order: np.ndarray, batch_size: int) -> np.ndarray:
 
 @contextmanager
 def _open(shard: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
-    """A shard with the right columns. Raises UserError when it has others or, also later, cannot be read."""
+    """A shard with the right columns. UserError if it has others or, also later, cannot be read."""
     try:
         with pyarrow.parquet.ParquetFile(shard, page_checksum_verification=True) as file:
             _check_columns(shard, file)
@@ -149,7 +149,7 @@ def _shards(root: Path) -> dict[str, list[Path]]:
 
 
 def open_parquet(settings: DataSettings) -> tuple[Parquet, dict[str, np.ndarray]]:
-    """Source and splits: PATH/train/*.parquet or PATH/train-*.parquet (val, test alike), else by shares."""
+    """Source and splits: PATH/train/*.parquet or PATH/train-*.parquet (likewise val, test), else by shares."""
     assert settings.path is not None
     by_split = _shards(settings.path) if settings.path.exists() else {"train": []}
     if not by_split["train"]:

@@ -18,7 +18,7 @@ WAIT_S = 0.1
 def prefetched(batches: Iterable[Batch], device: torch.device) -> Generator[Batch, None, None]:
     """The same batches in the same order, on `device`. A thread reads the next ones; its errors are raised here.
 
-    Close it when not all are taken.
+    Close the generator if not all batches are taken.
     """
     queue: Queue[Batch | BaseException | None] = Queue(AHEAD)
     left = threading.Event()

@@ -1,4 +1,4 @@
-"""CIFAR-10, CIFAR-100 and ImageNet through torchvision, from files that the user has; nothing is downloaded.
+"""CIFAR-10, CIFAR-100 and ImageNet through torchvision, from the user's files; nothing is downloaded.
 
 torchvision compares CIFAR's files with the published checksums before it unpickles them.
 """
@@ -40,7 +40,7 @@ class Published:
         self._decoder = Decoder(settings)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: images are in memory (CIFAR) or files of their own (ImageNet)."""
+        """A random order; any is fine, since images are in memory (CIFAR) or their own files (ImageNet)."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -64,9 +64,9 @@ def _parts(name: str, path: Path) -> tuple[VisionDataset, VisionDataset]:
 
 
 def open_published(settings: DataSettings) -> tuple[Published, dict[str, np.ndarray]]:
-    """The source and its splits: the published held-out images are the test; validation is a share of the training.
+    """The source and its splits: the published held-out images are the test; validation is a share of the training images.
 
-    Raises UserError for files that are absent or not those that were published.
+    Raises UserError for files that are missing or differ from the published ones.
     """
     assert settings.path is not None
     assert settings.name is not None

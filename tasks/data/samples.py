@@ -1,4 +1,4 @@
-"""What a network takes: images, texts as numbers of words, or several inputs.
+"""Inputs of networks: images, texts as numbers of words, or several inputs.
 
 Legend: B batch, C channels, H height, W width, T words.
 """
@@ -24,7 +24,7 @@ else:
     torch = Later("torch")
 
 Size = tuple[int, ...]
-"""(height, width) of images, (words,) of texts. Of samples with several inputs: of all their images and sounds."""
+"""(height, width) of images, (words,) of texts. For samples with several inputs: the size of all their images and sounds."""
 LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "image": {},
@@ -56,23 +56,23 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""What cannot be done yet, by what a sample is called (`DataSettings.sample`) and ability, and why."""
+"""Reasons why an ability is not available yet, by the name of a sample (`DataSettings.sample`) and the ability."""
 
 
 def lacks_of(settings: DataSettings) -> Mapping[str, str]:
-    """What cannot be done yet with samples of such data, by ability, and why."""
+    """Abilities that are not available yet for samples of such data, and the reasons."""
     return _lacks(settings.sample, has_text="text" in (settings.inputs or {}).values())
 
 
 def _lacks(sample: str, *, has_text: bool) -> Mapping[str, str]:
-    """Of samples by what they are called. has_text: one of several inputs is a text."""
+    """The missing abilities of samples with this name. has_text: one of several inputs is a text."""
     return {**LACKS[sample], "ncnn": LACKS["text"]["ncnn"]} if has_text else LACKS[sample]
 
 
 class SampleForm(NamedTuple):
-    """Of the only input, or of one of several. shape: in the data's own size, an image (C, H, W) float32, or a text (T,) int64.
+    """The form of an input. shape: in the data's own size, an image (C, H, W) float32, or a text (T,) int64.
 
-    words: numbers of words are below it; None: samples are images, or numbers beside them. of_signal: images are spectrograms.
+    words: upper bound of numbers of words; None: images, or numbers beside them. of_signal: images are spectrograms.
     """
 
     shape: tuple[int, ...]
@@ -81,12 +81,12 @@ class SampleForm(NamedTuple):
 
     @property
     def size(self) -> Size:
-        """What `resize` changes."""
+        """The part of the shape that `resize` changes."""
         return self.shape if self.words is not None else self.shape[1:]
 
     @property
     def called(self) -> str:
-        """Samples in messages."""
+        """The name of samples in messages."""
         return "images" if self.words is None else "texts"
 
     @property
@@ -96,32 +96,34 @@ class SampleForm(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of several inputs; () of one, which any name may have."""
+        """Names of several inputs; () for a single input, whose name is free."""
         return ()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a function is told that makes a network."""
+        """Arguments for a function that makes a network."""
         return {"in_chans": self.shape[0]} if self.words is None else {"num_words": self.words, "length": self.shape[0]}
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        """What cannot be done with such samples yet, by ability, and why; beside what the learning problem lacks."""
+        """Abilities that are not available yet for such samples, and the reasons; besides those that the learning problem
+        lacks.
+        """
         return _lacks("image" if self.words is None else "text", has_text=False)
 
     def require(self, ability: str, where: str, next_step: str) -> None:
-        """UserError where samples lack an ability that a stage needs. where: the option or stage that asks for it."""
+        """UserError if samples lack an ability that a stage needs. where: the option or stage that asks for it."""
         _require(self, ability, where, next_step)
 
     def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """What a network of these inputs (N, …) takes, where it is not such samples."""
+        """The sizes that a network with these inputs (N, …) takes, if they differ from such samples; else None."""
         own = [shape[1:] for shape in shapes.values()]
         return None if own == [self.shape] else ", ".join(map(_sizes, own))
 
     def advice(self, taken: Mapping[str, Sequence[int | None]], made: str, length: str = "data.resolution") -> str:
-        """The way out where a network takes these sizes of a sample, None those that are open, and not its shape.
+        """A remedy if a network takes these sizes of a sample (None: open), but not its shape.
 
-        made: what gives it other sizes, such as "export". length: the option that has the number of words.
+        made: the verb that gives it other sizes, such as "export". length: the option with the number of words.
         """
         again = f"{made} it for {self.line}"
         sizes = next(iter(taken.values()))
@@ -145,38 +147,38 @@ class SampleForm(NamedTuple):
         return f"set {' and '.join(other)}, or {again}"
 
     def numbers(self, size: Size) -> int:
-        """How many a sample has, in a size."""
+        """Count of numbers in a sample of a size."""
         return math.prod((*self.shape[: -len(size)], *size))
 
     def blank(self, samples: int) -> torch.Tensor:
-        """So many samples of zeros: black images, or texts of nothing but padding."""
+        """Samples of zeros: black images, or texts of padding only."""
         return torch.zeros(samples, *self.shape, dtype=torch.float32 if self.words is None else torch.int64)
 
     def last_words(self, samples: int) -> torch.Tensor:
-        """So many texts of nothing but the word with the largest number, which a network has to know; of others zeros."""
+        """Texts that repeat the word with the largest number, which a network must know; zeros for other samples."""
         return self.blank(samples) if self.words is None else torch.full_like(self.blank(samples), self.words - 1)
 
 
 class SeveralInputs(NamedTuple):
-    """Samples with several inputs by name, in the order in which networks take them.
+    """Samples with several inputs by name, in the order of the network's inputs.
 
-    Images, sounds as images among them, are square and of one size; numbers and texts keep their shapes.
+    Images, and sounds as images, are square and of one size; numbers and texts keep their shapes.
     """
 
     inputs: Mapping[str, SampleForm]
 
     @property
     def called(self) -> str:
-        """As of `SampleForm`."""
+        """As `SampleForm.called`."""
         return "samples"
 
     @property
     def words(self) -> None:
-        """Samples as a whole are no texts."""
+        """None: samples as a whole are not texts."""
 
     @property
     def size(self) -> Size:
-        """Of all images."""
+        """The size of all images."""
         return next(one.size for one in self.inputs.values() if is_image(one.shape))
 
     @property
@@ -186,12 +188,12 @@ class SeveralInputs(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the inputs."""
+        """Names of the inputs."""
         return tuple(self.inputs)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a function is told that makes a network: the shape of each input, and how many numbers words have."""
+        """Arguments for a function that makes a network: the shape of each input, and the upper bound of numbers of words."""
         words = [one.words for one in self.inputs.values() if one.words is not None]
         found: dict[str, Any] = {"shapes": {name: one.shape for name, one in self.inputs.items()}}
         return {**found, "num_words": words[0]} if words else found
@@ -212,22 +214,22 @@ class SeveralInputs(NamedTuple):
         return None if same else _told(own)
 
     def advice(self, taken: Mapping[str, Sequence[int | None]], made: str) -> str:
-        """As `SampleForm.advice`, by what a network takes of each input."""
+        """As `SampleForm.advice`, for the sizes of each input that a network takes."""
         if list(taken) != list(self.inputs):
             return f"{made} it with inputs {', '.join(self.inputs)}, in this order"
         name = next(name for name, one in self.inputs.items() if tuple(taken[name]) != one.shape)
         return self.inputs[name].advice({name: taken[name]}, made, "data.words")
 
     def numbers(self, size: Size) -> int:
-        """How many a sample has, with images in a size."""
+        """Count of numbers in a sample with images of a size."""
         return sum(one.numbers(size) if is_image(one.shape) else math.prod(one.shape) for one in self.inputs.values())
 
     def blank(self, samples: int) -> Inputs:
-        """So many samples of zeros."""
+        """Samples of zeros."""
         return tuple(one.blank(samples) for one in self.inputs.values())
 
     def last_words(self, samples: int) -> Inputs:
-        """So many samples of zeros, with texts as of `SampleForm`."""
+        """Samples of zeros, with texts as in `SampleForm`."""
         return tuple(one.last_words(samples) for one in self.inputs.values())
 
 
@@ -235,22 +237,22 @@ AnyForm = SampleForm | SeveralInputs
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether it is that of an image, (C, H, W)."""
+    """Whether the shape is that of an image, (C, H, W)."""
     return len(shape) == 3
 
 
 def _is_side(size: int | None) -> bool:
-    """Whether data can be so many pixels high and wide, or texts so many words long."""
+    """Whether data can have this height and width [pixels], or texts this many words."""
     return size is not None and LEAST_SIDE <= size <= MOST_SIDE
 
 
 def image_form(channels: int, resolution: int) -> SampleForm:
-    """Of square images."""
+    """The form of square images."""
     return SampleForm((channels, resolution, resolution))
 
 
 def form_of(settings: DataSettings, scaling: Scaling) -> AnyForm:
-    """Of data that come in such a scaling."""
+    """The form of data with a scaling."""
     of_signal = scaling.spectrogram is not None
     image = image_form(settings.channels, settings.resolution)._replace(of_signal=of_signal)
     if scaling.inputs is not None:
@@ -259,7 +261,7 @@ def form_of(settings: DataSettings, scaling: Scaling) -> AnyForm:
 
 
 def _form_of(one: OtherInput) -> SampleForm:
-    """Of one of several inputs that is no image."""
+    """The form of one of several inputs that is not an image."""
     if isinstance(one, TextPreparation):
         return SampleForm((one.length,), one.words)
     if isinstance(one, Spectrogram):
@@ -268,7 +270,7 @@ def _form_of(one: OtherInput) -> SampleForm:
 
 
 def placed(x: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
-    """On a device; images and numbers in a type, and numbers of words as they are."""
+    """The batch on a device; images and numbers in a type, numbers of words unchanged."""
     return each(x, lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device))
 
 

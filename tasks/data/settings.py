@@ -51,9 +51,9 @@ RESOLUTIONS = {
     "seen_and_felt": 48,
     "table": 224,
 }
-"""Height and width by kind, in pixels; words of a text."""
+"""Height and width by kind, in pixels; for texts the number of words."""
 LEAST_SIDE, MOST_SIDE = 8, 1024
-"""Of `resolution`."""
+"""Limits of `resolution`."""
 DRAWN = {
     "noisy_digits": 4 * 1797,
     "sounds": 6000,
@@ -62,17 +62,17 @@ DRAWN = {
     "tagged_texts": 9000,
     "seen_and_felt": 6000,
 }
-"""Images of a kind that are drawn."""
+"""Default number of images of a kind that is drawn."""
 MASKED = ("glyph_scenes", "masks")
-"""Kinds whose images have the class of each pixel."""
+"""Kinds whose images have a class for each pixel."""
 RESTORED = ("noisy_glyphs", "small_glyphs", "pairs")
-"""Kinds whose images have an image each that networks make of them."""
+"""Kinds whose images have target images that networks compute from them."""
 UPSCALED = ("small_glyphs", "pairs")
-"""Those of them whose targets may be larger than the images."""
+"""Kinds in `RESTORED` whose targets may be larger than the images."""
 SOUNDED = ("sounds", "wavfolder")
-"""Kinds of sounds, whose images are grey spectrograms."""
+"""Kinds of sounds; their images are grey spectrograms."""
 CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56, "table": 1.0}
-"""Length of a signal, for kinds whose images are spectrograms, or that have a signal beside an image."""
+"""Length of a signal [s], for kinds whose images are spectrograms, or that have a signal beside an image."""
 TAGGED = ("tagged_texts", "tagged_jsonl")
 """Kinds of texts with a class for each word."""
 IN_LINES = ("jsonl", "tagged_jsonl")
@@ -80,13 +80,13 @@ IN_LINES = ("jsonl", "tagged_jsonl")
 WRITTEN = ("texts", "jsonl", *TAGGED)
 """Kinds of texts, which networks take as numbers of words."""
 WORDED = (*WRITTEN, "table")
-"""Kinds that have texts, or may have some beside other inputs."""
+"""Kinds that have texts, or may have texts beside other inputs."""
 WORDS = {"table": 32}
 """Words of a text that is one of several inputs."""
 SEVERAL = ("seen_and_felt", "table")
-"""Kinds whose samples have several inputs, or may have."""
+"""Kinds whose samples have, or may have, several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
-"""Kinds whose images have boxes with classes; the others have one class for each image."""
+"""Kinds whose images have boxes with classes; the others have one class per image."""
 Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr", "word_accuracy"]
 METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
@@ -96,7 +96,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
     "restoration": ("psnr",),
     "tagging": ("word_accuracy",),
 }
-"""The metrics of each kind of learning problem, the one by which it is judged unless another is asked for first."""
+"""The metrics of each kind of learning problem; the first is the default."""
 DataKind = Literal[
     "digits",
     "noisy_digits",
@@ -126,7 +126,7 @@ DataKind = Literal[
 
 
 def _problem_of(kind: str | None) -> str:
-    """The kind of learning problem that data of a kind are for, unless they have several targets."""
+    """The learning problem of a kind of data, unless the data have several targets."""
     if kind in BOXED:
         return "detection"
     if kind in TAGGED:
@@ -137,14 +137,14 @@ def _problem_of(kind: str | None) -> str:
 
 
 class VocabularySettings(BaseModel):
-    """Which words of the training split a network knows; all others are the same to it."""
+    """The words of the training split that a network knows; all others are the same to it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     most_words: int = Field(default=8000, ge=1, le=MOST_WORDS)
-    """At most so many, the most frequent ones."""
+    """Largest number of words; the most frequent ones are kept."""
     least_count: int = Field(default=2, ge=1)
-    """Only words that are there so many times."""
+    """Least number of occurrences of a known word."""
 
 
 class TextFields(BaseModel):
@@ -154,70 +154,78 @@ class TextFields(BaseModel):
 
     text: str = Field(default="text", min_length=1)
     label: str = Field(default="label", min_length=1)
-    """Of the class: a name, or a whole number."""
+    """Field of the class: a name, or a whole number."""
 
 
 ColumnName = Annotated[str, Field(min_length=1)]
 TableInput = Literal["image", "sound", "text"] | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
-"""`image`, `sound`: a column of this name has names of files; `text`: it has texts. Else columns of numbers, one input."""
+"""`image`, `sound`: a column of this name contains file names; `text`: it contains texts. Else columns of numbers, one
+input.
+"""
 ArgumentName = Annotated[str, Field(pattern=r"^[a-z]\w*$")]
 
 
 class DataSettings(BaseModel):
-    """Where the images are, how they are split, and the size and scale they are given to the network in."""
+    """The place of the data, their splits, and the size and scale in which networks get them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: DataKind = "noisy_digits"
     path: Annotated[Path | None, OutsideKey("its files count: names, sizes and times of change")] = None
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
-    """Which data set of torchvision (kind torchvision)."""
+    """The data set of torchvision (kind torchvision)."""
     head: Literal["ssdlite", "retinanet", "fcos"] | None = Field(
         default_factory=lambda known: "ssdlite" if known.get("kind") in BOXED else None
     )
-    """The head of the detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
+    """The head of detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
     metric: Metric = Field(default_factory=lambda known: METRICS[_problem_of(known.get("kind"))][0])
-    """The score that a run optimises and tells, which "accuracy" means everywhere. `accuracy` (top-1) and `macro_f1`: of
-    samples with a class each; `mean_iou`: of masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): of
-    boxes; `psnr`: of restored images; `word_accuracy`: of texts with a class for each word."""
+    """The score that a run optimises and reports, called "accuracy" everywhere. `accuracy` (top-1) and `macro_f1`: for samples
+    with one class each; `mean_iou`: for masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): for boxes;
+    `psnr`: for restored images; `word_accuracy`: for texts with a class for each word.
+    """
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
-    """How many images are drawn, or signals made, for all splits together (`DRAWN` and the kinds of glyphs)."""
+    """Number of drawn images, or synthesised signals, in all splits together (`DRAWN` and the kinds of glyphs)."""
     classes: int | None = Field(default=None, ge=2)
-    """Only so many characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes), or 4
-    (seen_and_felt)."""
+    """Number of characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes), or 4
+    (seen_and_felt).
+    """
     clip_s: float | None = Field(default_factory=lambda known: CLIPS_S.get(known.get("kind")), gt=0.05, le=3600)
-    """How much of a signal an image shows, in seconds (kinds sounds, wavfolder, motion and series), or is beside it
-    (seen_and_felt, and sounds of kind table)."""
+    """Length of the signal in an image, in seconds (kinds sounds, wavfolder, motion and series), or beside it (seen_and_felt,
+    and sounds of kind table).
+    """
     vocabulary: VocabularySettings | None = Field(
         default_factory=lambda known: VocabularySettings() if known.get("kind") in WORDED else None
     )
-    """Which words networks know (kinds of texts, and texts of kind table)."""
+    """The words that networks know (kinds of texts, and texts of kind table)."""
     words: int | None = Field(default_factory=lambda known: WORDS.get(known.get("kind")), ge=1, le=1024)
-    """Words of a text beside other inputs (kind table), which no SubNet takes fewer of; longer ones are cut."""
+    """Words of a text beside other inputs (kind table), for all SubNets; longer texts are cut."""
     fields: TextFields | None = Field(
         default_factory=lambda known: TextFields() if known.get("kind") in IN_LINES else None
     )
-    """What the fields of a line are called (kinds jsonl and tagged_jsonl)."""
+    """Names of the fields of a line (kinds jsonl and tagged_jsonl)."""
     inputs: dict[ArgumentName, TableInput] | None = None
     """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image` or `sound`, whose
-    column has names of files, `text`, whose column has texts, or the columns of its numbers. One image alone is one, too."""
+    column contains file names, `text`, whose column contains texts, or the columns of its numbers. A single image is allowed,
+    too.
+    """
     targets: tuple[ArgumentName, ...] | None = None
-    """Columns with a class each (kind table), each of which networks answer; null: the column `label` alone."""
+    """Columns with a class each (kind table), all answered by networks; null: only the column `label`."""
     resolution: int = Field(
         default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=LEAST_SIDE, le=MOST_SIDE
     )
-    """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one. Of
-    texts: the number of words; longer ones are cut, and SubNets of smaller lengths take the first words."""
+    """Height and width in pixels, with a default by kind; every smaller resolution is scaled down from this one. For texts: the
+    number of words; longer ones are cut, and SubNets of smaller lengths take the first words.
+    """
     upscale: int = Field(
         default_factory=lambda known: 2 if known.get("kind") == "small_glyphs" else 1, ge=1, le=MOST_UPSCALE
     )
-    """So many times as high and as wide as images their targets are (kinds small_glyphs and pairs)."""
+    """Factor by which targets are higher and wider than images (kinds small_glyphs and pairs)."""
     channels: Literal[1, 3] = Field(default_factory=lambda known: 1 if known.get("kind") in (*SOUNDED, *WRITTEN) else 3)
     validation_share: float = Field(default=1 / 6, gt=0, lt=0.5)
-    """Share of the training images held out when there is no validation split of its own."""
+    """Share of the training images held out for validation if there is no validation split."""
     test_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     seed: int = Field(default=0, ge=0)
-    """Seed of the split and, of drawn images, of the images."""
+    """Seed of the split and, for drawn images, of the images."""
     mean: tuple[float, ...] = IMAGENET_MEAN
     deviation: tuple[float, ...] = IMAGENET_DEVIATION
     augment: bool = True
@@ -265,7 +273,7 @@ class DataSettings(BaseModel):
         return self
 
     def _check_inputs(self) -> None:
-        """ValueError for inputs that are not those of the kind."""
+        """ValueError for inputs that do not fit the kind."""
         for name in ("inputs", "words"):
             if (self.kind == "table") != (getattr(self, name) is not None):
                 raise ValueError(f"data.{name} is for data.kind=table, which needs it, not {self.kind}")
@@ -277,7 +285,7 @@ class DataSettings(BaseModel):
             raise ValueError(f"data.inputs={{{told}}}; allowed: {allowed}")
 
     def _check_targets(self) -> None:
-        """ValueError for targets, or a metric, that are not for the kind."""
+        """ValueError for targets, or a metric, that do not fit the kind."""
         if self.targets is not None:
             if self.kind != "table":
                 raise ValueError(f"data.targets is for data.kind=table, not {self.kind}")
@@ -292,7 +300,7 @@ class DataSettings(BaseModel):
             raise ValueError(f"{got}; allowed: {', '.join(allowed)}")
 
     def _check_upscale(self) -> None:
-        """ValueError for targets of another size than the kind has."""
+        """ValueError for an `upscale` that does not fit the kind."""
         if self.upscale > 1 and self.kind not in UPSCALED:
             raise ValueError(f"data.upscale={self.upscale} is for data.kind={', '.join(UPSCALED)}, not {self.kind}")
         if self.upscale == 1 and self.kind == "small_glyphs":
@@ -300,34 +308,34 @@ class DataSettings(BaseModel):
 
     @property
     def has_one_image(self) -> bool:
-        """Whether a row of a table is one image, as samples of other kinds are."""
+        """Whether a row of a table is one image, like samples of other kinds."""
         return list((self.inputs or {}).values()) == ["image"]
 
     @property
     def title(self) -> str:
-        """How runs with this data are called."""
+        """The name of runs with this data."""
         return self.name or self.kind
 
     @property
     def sample(self) -> str:
-        """What one of the data is called in messages."""
+        """The name of a sample in messages."""
         if self.kind in SEVERAL and not self.has_one_image:
             return "sample"
         return "text" if self.kind in WRITTEN else "image"
 
     @property
     def problem(self) -> str:
-        """The learning problem that targets of this kind are for (`tasks.problems`)."""
+        """The learning problem for targets of this kind (`tasks.problems`)."""
         if self.upscale > 1:
             return SUPER_RESOLUTION[self.upscale].name
         return f"{self._problem}_{self.head}" if self.kind in BOXED else self._problem
 
     @property
     def _problem(self) -> str:
-        """Its kind: a detector's head makes it a problem."""
+        """The kind of the learning problem; with boxes, the detector's head completes it."""
         return _problem_of(self.kind) if self.targets is None else "several_classes"
 
     def per_channel(self, values: tuple[float, ...], channels: int | None = None) -> tuple[float, ...]:
-        """`values` for each channel of the network's input, or of so many: repeated for RGB, averaged for grey."""
+        """`values` for each channel of the network's input, or for `channels`: repeated for RGB, averaged for grey."""
         wanted = self.channels if channels is None else channels
         return values if len(values) == wanted else (sum(values) / len(values),) * wanted

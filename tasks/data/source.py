@@ -21,19 +21,19 @@ from tasks.errors import UserError
 WITH_CLASS_FOLDERS = ("imagefolder", "wavfolder")
 """Kinds with a folder for each class."""
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
-"""How folders and files of splits may be called."""
+"""Allowed names of folders and files of splits."""
 
 
 OtherInput = NumbersPreparation | Spectrogram | TextPreparation
-"""What is done with an input that is no image: numbers, a sound, which becomes one, or a text."""
+"""The preparation of an input other than an image: numbers, a sound (which becomes an image), or a text."""
 
 
 class Scaling(NamedTuple):
-    """The way of an image to the base resolution: the part that is cut out first, and the interpolation.
+    """The scaling of an image to the base resolution: the part that is cut out first, and the interpolation.
 
-    spectrogram: what makes an image of a signal, in that resolution; None: data are no signals. vocabulary: of texts, which are
-    cut or filled up to the base number of words; None: there are no texts. inputs: of samples with several inputs, by name in
-    their order; an image comes to the base resolution by crop and interpolation (None), and others are prepared otherwise.
+    spectrogram: the conversion of a signal to an image in that resolution; None: no signals. vocabulary: for texts, which are
+    cut or padded to the base number of words; None: no texts. inputs: for samples with several inputs, by name in their order;
+    an image (None) is scaled by crop and interpolation, others have their own preparation.
     """
 
     crop: Literal["central square", "none"]
@@ -50,9 +50,9 @@ class Source(Protocol):
     """(N,) int64 class of every image."""
     class_names: tuple[str, ...]
     scaling: Scaling
-    """The scaling by which `images` makes images without `draws`."""
+    """The scaling of images without `draws`."""
     notes: tuple[str, ...]
-    """What the user should know about the data, a line each."""
+    """Warnings for the user about the data, one line each."""
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""
@@ -61,21 +61,21 @@ class Source(Protocol):
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1).
 
-        Of texts: numbers of words (B, T) int64. Of samples with several inputs: such images and texts, and numbers (B, …) as
-        they are.
+        For texts: numbers of words (B, T) int64. For samples with several inputs: such images and texts, and numbers (B, …)
+        unscaled.
         """
         ...
 
 
 def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: DataSettings) -> None:
-    """Raises UserError for a split that lacks a class."""
+    """UserError for a split that lacks a class."""
     check_labels(source.labels, source.class_names, splits, settings)
 
 
 def check_labels(
     labels: np.ndarray, names: Sequence[str], splits: Mapping[str, np.ndarray], settings: DataSettings
 ) -> None:
-    """The same of labels (N,) and the names of their classes; also for a class alone, of which nothing can be learned."""
+    """Like `check_classes`, for labels (N,) and class names; also refuses a single class, which teaches nothing."""
     if len(names) == 1:
         raise UserError(
             f"data '{settings.path or settings.kind}'",
@@ -95,33 +95,33 @@ def check_labels(
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:
-    """The names for a message, only the first ones of many."""
+    """The names for a message; only the first few of many."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def unreadable(file: Path, error: OSError) -> UserError:
-    """The error of a file of the user's data that is no file, such as a link to nothing."""
+    """The error for a file of the user's data that cannot be read, such as a broken link."""
     got = "is a link to nothing" if file.is_symlink() and not file.exists() else f"cannot be read ({error.strerror})"
     return UserError(f"data file '{file}'", got, next_step="mend or remove it")
 
 
 def named_file(where: str, row: int, column: str, name: str | None, folder: Path, root: Path) -> Path:
-    """The file that a row of a table names, relative to the table's folder. where: the table; row: from 1 on.
+    """The file named in a row of a table, relative to the table's folder. where: the table; row: from 1 on.
 
-    UserError: there is none, or it is elsewhere than below `root`, where it would change unseen.
+    UserError: it does not exist, or is not below `root`, where changes would go unnoticed.
     """
     if not name:
         raise UserError(where, f"row {row}: nothing in column '{column}'", next_step="fill or remove it")
     got = f"row {row}: column '{column}' names '{name}'"
     if not Path(os.path.normpath(folder / name)).is_relative_to(os.path.normpath(root)):
         raise UserError(where, got, allowed=f"files below '{root}'", next_step="mend or remove it")
-    if not os.path.isfile(folder / name):  # no error for a name that cannot be
+    if not os.path.isfile(folder / name):  # os.path.isfile raises no error for impossible names
         raise UserError(where, f"{got}, which is no file in '{folder}'", next_step="mend or remove it")
     return folder / name
 
 
 def check_folder(settings: DataSettings) -> None:
-    """UserError: the folder of the data is not there, is empty, or has no folders of classes where the kind asks for them."""
+    """UserError: the data folder does not exist, is empty, or lacks folders of classes if the kind needs them."""
     root, another = settings.path, "choose another with data.path=FOLDER"
     if root is None or settings.kind in WITHOUT_FILES or (settings.kind == "parquet" and root.is_file()):
         return
@@ -139,9 +139,9 @@ def check_folder(settings: DataSettings) -> None:
 
 
 def split_folders(settings: DataSettings) -> dict[str, Path]:
-    """The folder of each split in `settings.path`; that one alone where there is none for training.
+    """The folder of each split in `settings.path`; only that path, as "train", if there is no folder for training.
 
-    Raises UserError where it does not exist.
+    UserError if the path does not exist.
     """
     root = settings.path
     assert root is not None
@@ -154,9 +154,9 @@ def split_folders(settings: DataSettings) -> dict[str, Path]:
 def split_by_shares(
     indices: np.ndarray, source: Source, share: float, settings: DataSettings, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, held out), both sorted, stratified by class and fixed by `settings.seed`.
+    """The kept and the held-out indices, both sorted, stratified by class and fixed by `settings.seed`.
 
-    Raises UserError when a class has too few images to be in both.
+    Raises UserError if a class has too few images to be in both.
     """
     labels = source.labels[indices]
     try:
@@ -182,7 +182,7 @@ def _of_classes(source: Source, labels: np.ndarray) -> str:
 
 
 def complete_splits(splits: dict[str, np.ndarray], source: Source, settings: DataSettings) -> dict[str, np.ndarray]:
-    """Give every missing one of validation and test its share of the training images."""
+    """Give validation and test, if missing, their shares of the training images."""
     total = len(splits["train"])
     for name, share in (("test", settings.test_share), ("validation", settings.validation_share)):
         if name not in splits:
@@ -192,16 +192,16 @@ def complete_splits(splits: dict[str, np.ndarray], source: Source, settings: Dat
 
 
 def require_folder(root: Path) -> None:
-    """UserError where a folder of data does not exist."""
+    """UserError if a data folder does not exist."""
     if not root.is_dir():
         got = "is no folder" if root.exists() else "does not exist"
         raise UserError(f"data folder '{root}'", got, next_step="choose another with data.path=FOLDER")
 
 
 def check_files(root: Path, above: Sequence[os.stat_result] = ()) -> None:
-    """UserError for what no reader can take: a name that is not UTF-8, a pipe or a device, which would be waited for.
+    """UserError for entries that no reader can take: names that are not UTF-8, pipes and devices, which would block.
 
-    Links that lead in a circle are such, too. above: of the folders that `root` is in.
+    Circular links are refused, too. above: folders that contain `root`.
     """
     try:
         own = root.stat()
@@ -225,7 +225,7 @@ def check_files(root: Path, above: Sequence[os.stat_result] = ()) -> None:
 
 
 def check_name(path: str) -> None:
-    """UserError for a path that is not UTF-8: no JSON, no page and no card could name it."""
+    """UserError for a path that is not UTF-8: JSON, pages and cards could not name it."""
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -235,7 +235,7 @@ def check_name(path: str) -> None:
 def listing_of(root: Path) -> str:
     """A digest of all files of a folder, by relative name, size and time of change.
 
-    UserError: one cannot be looked at, as a link to nothing.
+    UserError: a file cannot be read, e.g. a broken link.
     """
     require_folder(root)
     rows = []

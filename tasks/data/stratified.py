@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 _Integers = NDArray[np.int64]
 FEWEST = 12
-"""Splits have about the same share of each class that so many images have as their rarest one."""
+"""Splits have about the same share of each class that is the rarest one of at least this many images."""
 
 
 class TooFewError(Exception):
@@ -15,9 +15,10 @@ class TooFewError(Exception):
 
 
 def stratified(labels: _Integers, held: int, seed: int) -> tuple[_Integers, _Integers]:
-    """Sorted places of what is kept and of `held` others, with about the same share of each class.
+    """Sorted places of the kept and of `held` other samples, with about the same share of each class.
 
-    labels: (N,) the class of each. The draws are those of scikit-learn from the same seed. TooFewError where that refuses.
+    labels: (N,) class of each sample. The draws equal those of scikit-learn with the same seed. TooFewError if scikit-learn
+    would refuse.
     """
     _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     if min(held, len(labels) - held) < max(len(sizes), 1) or sizes.min() < 2:
@@ -35,7 +36,7 @@ def stratified(labels: _Integers, held: int, seed: int) -> tuple[_Integers, _Int
 
 
 def _apportioned(sizes: _Integers, total: int, rng: np.random.RandomState) -> _Integers:
-    """`total` shared out in proportion to `sizes`: rounded down; what is left goes by the largest remainders, ties by lot."""
+    """`total` distributed in proportion to `sizes`: rounded down; the rest goes to the largest remainders, ties at random."""
     exact = sizes / sizes.sum() * total
     found = np.floor(exact)
     remainders, left = exact - found, int(total - found.sum())
@@ -50,10 +51,10 @@ def _apportioned(sizes: _Integers, total: int, rng: np.random.RandomState) -> _I
 
 
 def rarest_classes(occurring: Sequence[_Integers], classes: int) -> _Integers:
-    """(images,): the class by which splits of images of several classes are made even; 0 for an image of none.
+    """The class (images,) by which splits of images with several classes are balanced; 0 for an image without classes.
 
-    occurring: the classes of each image, one as often as it counts. It is the rarest of an image, unless fewer than `FEWEST`
-    images come to that.
+    occurring: the classes of each image, repeated by their weight. The class is the image's rarest, unless fewer than `FEWEST`
+    images share it.
     """
     everywhere = np.bincount(np.concatenate(occurring), minlength=classes)
     labels = np.array([min(own, key=lambda label: everywhere[label], default=0) for own in occurring], dtype=np.int64)

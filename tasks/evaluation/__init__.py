@@ -1,1 +1,1 @@
-"""Accuracies of SubNets, each with BatchNorm statistics of its own."""
+"""Accuracies of SubNets, each with its own BatchNorm statistics."""

@@ -1,6 +1,6 @@
-"""Evaluation in a process that has nothing yet: a batch names a SuperNet's folder, images and SubNets, and is data alone.
+"""Evaluation in a fresh process: a batch is plain data that names a SuperNet's folder, images and SubNets.
 
-What a process has loaded serves later batches, too. Batches of one process are evaluated one after the other.
+A process reuses loaded data for later batches. Batches of one process are evaluated one after the other.
 """
 
 import threading
@@ -20,14 +20,14 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, OtherPrecision, e
 from tasks.schemas.stored import Record
 
 KEPT = 2
-"""SuperNets that a process keeps, and images."""
+"""SuperNets that a process keeps, and as many sets of images."""
 _ONE_BATCH = threading.Lock()
 
 
 class EvaluationBatch(Record):
     """SubNets of one resolution that are evaluated together: codes by digest.
 
-    supernet: a folder that this process can read; `supernet_digest` is that of its content. threads: of torch.
+    supernet: a folder that this process can read; `supernet_digest` is the digest of its content. threads: of torch.
     """
 
     supernet: Path
@@ -40,7 +40,7 @@ class EvaluationBatch(Record):
 def evaluate_batch(batch: EvaluationBatch, precision: OtherPrecision | None = None) -> dict[str, Accuracy]:
     """Accuracy of each SubNet by digest. precision: None is torch's.
 
-    UserError: the SuperNet or the images are not there, or others than those that are meant.
+    UserError: the SuperNet or the images do not exist, or differ from the intended ones.
     """
     with _ONE_BATCH:
         torch.set_num_threads(batch.threads)
@@ -64,7 +64,7 @@ def _supernet(folder: Path, digest: str, device: str) -> SuperNet:
 
 
 def _images(recipe: EvaluationRecipe) -> EvaluationData:
-    """The images; their splits share what is kept of BatchNorm statistics."""
+    """The images; different splits share the cached BatchNorm statistics."""
     given = recipe.data.model_dump_json(), recipe.files
     splits = _splits(*given)
     found = tuple(splits[name].fingerprint for name in (recipe.split, "train"))
@@ -87,7 +87,7 @@ def _images(recipe: EvaluationRecipe) -> EvaluationData:
 
 @lru_cache(KEPT)
 def _splits(settings: str, files: str) -> dict[Split, Dataset]:
-    """files: a digest of their listing; other ones are loaded anew."""
+    """The splits. files: a digest of their listing; if it changes, data are loaded anew."""
     return load_splits(DataSettings.model_validate_json(settings))
 
 

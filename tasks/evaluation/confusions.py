@@ -1,4 +1,4 @@
-"""Which classes a network takes for which, of samples of the test split. Legend: K classes."""
+"""Confusions between classes by a network, on samples of the test split. Legend: K classes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from tasks.problems import Tallied
 
 CONFUSIONS_FILE = "confusions.jsonl"
 MOST_CLASSES = 64
-"""With more a picture shows nothing."""
+"""With more classes a picture shows nothing."""
 BASE = "base"
-"""What a line calls the network that a SuperNet is made of, which is no SubNet."""
+"""Name in a line for the network that a SuperNet is made of, which is not a SubNet."""
 
 
 class Confusions(TypedDict):
@@ -23,18 +23,18 @@ class Confusions(TypedDict):
 
 
 def confusion_of(found: Tallied) -> list[list[int]] | None:
-    """(K, K): samples by class and answer; None where the learning problem knows none, or where there are too many classes."""
+    """Samples by class and answer (K, K); None if the learning problem has no confusions, or there are too many classes."""
     if found.confusion_KK is None or len(found.confusion_KK) > MOST_CLASSES:
         return None
     return found.confusion_KK.tolist()
 
 
 def append_confusions(file: Path, digest: str, classes: Sequence[str], confusion: list[list[int]] | None) -> None:
-    """A line for a network, as `confusion_of` gives its confusions; no line for None."""
+    """Append a line for a network with confusions of `confusion_of`; nothing for None."""
     if confusion is not None:
         append_line(file, Confusions(digest=digest, classes=list(classes), confusion=confusion))
 
 
 def read_confusions(file: Path) -> dict[str, Confusions]:
-    """By digest, as they were written last; nothing where there is no file."""
+    """The last line of each network, by digest; {} without a file."""
     return {line["digest"]: line for line in read_lines(file)}

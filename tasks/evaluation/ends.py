@@ -8,7 +8,7 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy
 
 
 class Ends(NamedTuple):
-    """Accuracies of both on the same samples."""
+    """Accuracies of the largest and the smallest SubNet on the same samples."""
 
     largest: Accuracy
     smallest: Accuracy
@@ -29,7 +29,7 @@ def accuracies_of_ends(
 ) -> dict[str, Any]:
     """`largest_validation_accuracy`, `smallest_test_accuracy` and so on, in [0, 1]; `validation_samples`, `test_samples`.
 
-    validated: where it is known already.
+    validated: on the validation images, if known already.
     """
     found = {
         "validation": validated or ends_on(net, validation),

@@ -11,10 +11,10 @@ from tasks.errors import UserError, shortened
 
 
 class OnnxNetwork:
-    """The network of a file. With a fixed batch it runs as often as it takes."""
+    """The network of a file. With a fixed batch it runs as often as needed."""
 
     def __init__(self, model: Path | bytes) -> None:
-        """Of a file or its content. UserError when onnxruntime cannot run it."""
+        """Open a file or its content. UserError if onnxruntime cannot run it."""
         self._where = f"model file '{model}'" if isinstance(model, Path) else "ONNX model"
         try:
             self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -25,14 +25,14 @@ class OnnxNetwork:
         self._batch = given[0].shape[0] if isinstance(given[0].shape[0], int) else None
 
     def __call__(self, *x: torch.Tensor) -> torch.Tensor:
-        """logits_BK of all images x_BCHW; of a file with several inputs they are given in order."""
+        """logits_BK for all images x_BCHW; a file with several inputs takes them in order."""
         samples = packed(dict(zip(self._names, (one.cpu().numpy() for one in x), strict=True)))
         size = self._batch or len(samples)
         parts = [self._filled(samples[first : first + size], size) for first in range(0, len(samples), size)]
         return torch.from_numpy(np.concatenate([self._run(part) for part in parts])[: len(samples)])
 
     def _filled(self, part: np.ndarray, size: int) -> np.ndarray:
-        """The images, filled up with zeros to as many as the file takes."""
+        """The images, padded with zeros to the batch size of the file."""
         missing = size - len(part)
         return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
 

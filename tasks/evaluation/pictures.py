@@ -1,4 +1,4 @@
-"""Pictures of answers, for learning problems whose answers can be drawn over images, and for signals."""
+"""Pictures of answers, for signals and for learning problems whose answers can be drawn over images."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +19,10 @@ GAP = 2
 
 @torch.no_grad()
 def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
-    """One row for each of the first images: the image, its target, the largest SubNet's answer, the smallest one's.
+    """Draw a row for each of the first images: the image, its target, the largest SubNet's answer, the smallest one's.
 
-    An image is shown in the size of its target, where that is larger. Of signals it is a spectrogram for each, with these three
-    as names of classes. No file where the problem's answers cannot be drawn.
+    An image is shown in the size of its target, if that is larger. Signals have a spectrogram each, with these three as names
+    of classes. No file is written if the problem's answers cannot be drawn.
     """
     form = data.dataset.form
     if form.words is not None or form.names:
@@ -47,7 +47,7 @@ def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
 
 
 def _answers(net: SuperNet, data: EvaluationData, x_BCHW: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Of the largest and of the smallest SubNet, in the form of targets."""
+    """Answers of the largest and of the smallest SubNet, in the form of targets."""
     side = data.dataset.settings.resolution
     for config in (net.max_config, net.min_config):
         net.elastic.activate(config, statistics_of(net, config, data))
@@ -57,7 +57,9 @@ def _answers(net: SuperNet, data: EvaluationData, x_BCHW: torch.Tensor) -> Itera
 def _draw_spectrograms(
     data: EvaluationData, plain_BCHW: torch.Tensor, told: Sequence[torch.Tensor], file: Path
 ) -> None:
-    """told: the classes of all signals, and what the largest and the smallest SubNet take them for."""
+    """Draw a spectrogram for each signal. told: the classes of all signals, and the answers of the largest and smallest
+    SubNet.
+    """
     from matplotlib.figure import Figure
 
     spectrogram, names = data.dataset.scaling.spectrogram, data.dataset.class_names
@@ -75,7 +77,7 @@ def _draw_spectrograms(
 
 
 def _brightened(x_BCHW: torch.Tensor) -> torch.Tensor:
-    """(B, 3, H, W) in [0, 1]: the darkest value of each image is black, the brightest white."""
+    """Images (B, 3, H, W) in [0, 1]: the darkest value of each image is black, the brightest white."""
     low, high = x_BCHW.amin((1, 2, 3), keepdim=True), x_BCHW.amax((1, 2, 3), keepdim=True)
     values = (x_BCHW - low) / (high - low).clamp_min(1e-9)
     return values.float().expand(-1, 3, -1, -1)

@@ -1,15 +1,15 @@
-"""The settings by which another process loads the images of an evaluation."""
+"""Settings with which another process loads the images of an evaluation."""
 
 from tasks.data import DataSettings, Split
 from tasks.schemas.stored import Record
 
 
 class EvaluationRecipe(Record):
-    """What `tasks.evaluation.subnets.EvaluationData` is made of, without a tensor.
+    """Content of `tasks.evaluation.subnets.EvaluationData`, without tensors.
 
-    fingerprint: of the split and of the training split, by which a process notices that it has loaded other images. limit:
-    images to evaluate on, at most; None: the whole split. device: kind of torch's device. files: a digest
-    of the listing of the data's folder; where it differs, data are loaded anew. The rest is as there.
+    fingerprint: of the split and of the training split, by which a process notices that it has loaded other images. limit: most
+    images to evaluate on; None: the whole split. device: kind of torch's device. files: a digest of the listing of the data's
+    folder; if it differs, data are loaded anew. The other fields are as in `EvaluationData`.
     """
 
     data: DataSettings

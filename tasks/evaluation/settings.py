@@ -8,7 +8,7 @@ from tasks.artifacts import OutsideKey
 
 
 class EvaluationSettings(BaseModel):
-    """The images that SubNets are evaluated on for predictors, candidates and baselines, and those of BatchNorm statistics."""
+    """The images for evaluating SubNets (for predictors, candidates and baselines), and those for BatchNorm statistics."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

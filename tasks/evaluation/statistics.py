@@ -1,4 +1,4 @@
-"""Stored BatchNorm statistics of SubNets, for as long as they would come out the same again."""
+"""Stored BatchNorm statistics of SubNets, valid as long as recomputation would give the same."""
 
 import threading
 import weakref
@@ -10,9 +10,9 @@ from tailor_ir import Elastic, Statistics
 
 
 class KnownStatistics:
-    """Statistics by the SubNet's digest; those not used for longest make room. For one set of calibration images.
+    """Statistics by the SubNet's digest; the least recently used make room. For one set of calibration images.
 
-    Those of another network, or from before its weights changed, are forgotten.
+    Statistics of another network, or from before its weights changed, are dropped.
     """
 
     def __init__(self, limit_mib: float = 64) -> None:
@@ -23,7 +23,7 @@ class KnownStatistics:
         self._lock = threading.Lock()
 
     def get(self, elastic: Elastic, digest: str) -> Statistics | None:
-        """The stored statistics of this SubNet; None without any."""
+        """The stored statistics of this SubNet; None if there are none."""
         with self._lock:
             self._forget_others(elastic)
             found = self._found.get(digest)
@@ -33,7 +33,7 @@ class KnownStatistics:
             return dict(found)
 
     def put(self, elastic: Elastic, digest: str, statistics: Statistics) -> None:
-        """Keep the statistics of this SubNet, if there is room for them."""
+        """Store the statistics of this SubNet, if there is room for them."""
         with self._lock:
             self._forget_others(elastic)
             if self._version is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tasks.schemas.front import Winner
 
 SMALL = 0.02
-"""A standard error from which a split is small."""
+"""A split is small if its standard error is at least this."""
 
 
 class Change(NamedTuple):
@@ -33,37 +33,37 @@ class Change(NamedTuple):
 
 
 def standard_error(accuracy: float, samples: int) -> float:
-    """Binomial standard error of an accuracy; Agresti-Coull's, so that 0 and 1 do not look certain.
+    """Binomial standard error of an accuracy, by Agresti and Coull, so that 0 and 1 do not look certain.
 
-    Of all scores in [0, 1] with one mean, those that are 0 or 1 vary most: the mean of others has no larger one.
+    Among scores in [0, 1] with the same mean, those of only 0 and 1 vary most: other scores have no larger error.
     """
     share = (accuracy * samples + 2) / (samples + 4)
     return float(np.sqrt(share * (1 - share) / (samples + 4)))
 
 
 def uncertain(share: float | None, samples: int | None) -> str:
-    """An accuracy in percent, with its standard error where the number of samples is known: 91.2 ± 0.8 %."""
+    """An accuracy in percent, with its standard error if the number of samples is known: 91.2 ± 0.8 %."""
     if share is None or not samples:
         return percent(share)
     return f"{100 * share:.1f} ± {100 * standard_error(share, samples):.1f} %"
 
 
 def predicted(share: float | None, known: Uncertainty) -> str:
-    """A predicted accuracy in percent, with the error of the predictor, or else of the validation split, where one is known."""
+    """A predicted accuracy in percent, with the error of the predictor, or else of the validation split, if one is known."""
     if share is None or known.predictor_points is None:
         return uncertain(share, known.samples)
     return f"{100 * share:.1f} ± {known.predictor_points:.1f} %"
 
 
 def ranked_by(winner: Winner, known: Uncertainty) -> str:
-    """The accuracy that a winner was ranked by, in percent, with its error."""
+    """The accuracy by which a winner was ranked, in percent, with its error."""
     if winner.measured_accuracy is None:
         return predicted(winner.predicted_accuracy, known)
     return uncertain(winner.measured_accuracy, known.samples)
 
 
 def too_small(split: str, samples: int | None, shares: Sequence[float]) -> str | None:
-    """A line where a split is too small to tell networks apart, which stand next to each other in `shares`; else None."""
+    """A line if a split is too small to distinguish networks next to each other in `shares`; else None."""
     if not samples or len(shares) < 2:
         return None
     error = max(standard_error(share, samples) for share in shares)
@@ -85,7 +85,7 @@ def indistinct(winners: Sequence[Winner], known: Uncertainty) -> str | None:
 def change(before: Accuracy, after: Accuracy) -> Change:
     """The gain of `after` over `before` on the same samples; the error is that of their differences, sample by sample.
 
-    One more sample for each counts, so that networks that differ in hardly a sample do not look certain.
+    An extra sample in each direction is added, so that networks that differ in hardly any sample do not look certain.
     """
     differences = np.append(after.each - before.each, (1.0, -1.0))
     return Change(after.share - before.share, float(differences.std() / np.sqrt(len(differences))))

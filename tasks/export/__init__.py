@@ -16,7 +16,7 @@ else:
     __getattr__ = public_names(__name__, __file__)
 
 EXAMPLES = Path(__file__).with_name("examples")
-"""The folder of the templates of programs that run exported files."""
+"""The folder with templates of programs that run exported files."""
 
 __all__ = [
     "DONE_FILE",

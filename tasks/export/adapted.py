@@ -1,4 +1,4 @@
-"""Winners that are exported as they have adapted: by side files (`tasks.adaptation`), beside the shared weights."""
+"""Winners that are exported in their adapted form, from side files (`tasks.adaptation`) beside the shared weights."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ WHERE = "export.adapted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptedWinner:
-    """A winner as it has adapted.
+    """A winner in its adapted form.
 
-    subnet: in torch; its files are compared with it. tensors: its own ones by their names in the network, BatchNorm statistics
-    included. aligning: those by which its files align images; none where it does not. told: what its model card says of it.
+    subnet: in torch; the reference for its files. tensors: its own ones by their names in the network, BatchNorm statistics
+    included. aligning: tensors by which its files align images; empty if they do not. told: facts for its model card.
     """
 
     config: Config
@@ -31,22 +31,22 @@ class AdaptedWinner:
     told: AdaptedTensors
 
     def accuracies(self, net: SuperNet, data: Mapping[str, EvaluationData]) -> dict[str, Accuracy]:
-        """Of its answers, by split."""
+        """Accuracies of its answers, by split."""
         return {split: evaluated(self.subnet, net.input_size(self.config), images) for split, images in data.items()}
 
 
 Adapted = Mapping[str, AdaptedWinner]
-"""By the digests of SubNets."""
+"""Adapted winners by the digests of SubNets."""
 
 
 def own_tensors(net: SuperNet, config: Config, images: EvaluationData, adapted: Adapted) -> Statistics:
-    """The tensors of a SubNet that are no shared weights: BatchNorm statistics, and what it has adapted."""
+    """The tensors of a SubNet that are not shared weights: BatchNorm statistics and adapted tensors."""
     found = adapted.get(net.space.digest(config))
     return statistics_of(net, config, images) if found is None else found.tensors | found.aligning
 
 
 def read_side_files(paths: Sequence[Path]) -> dict[str, SideFile]:
-    """Side files by the digests of their SubNets. UserError: one cannot be read, or is of the same SubNet as another one."""
+    """Side files by the digests of their SubNets. UserError: a file cannot be read, or two are of the same SubNet."""
     found: dict[str, SideFile] = {}
     for path in paths:
         file = read_side_file(path)
@@ -66,10 +66,10 @@ def adapted_winners(
     elsewhere: Collection[str],
     images: EvaluationData,
 ) -> dict[str, AdaptedWinner]:
-    """The winners that side files belong to, by digest.
+    """The adapted winners of side files, by digest.
 
-    elsewhere: digests of winners of other devices, whose files are left out here. images: for BatchNorm statistics, as of the
-    SubNets that adapted. UserError: a file belongs to another SuperNet, to no winner, or to other BatchNorm statistics.
+    elsewhere: digests of winners of other devices, whose files are left out here. images: for BatchNorm statistics, the same as
+    for the SubNets that adapted. UserError: a file belongs to another SuperNet, to no winner, or to other BatchNorm statistics.
     """
     configs = {row.digest: row.config for row in winners}
     for digest, file in files.items():
@@ -86,7 +86,7 @@ def adapted_winners(
 
 
 def _adapted(file: SideFile, net: SuperNet, config: Config, images: EvaluationData) -> AdaptedWinner:
-    """A SubNet with what its side file has. UserError: some tensor of it has no place in the network."""
+    """A SubNet with the tensors of its side file. UserError: a tensor of it has no place in the exported network."""
     statistics = statistics_of(net, config, images)
     subnet = AdaptiveSubnet.of(net, config, statistics)
     file.give(subnet, net.space.digest(config))

@@ -1,4 +1,4 @@
-"""Model cards: what is known of one exported SubNet, for programs (JSON) and for people (Markdown), from the same data."""
+"""Model cards: the facts on one exported SubNet, for programs (JSON) and for people (Markdown), from the same data."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 MOST_CLASSES = 1000
-"""Class names that the card for people lists."""
+"""Limit of class names in the card for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The origin of a SubNet. `network`: name, source and licence of the weights that were the start.
+    """The origin of a SubNet. network: name, source and licence of the initial weights.
 
-    `digests`: by name those of the SuperNet, the look-up table and the predictors. `engine`: of the device; None without one.
+    digests: of the SuperNet, the look-up table and the predictors, by name. engine: of the device; None without one.
     """
 
     network: Mapping[str, str] = field(
@@ -81,7 +81,7 @@ Prepared = Preparation | TextPreparation | InputsPreparation
 
 
 def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...]]) -> Prepared:
-    """The preprocessing of a sample for a network of these inputs, (N, C, H, W) of images, (N, T) of texts."""
+    """The preprocessing of a sample for a network with these inputs: (N, C, H, W) for images, (N, T) for texts."""
     if data.inputs is not None:
         return InputsPreparation(
             inputs={name: _input_preparation(data, one, input_shapes[name]) for name, one in data.inputs.items()}
@@ -96,7 +96,7 @@ def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...
 
 
 def _input_preparation(data: DataDescription, one: OtherInput | None, input_shape: tuple[int, ...]) -> InputPreparation:
-    """Of one of several inputs: a sound is the image that its spectrogram is, on the scale of grey images."""
+    """The preparation of one of several inputs: a sound is its spectrogram, as an image on the scale of grey images."""
     if isinstance(one, Spectrogram):
         scale = {
             name: (sum(values) / len(values),) for name, values in (("mean", data.mean), ("deviation", data.deviation))
@@ -128,7 +128,7 @@ def image_preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Pr
 
 
 def write_vocabulary(vocabulary: Vocabulary | None, folder: Path) -> None:
-    """The words of texts beside the files; nothing where samples are images."""
+    """Write the vocabulary of texts beside the files; nothing for images."""
     if vocabulary is not None:
         write_bytes(folder / VOCABULARY_FILE, vocabulary.to_json().encode())
 
@@ -139,7 +139,7 @@ def card_device(capabilities: Capabilities) -> CardDevice:
 
 
 def used_engine(engine: ChosenEngine | None) -> UsedEngine | None:
-    """The engine as a card has it."""
+    """The engine in the form of a card."""
     if engine is None:
         return None
     kept = {one.option: one.gain.ratio for one in engine.kept}
@@ -147,7 +147,7 @@ def used_engine(engine: ChosenEngine | None) -> UsedEngine | None:
 
 
 def card_files(card: Card) -> dict[str, bytes]:
-    """The model card by suffix, for programs and for people."""
+    """The model card by suffix: JSON for programs, Markdown for people."""
     return {".json": json_bytes(card.to_json()), ".md": markdown(card).encode()}
 
 
@@ -202,7 +202,7 @@ def markdown(card: Card) -> str:
 
 
 def _own_tensors(told: AdaptedTensors | None) -> str:
-    """Which tensors are no shared weights: BatchNorm statistics, and what the SubNet has adapted, if anything."""
+    """A sentence on tensors that are not shared weights: BatchNorm statistics and, if any, adapted tensors."""
     statistics = "BatchNorm statistics are the SubNet's own."
     if told is None:
         return statistics
@@ -220,7 +220,7 @@ def _own_tensors(told: AdaptedTensors | None) -> str:
 
 
 def _answers(card: Card) -> list[str]:
-    """How raw outputs become boxes, where the SubNet is a detector."""
+    """A section on decoding raw outputs into boxes, if the SubNet is a detector."""
     if (decoding := card.decoding) is None:
         return []
     height, width = card.input_shape[-2:]
@@ -234,13 +234,13 @@ def _answers(card: Card) -> list[str]:
 
 
 def _accuracies(card: Card) -> list[tuple[str, str]]:
-    """Rows of what is known of a SubNet's accuracy, by split."""
+    """Rows with the accuracy of a SubNet, by split."""
     name = _accuracy_of(card)
     return [(f"{name}, {split}", uncertain(share, card.samples.get(split))) for split, share in card.accuracy.items()]
 
 
 def _accuracy_of(card: Card) -> str:
-    """What accuracies are called: on a device in int8 they are those of its own file."""
+    """The name of the accuracy: on an int8 device it is that of the int8 file."""
     own = card.files.get("onnx_int8")
     is_of_int8 = card.device.precision == "int8" and own is not None and own.int8 is not None
     name = problem_named(card.problem, card.metric).score
@@ -248,7 +248,7 @@ def _accuracy_of(card: Card) -> str:
 
 
 def _engine(used: UsedEngine | None) -> str:
-    """The options of the runtime, and what they bring."""
+    """The options of the runtime, and their gain."""
     if used is None or not used.choices:
         return "the runtime's defaults"
     kept = {name: f" ({ratio:.0%} of the time without)" for name, ratio in used.kept.items()}
@@ -272,12 +272,12 @@ def _sizes(shape: tuple[int, ...]) -> str:
 
 
 def _type_of(wanted: Preparation | InputPreparation) -> str:
-    """Of the numbers of an input."""
+    """The type of an input's numbers."""
     return "int64" if isinstance(wanted, TextPreparation) else "float32"
 
 
 def _prepared(wanted: Prepared) -> tuple[str, ...]:
-    """What an application does with a sample: a heading, and its steps; of several inputs for each."""
+    """The preparation of a sample by an application: a heading and its steps, for each input."""
     if isinstance(wanted, InputsPreparation):
         parts = [(f"## Input `{name}`", _input(one)) for name, one in wanted.inputs.items()]
         return tuple(part for pair in parts for part in pair)
@@ -285,7 +285,7 @@ def _prepared(wanted: Prepared) -> tuple[str, ...]:
 
 
 def _input(wanted: Preparation | InputPreparation) -> str:
-    """What an application does with an input."""
+    """The preparation of an input by an application."""
     if isinstance(wanted, TextPreparation):
         return _texts(wanted)
     return _numbers_of(wanted) if isinstance(wanted, NumbersPreparation) else _images(wanted)
@@ -346,7 +346,7 @@ def _classes(names: tuple[str, ...]) -> str:
 
 
 def _quantised(files: Iterable[ExportedFile]) -> list[str]:
-    """What int8 costs and brings, where a file is quantised."""
+    """A section on the costs and gains of int8 for each quantised file."""
     parts = []
     for file in files:
         if (found := file.int8) is None:
@@ -366,12 +366,12 @@ def _quantised(files: Iterable[ExportedFile]) -> list[str]:
 
 
 def _parts_of_files(files: Mapping[str, ExportedFile]) -> list[str]:
-    """What some files alone have: int8, exits, an order of their own."""
+    """Sections for single files: int8, exits, planned order."""
     return [*_quantised(files.values()), *_exits(files), *_memory(files.get("onnx"))]
 
 
 def _exits(files: Mapping[str, ExportedFile]) -> list[str]:
-    """What is computed up to each exit, where the SubNet is exported as a chain."""
+    """A section on the cost up to each exit, if the SubNet is exported as a chain."""
     timed = {name: file.segments for name, file in files.items() if file.segments}
     if not timed:
         return []
@@ -402,7 +402,7 @@ def _file_row(name: str, file: ExportedFile) -> tuple[str, ...]:
 
 
 def _memory(file: ExportedFile | None) -> list[str]:
-    """The planned order of an ONNX file, beside the default one."""
+    """A comparison of the planned order of an ONNX file with the default order."""
     if file is None or (found := file.memory) is None:
         return []
     if found.planned_counted_mib is None:

@@ -1,6 +1,6 @@
-"""The child that counts memory: `python -m tasks.export.counting DEFAULT PLANNED INPUT RESULT`, files in its folder.
+"""The child process that counts memory: `python -m tasks.export.counting DEFAULT PLANNED INPUT RESULT`, files in its folder.
 
-onnxruntime keeps a registered allocator until its process ends, so that counting has a process of its own.
+onnxruntime keeps a registered allocator until its process ends, so counting needs its own process.
 """
 
 import json
@@ -22,13 +22,13 @@ RUNS = 5
 def running(
     content: bytes, options: onnxruntime.SessionOptions, feeds: Mapping[str, np.ndarray]
 ) -> Callable[[], object]:
-    """Runs a model once."""
+    """A function that runs a model once."""
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, dict(feeds))
 
 
 def by_turns(*runs: Callable[[], object]) -> list[float]:
-    """The least time of each [ms], of several runs by turns."""
+    """The least time of each function [ms] in several alternating runs."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(RUNS):
         for run, own in zip(runs, times, strict=True):
@@ -39,7 +39,7 @@ def by_turns(*runs: Callable[[], object]) -> list[float]:
 
 
 def main(default: str, planned: str, given: str, result: str) -> None:
-    """Peaks [bytes] in a first run and times [ms] of two files, each as it is meant to be run."""
+    """Peaks [bytes] in a first run and times [ms] of two files, each run in its intended way."""
     contents = Path(default).read_bytes(), Path(planned).read_bytes()
     x_BCHW = np.load(given, allow_pickle=False)
     feeds = {onnx.load_model_from_string(contents[0]).graph.input[0].name: x_BCHW}

@@ -1,4 +1,4 @@
-"""ONNX models for any batch, made from models for two batches: numbers in which these differ follow the batch."""
+"""ONNX models for any batch, made from models for two batches: numbers that differ between these follow the batch."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,15 +9,15 @@ from onnx import helper, numpy_helper
 from tasks.ncnn.conversion import ConversionError
 
 BATCHES = (2, 3)
-"""Neither is 1, which broadcasts."""
+"""Neither is 1, because 1 broadcasts."""
 SIZE = "batch"
 
 
 def dynamic_batch(models: Sequence[bytes]) -> bytes:
-    """One model with a free first axis of its inputs and outputs from those for `BATCHES`.
+    """One model with a free first axis of its inputs and outputs, from the models for `BATCHES`.
 
-    ConversionError where they differ by more than integers that are linear in the batch (shapes, ends of slices) and
-    constants that have an entry for each sample.
+    ConversionError if they differ by more than integers that are linear in the batch (shapes, ends of slices) and constants
+    that have an entry for each sample.
     """
     small, large = (onnx.load_from_string(model) for model in models)
     if [_plain(node) for node in small.graph.node] != [_plain(node) for node in large.graph.node]:
@@ -68,7 +68,7 @@ def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _free(value: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> None:
-    """The dimensions that differ: the batch, or unknown."""
+    """Name the dimensions that differ: the batch, or an unknown one."""
     pairs = zip(value.type.tensor_type.shape.dim, other.type.tensor_type.shape.dim, strict=True)
     for place, (one, two) in enumerate(pairs):
         if one.dim_value != two.dim_value:
@@ -76,7 +76,7 @@ def _free(value: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> None:
 
 
 def _with_free_entry(value: np.ndarray, other: np.ndarray) -> np.ndarray | None:
-    """The shape of a Reshape with -1 where it alone differs; None where more does, or -1 is there already."""
+    """The shape of a Reshape with -1 in its only differing entry; None if several differ, or it already has -1."""
     if value.shape != other.shape or (value == -1).any() or (value != other).sum() != 1:
         return None
     return np.where(value == other, value, -1)

@@ -1,4 +1,4 @@
-"""Facts inside an exported file about itself: the same in every format, where the format has a place for them."""
+"""Facts inside an exported file about itself: the same in every format that can store them."""
 
 import json
 from importlib.metadata import version
@@ -13,11 +13,11 @@ PRODUCER = "autotailor"
 ARCHIVE_FILE = "autotailor.json"
 """The extra file of a torch archive."""
 MOST_CLASSES_BYTES = 64 * 1024
-"""Class names as JSON that an ONNX file carries: those of ImageNet fit."""
+"""Limit for class names as JSON in an ONNX file; those of ImageNet fit."""
 
 
 def facts(card: Card) -> dict[str, Any]:
-    """The facts by which an application uses a file without its model card. They depend on the card and our version alone."""
+    """The facts by which an application uses a file without its model card. They depend only on the card and our version."""
     source = card.made_from
     return {
         "version": version(PRODUCER),
@@ -49,9 +49,9 @@ def fact_file(card: Card) -> bytes:
 
 
 def properties(card: Card) -> dict[str, str]:
-    """The facts as texts; other values as JSON.
+    """The facts as texts; values other than strings as JSON.
 
-    Class names of more than `MOST_CLASSES_BYTES` are left out, which `classes_left_out` tells. Unknown facts are left out, too.
+    Class names of more than `MOST_CLASSES_BYTES` are left out, and `classes_left_out` is set. Unknown facts are left out, too.
     """
     known = {name: value for name, value in facts(card).items() if value is not None}
     names = _text(known["classes"])

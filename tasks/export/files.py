@@ -50,10 +50,10 @@ Images = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Contents of the files of one format, their precision, and what computes with them: `runtime`, on the device or here.
+    """Contents of the files of one format, their precision, and how they are run: by `runtime`, on the device or here.
 
-    int8: of a quantised file; `reference` computes what its outputs are compared with. run: how it runs; None: it is not told.
-    memory: of an ONNX file for which another order was planned.
+    int8: for a quantised file; `reference` computes the values to compare its outputs with. run: how it runs; None: unknown.
+    memory: for an ONNX file for which another order was planned.
     """
 
     contents: tuple[bytes, ...]
@@ -69,10 +69,10 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes the files of SubNets; local runtimes are started at first need and end with `agents`.
+    """Makes the files of SubNets; local runtimes start on first use and end with `agents`.
 
-    data: split -> images, on which int8 files are calibrated and judged. formats: those of the settings, and on a device in
-    int8 its own. adapted: SubNets whose files are made as they have adapted.
+    data: split -> images, for calibration and evaluation of int8 files. formats: those of the settings, and on an int8 device
+    the int8 format. adapted: SubNets whose files are made in adapted form.
     """
 
     settings: Settings
@@ -88,21 +88,21 @@ class Maker:
 
     @property
     def in_int8(self) -> bool:
-        """Whether the device's own file is the int8 file."""
+        """Whether the device runs the int8 file."""
         return self.client.capabilities().precision == "int8"
 
     @property
     def formats(self) -> tuple[FileFormat, ...]:
-        """In the order in which files are made."""
+        """The formats in the order in which files are made."""
         asked = self.settings.formats
         return ("onnx_int8", *(one for one in asked if one != "onnx_int8")) if self.in_int8 else asked
 
     def tensors(self, config: Config) -> Statistics:
-        """The tensors of a SubNet that are no shared weights, BatchNorm statistics among them."""
+        """The tensors of a SubNet that are not shared weights, including BatchNorm statistics."""
         return own_tensors(self.net, config, next(iter(self.data.values())), self.adapted)
 
     def make(self, name: FileFormat, card: Card, statistics: Statistics, module: nn.Module) -> Made:
-        """The files of one format, which tell what the card tells. ConversionError where there are none."""
+        """The files of one format, with the facts of the card. ConversionError if there are none."""
         match name:
             case "onnx":
                 return self._run_by_agent(self._onnx_jobs(card, tell(self._onnx(card.config, statistics), card)))
@@ -137,7 +137,7 @@ class Maker:
         return [onnx_job(card.digest, model, batch) for batch in sizes]
 
     def quantised(self, config: Config) -> QuantisedSubNet:
-        """A SubNet in int8, made once. ConversionError: it has no such file."""
+        """A SubNet in int8, made once. ConversionError if it has no such file."""
         digest = self.net.space.digest(config)
         if digest not in self._quantised:
             statistics = self.tensors(config)
@@ -164,7 +164,7 @@ class Maker:
         )
 
     def _beside_fp32(self, found: QuantisedSubNet, exact: bytes, card: Card) -> Int8File:
-        """Sizes, accuracies, and latencies where the device takes ONNX files."""
+        """Sizes, accuracies, and, if the device takes ONNX files, latencies."""
         timed: dict[str, Any] = {}
         if "onnx" in self.client.capabilities().formats:
             jobs = [onnx_job(name, model, self.net.batch) for name, model in (("fp32", exact), ("int8", found.content))]
@@ -182,7 +182,7 @@ class Maker:
         )
 
     def _run_by_agent(self, jobs: list[ModelJob], stored: Precision | None = None) -> Made:
-        """A file that the device runs, if it takes the format, else an agent on this machine. jobs: of several batches."""
+        """A file that the device runs if it takes the format, else an agent on this machine. jobs: for several batches."""
         client = self.runtime(jobs[0].format)
         found = client.capabilities()
         computes: Precision = "fp32" if found.precision == "int8" else found.precision  # the file is not quantised
@@ -196,7 +196,7 @@ class Maker:
         )
 
     def runtime(self, model_format: Format) -> AgentClient:
-        """The device, if it takes the format, else an agent on this machine."""
+        """The device if it takes the format, else an agent on this machine."""
         if model_format in self.client.capabilities().formats:
             return self.client
         if model_format not in self._local:
@@ -214,7 +214,7 @@ class Maker:
             exported = torch.export.export(module, example, dynamic_shapes=shapes)
             torch.export.save(exported, content, extra_files={ARCHIVE_FILE: fact_file(card).decode()})
             loaded = torch.export.load(io.BytesIO(content.getvalue())).module()
-        except Exception as error:  # of many kinds, none of them ours
+        except Exception as error:  # torch.export raises errors of many kinds
             raise ConversionError(f"torch.export: {str(error).splitlines()[0]}") from error
         sizes = sorted({1, self.settings.check_images}) if shapes else [batch]
 
@@ -246,7 +246,7 @@ class Maker:
 def references(
     net: SuperNet, module: Callable[..., torch.Tensor], config: Config, images: EvaluationData, count: int
 ) -> tuple[Images, Images]:
-    """So many real samples, as images (N, C, H, W), and torch's outputs for them."""
+    """Real samples as images (N, C, H, W), `count` if there are so many, and torch's outputs for them."""
     some: list[Inputs] = []
     for batch, _ in images.batches(net.input_size(config)):
         some.append(batch)
@@ -262,7 +262,7 @@ def _outputs(client: AgentClient, job: ModelJob, images: Images) -> Images:
 
 
 def in_batches(images: Images, batch: int, run: Callable[[Images], Images]) -> Images:
-    """Outputs for all images, in batches; the last one is filled up with its last image."""
+    """Outputs for all images, in batches; the last batch is padded with its last image."""
     parts = []
     for start in range(0, len(images), batch):
         part = images[start : start + batch]

@@ -1,4 +1,4 @@
-"""ONNX files whose nodes stand in the order with the least peak of memory, where that saves memory.
+"""ONNX files with nodes in the order of least peak memory, if that saves memory.
 
 Such a file is optimised for the processor of this machine, and is run with the session options of its card.
 """
@@ -31,14 +31,14 @@ SESSION_OPTIONS: dict[str, bool | str] = {
     "execution_order": "PRIORITY_BASED",
     "enable_mem_reuse": False,
 }
-"""Those of `session_options`, in the words of onnxruntime's Python API."""
+"""The options of `session_options`, in the words of onnxruntime's Python API."""
 FILES = "default.onnx", "planned.onnx", "input.npy", "counted.json"
 
 
 def in_planned_order(
     net: SuperNet, card: Card, made: Made, images: Images, device: Capabilities, limits: ConversionLimits
 ) -> Made:
-    """The ONNX file in planned order where that saves memory, as counted on this machine; else the same file and why."""
+    """The ONNX file in planned order if that saves memory, as counted on this machine; else the same file and the reason."""
     try:
         return _planned(net, card, made, images, device, limits)
     except ConversionError as error:
@@ -82,7 +82,7 @@ def _planned(
 def _counted(
     default: bytes, planned: bytes, x_BCHW: Images, plan: PlannedFile, default_bytes: int, limits: ConversionLimits
 ) -> PlannedMemory:
-    """Both files beside each other. default_bytes: the predicted peak of the default order."""
+    """Memory and time of both files. default_bytes: the predicted peak of the default order."""
     with tempfile.TemporaryDirectory(prefix="autotailor-planned-") as name:
         folder = Path(name)
         (folder / FILES[0]).write_bytes(default)

@@ -1,6 +1,7 @@
-"""The exported files of a device once more, under names for people: `2ms-resnet26-0123abcd.onnx`, its card beside it.
+"""A copy of the exported files of a device under names for people: `2ms-resnet26-0123abcd.onnx`, with its card.
 
-The folder is for people and applications; no stage reads it. Each file takes its place whole, and `index.json` is written last.
+The folder is for people and applications; no stage reads it. Each file is replaced atomically, and `index.json` is written
+last.
 """
 
 import hashlib
@@ -25,10 +26,10 @@ Content = Path | bytes
 
 
 def write_readable(exported: Path, folder: Path) -> None:
-    """Copy the files of stage export from `exported` into `folder`: the folder's files can be changed without harm.
+    """Copy the files of stage export from `exported` into `folder`, where they can be changed without harm.
 
-    Files of an earlier run are removed, where they are as they were written. Other files stay; where one has a name that is
-    needed, it is moved aside, as `NAME.kept-1`. UserError for a folder that cannot be written.
+    Files of an earlier run are removed if unchanged. Other files stay; if one has a name that is needed, it is renamed to
+    `NAME.kept-1`. UserError if the folder cannot be written.
     """
     exports = Exports.read(exported / EXPORTS_FILE)
     try:
@@ -48,7 +49,7 @@ def _write(exports: Exports, exported: Path, folder: Path) -> None:
     index = ExportIndex(winners=winners, sha256={name: _sha256(content) for name, content in contents.items()})
     index.model_copy(update={"sha256": {**earlier, **index.sha256}}).write(
         folder / INDEX_FILE
-    )  # so that none is forgotten
+    )  # a crash then forgets no file
     for name, content in contents.items():
         _place(content, folder / name, index.sha256[name], earlier.get(name))
     for name in earlier.keys() - contents.keys():
@@ -89,7 +90,7 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
 
 
 def readable_names(exports: Exports) -> dict[str, str]:
-    """By digest, what the names of a winner's files begin with. A SubNet that wins several budgets is there once."""
+    """Prefix of the names of a winner's files, by digest. A SubNet that wins several budgets appears once."""
     cards = {card.digest: card for card in exports.subnets}
     least_ms: dict[str, float] = {}
     for row in sorted(exports.winners, key=lambda row: row.budget_ms):
@@ -103,7 +104,7 @@ def _stem(budget_ms: float, card: Card) -> str:
 
 
 def _renamed(card: Card, names: Mapping[str, str]) -> Card:
-    """The card with the names that its files have in the folder."""
+    """The card with the names of its files in the folder."""
     files = {
         name: file.model_copy(
             update={
@@ -119,7 +120,7 @@ def _renamed(card: Card, names: Mapping[str, str]) -> Card:
 
 
 def _earlier(folder: Path) -> dict[str, str]:
-    """The files of an earlier run: sha256 by name. None without a readable index: then all files stay."""
+    """The files of an earlier run: sha256 by name. {} without a readable index: then all files stay."""
     try:
         return dict(ExportIndex.read(folder / INDEX_FILE).sha256)
     except UserError:
@@ -131,7 +132,7 @@ def _sha256(content: Content) -> str:
 
 
 def _place(content: Content, place: Path, sha256: str, earlier: str | None) -> None:
-    """Put a file where it belongs, whole; nothing to do where it is there."""
+    """Put a file in its place atomically; do nothing if the same file exists."""
     if place.exists():
         found = _sha256(place) if place.is_file() else None
         if found == sha256:
@@ -153,7 +154,7 @@ def _place(content: Content, place: Path, sha256: str, earlier: str | None) -> N
 
 
 def _remove(folder: Path, name: str, sha256: str) -> None:
-    """Remove a file of an earlier run, unless somebody changed it; its subfolder with the last one."""
+    """Remove a file of an earlier run unless somebody changed it, and its subfolder if it is then empty."""
     place = folder / name
     if place.is_file() and _sha256(place) == sha256:
         place.unlink()

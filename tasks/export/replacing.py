@@ -1,7 +1,7 @@
-"""Replacements for winners whose measured latency misses their budget, and for those that another measured SubNet beats.
+"""Replacements for winners whose measured latency misses their budget, or that another measured SubNet beats.
 
-After a refinement, the next best of its measured candidates takes the winner's place. Without a refinement the search is
-asked again, for a smaller budget: divided by the ratio of measured to predicted latency.
+After a refinement, the next best of its measured candidates replaces the winner. Without a refinement, the search runs again
+for a smaller budget: divided by the ratio of measured to predicted latency.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,17 +26,17 @@ from tasks.search.settings import Settings as SearchSettings
 from tasks.search.stage import Target, costs_of, method_of
 
 MARGIN = 0.01
-"""Share of a budget that is left free: measurements of one SubNet differ by so much."""
+"""Share of a budget that is kept free, since measurements of one SubNet vary by that much."""
 
 Tried = Mapping[str, float]
-"""Latencies [ms] of SubNets that were measured for a budget, by digest."""
+"""Measured latencies [ms] of SubNets for a budget, by digest."""
 
 
 class Substitutes(Protocol):
     """A source of other SubNets for a budget."""
 
     def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
-        """A SubNet that likely keeps the budget, which none of `rows`, the latest last, keeps; None: there is none."""
+        """A SubNet that likely keeps the budget that none of `rows` (latest last) keeps; None if there is none."""
         ...
 
 
@@ -66,7 +66,7 @@ class SearchedSubstitutes:
 
 
 class MeasuredSubstitutes:
-    """The most accurate candidates of a refinement, as measured there."""
+    """The most accurate candidates of a refinement, by its measurements."""
 
     def __init__(self, candidates: Candidates) -> None:
         self._known = {
@@ -87,7 +87,7 @@ class MeasuredSubstitutes:
 
 
 def _sure_ms(row: Candidate) -> float | None:
-    """The larger of the measured latency and the latency smoothed over similar SubNets; None without a measured one."""
+    """The larger of the measured latency and the latency smoothed over similar SubNets; None if it was not measured."""
     known = [ms for ms in (row.latency.p50_ms, row.smoothed_ms) if ms is not None]
     return None if row.latency.p50_ms is None else max(known)
 
@@ -117,9 +117,8 @@ def replaced(
 ) -> tuple[list[Winner], dict[str, Measurement]]:
     """The winners, with replacements for those that miss their budgets; and all measurements, by digest.
 
-    substitutes: called at the first miss; None: nothing is replaced. times: SubNets that are tried for a budget at most.
-    measure: measures SubNets by digest. Where no SubNet keeps a budget, its winner stays. kept: digests of winners that stay in
-    any case.
+    substitutes: called at the first miss; None: nothing is replaced. times: most substitutes per budget. measure: measures
+    SubNets by digest. If no SubNet keeps a budget, its winner stays. kept: digests of winners that always stay.
     """
     rows, source = [[winner] for winner in winners], None
     while True:
@@ -141,9 +140,9 @@ def replaced(
 
 
 def whole_network(front: Front, rows: Sequence[Winner], largest_ms: float | None) -> tuple[Winner, ...]:
-    """The largest SubNet for the smallest budget that it keeps as measured, where it wins none; () where no budget is for it.
+    """The largest SubNet for the smallest budget that it keeps as measured, if it wins none; () if no budget is free for it.
 
-    rows: a SubNet for each budget. largest_ms: its p50, None where it was not measured. A search over several devices has one
+    rows: a SubNet for each budget. largest_ms: its p50; None if it was not measured. A search over several devices has one
     winner for all of them, which stays.
     """
     kept_ms = [row.budget_ms for row in rows if largest_ms is not None and largest_ms <= row.budget_ms]
@@ -166,7 +165,9 @@ def _is_within_limits(front: Front) -> bool:
 
 
 def better(others: Sequence[Winner], rows: Sequence[Winner], share: Mapping[str, float]) -> tuple[Winner, ...]:
-    """Those of `others` that are more accurate than the SubNet of a budget that they keep. share: accuracies by digest."""
+    """The SubNets of `others` that are more accurate than the SubNet of a budget that they keep. share: accuracies by
+    digest.
+    """
 
     def is_better(one: Winner) -> bool:
         return any(share[row.digest] < share[one.digest] for row in rows if row.budget_ms >= one.budget_ms)
@@ -179,9 +180,9 @@ def best_measured(
 ) -> list[Winner]:
     """For each budget the most accurate of all exported SubNets that keep it, by the files' own measurements.
 
-    rows: a SubNet for each budget. cards: by digest; accuracies are those of the first split. others: exported beside them.
-    The SubNet of a row stays where none is better, where it is in `kept`, and where it is one for several devices together; a
-    SubNet without whole files takes no other one's place.
+    rows: a SubNet for each budget. cards: by digest; accuracies are those of the first split. others: exported beside them. The
+    SubNet of a row stays if none is better, if it is in `kept`, or if it is one for several devices together. A SubNet with
+    failed files replaces none.
     """
     good = [row for row in (*rows, *others) if all(file.state == "ok" for file in cards[row.digest].files.values())]
 
@@ -214,7 +215,9 @@ def _keeps(row: Winner, known_ms: Mapping[str, float]) -> bool:
 
 
 def _chosen(own: Sequence[Winner], every: Sequence[Winner], known_ms: Mapping[str, float]) -> Winner:
-    """The winner of one budget: a SubNet of its own that keeps it; else the best SubNet of another budget that keeps it."""
+    """The winner of one budget: the first of its own SubNets that keeps it; else the best SubNet of another budget that
+    does.
+    """
     kept = [row for row in own if _keeps(row, known_ms)]
     if kept or own[0].digest not in known_ms:
         return next(iter(kept), own[0])

@@ -1,4 +1,4 @@
-"""How exported files are run, and programs that run them so: an example in Python, and one in C++ where the runtime has it.
+"""The run of exported files, and example programs for it: in Python, and in C++ for some runtimes.
 
 The programs are made from templates in `examples/`, by runtime and format.
 """
@@ -26,7 +26,7 @@ TEMPLATES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("torch", "onnx"): ("torch_onnx.py",),
     ("torch", "torch"): ("torch.py",),
 }
-"""By runtime and format; others have no example."""
+"""Templates by runtime and format; other combinations have no example."""
 WORDS = {
     "pools": ("blob_allocator", "workspace_allocator"),
     "enumerations": {
@@ -43,19 +43,19 @@ WORDS = {
         "enable_cpu_mem_arena": "DisableCpuMemArena",
     },
 }
-"""Settings whose values a program spells in another way."""
+"""Settings whose values programs spell differently."""
 TF32_OFF = '("CUDAExecutionProvider", {"use_tf32": 0})'
-"""TF32 would be another precision under the name of fp32."""
+"""With TF32, "fp32" would name another precision."""
 FileShape = tuple[int | None, ...]
 INPUT = "input"
 """Name of the only input of an archive."""
 OF_SUBNET, OF_SUPERNET, UNTIMED = "this SubNet", "SubNets of its SuperNet", "not timed: it was given"
 NO_FILE_NAME = re.compile(r"[^\w.-]", re.ASCII)
-"""Characters of names that a foreign file would bring into comments and shells."""
+"""Characters that names in foreign files must not bring into comments and shells."""
 
 
 def run_of(found: Capabilities, job: ModelJob) -> FileRun:
-    """How a device or a local runtime runs a job. Sizes that an ONNX file leaves open are None."""
+    """The run of a job on a device or in a local runtime. Sizes that an ONNX file leaves open are None."""
     return FileRun(
         runtime=found.backend,
         version=found.version,
@@ -69,7 +69,7 @@ def run_of(found: Capabilities, job: ModelJob) -> FileRun:
 
 
 def archive_run(inputs: Sequence[FileTensor], output_shape: FileShape) -> FileRun:
-    """How an archive of `torch.export` was run in this process."""
+    """The run of a `torch.export` archive in this process."""
     threads = torch.get_num_threads()
     return FileRun(
         runtime="torch",
@@ -85,7 +85,7 @@ def archive_run(inputs: Sequence[FileTensor], output_shape: FileShape) -> FileRu
 
 
 def file_tensor(name: str, shape: FileShape, element: str) -> FileTensor:
-    """A tensor of a file, which says its type where that is not float32."""
+    """A tensor of a file; its type is stated only if it is not float32."""
     return FileTensor(name=name, shape=shape, **({} if element == "float32" else {"type": element}))
 
 
@@ -109,9 +109,10 @@ def _tensors_of(job: ModelJob) -> dict[str, tuple[FileTensor, ...]]:
 def brought(
     run: FileRun, engine: ChosenEngine | None, chosen: Measurement, own: Measurement | None
 ) -> tuple[Brought, ...]:
-    """What each choice brought on the device on which a file was run.
+    """The gain of each choice on the device that ran a file.
 
-    chosen, own: the SubNet timed there by the chosen implementations, and by the runtime's own choices; None: it has no others.
+    chosen, own: the SubNet timed there with the chosen implementations, and with the runtime's own choices; None: it has no
+    others.
     """
     rows = []
     if engine is not None:
@@ -128,7 +129,7 @@ def brought(
 
 
 def examples(run: FileRun, model_format: str, *, on_device: bool) -> dict[str, str]:
-    """Programs by suffix, `.py` and `.cpp`; none for a runtime without a template."""
+    """Programs by suffix, `.py` and `.cpp`; {} for a runtime without a template."""
     return {
         Path(name).suffix: _TEMPLATES.get_template(f"{name}.jinja").render(_told(run, on_device))
         for name in TEMPLATES.get((run.runtime, model_format), ())
@@ -162,7 +163,7 @@ def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
 
 
 def _told_input(one: FileTensor, stem: str) -> dict[str, Any]:
-    """An input as programs spell it. stem: of the file that they read it from."""
+    """An input in the spelling of programs. stem: of the file from which they read it."""
     sizes = tuple(size or 1 for size in one.shape)
     floats = one.type == "float32"
     return {
@@ -178,13 +179,13 @@ def _told_input(one: FileTensor, stem: str) -> dict[str, Any]:
 
 
 def _python(value: Any) -> str:
-    """A value as a Python literal; names may hold whatever a foreign file has."""
+    """A value as a Python literal; names from foreign files may hold any character."""
     plain = isinstance(value, str) and value.isascii() and value.isprintable()
     return json.dumps(value) if plain else ascii(value)
 
 
 def _cpp(value: Any) -> str:
-    """A value as a C++ literal: bytes that are no plain characters in octal, which ends after three digits."""
+    """A value as a C++ literal: bytes that are not plain characters in octal, which ends after three digits."""
     if not isinstance(value, str):
         return json.dumps(value)
     plain = {byte for byte in range(32, 127) if chr(byte) not in '"\\?'}

@@ -20,17 +20,17 @@ FILES: Mapping[BundleFormat, FileFormat] = {
     "ncnn_fp16": "ncnn_fp16",
     "ncnn_bf16": "ncnn",
 }
-"""The exported files of which a format is."""
+"""The exported file format behind each bundle format."""
 BUNDLE_FOLDER = "bundle"
 
 
 def required_files(forms: Sequence[BundleFormat]) -> tuple[FileFormat, ...]:
-    """The exported files that some formats are of; those of ONNX are in every bundle."""
+    """The exported files that some bundle formats need; ONNX files are in every bundle."""
     return tuple(dict.fromkeys(FILES[form] for form in forms if form != "onnx"))
 
 
 class Settings(TimingSettings):
-    """Which files are exported, and how they are checked and measured."""
+    """Formats of the exported files, and how they are checked and measured."""
 
     formats: tuple[FileFormat, ...] = Field(
         ("onnx", "ncnn"),

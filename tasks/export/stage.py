@@ -1,6 +1,6 @@
 """ONNX, NCNN and torch files of every chosen SubNet, checked and measured on the device.
 
-Each has BatchNorm statistics of its own, folded into its weights. What the device does not run is checked in a local
+Each file has its own BatchNorm statistics, folded into its weights. Formats that the device does not run are checked in a local
 runtime. A file whose outputs differ from torch is not kept.
 """
 
@@ -74,11 +74,11 @@ DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
 EVALUATED_FILE = "winners_evaluated_{}.jsonl"
 Accuracies = dict[str, dict[str, Accuracy]]
-"""By split, of each SubNet (digest)."""
+"""Accuracies by split and SubNet (digest)."""
 OfBundle = tuple[Mapping[str, SubnetPolicy], str | None, Sequence[FurtherFormat], Adapted, BundlePlacements | None]
-"""What a bundle has besides: policies, rules, further formats, SubNets that have adapted, and those over devices."""
+"""Further contents of a bundle: policies, rules, further formats, adapted SubNets, and SubNets over devices."""
 ROUNDS = 2
-"""Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.measuring.calm`)."""
+"""Fewest rounds that show how a disturbed device slows small SubNets compared with the largest (`tasks.measuring.calm`)."""
 
 
 def run(
@@ -102,9 +102,9 @@ def run(
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`, beside `confusions.jsonl`.
 
-    `data`: split -> images to state the accuracy on; those of the first check the files. `batch`: samples of an ONNX file.
-    The caller holds the device's lease. Winners are always timed here, others come from the store. `substitutes`: for missed
-    budgets. `rules`, `formats`, `placements`: of the bundle. `elsewhere`: other devices' winners. UserError: side files.
+    data: split -> images to evaluate accuracy on; those of the first split check the files. batch: samples of an ONNX file. The
+    caller holds the device's lease. Winners are always timed here, others come from the store. substitutes: for missed budgets.
+    rules, formats, placements: of the bundle. elsewhere: other devices' winners. UserError: side files.
     """
     front, device = read_front(search / FRONT_FILE), client.capabilities()
     _require(settings, net := tailor_ir.load(supernet, batch=batch), device, implementations)
@@ -141,7 +141,7 @@ def _judged(
     measure: Callable[[Mapping[str, Config]], dict[str, Measurement]],
     evaluate: Callable[[Mapping[str, Winner]], Accuracies],
 ) -> tuple[tuple[Winner, ...], Accuracies]:
-    """What is exported beside the SubNets of `rows`, and all accuracies: the largest SubNet, where it is better for a budget.
+    """The largest SubNet, if it is better for a budget, to be exported beside the SubNets of `rows`; and all accuracies.
 
     Its measurement goes into `measured`.
     """
@@ -156,12 +156,12 @@ def _judged(
 
 
 def _by_digest(*rows: Winner) -> dict[str, Winner]:
-    """Each SubNet once, whatever number of budgets it wins."""
+    """Each SubNet once, even if it wins several budgets."""
     return {row.digest: row for row in rows}
 
 
 def _require(settings: Settings, net: SuperNet, device: Capabilities, implementations: ChosenImplementations) -> None:
-    """UserError for what this network or this device has not."""
+    """UserError for settings that this network or this device does not support."""
     if device.backend == "ncnn":
         require_masks(device.version, implementations.operators.values())
     require_exits(settings, net)
@@ -172,20 +172,20 @@ def _require(settings: Settings, net: SuperNet, device: Capabilities, implementa
 def _adapted(
     settings: Settings, net: SuperNet, front: Front, elsewhere: Collection[str], data: Mapping[str, EvaluationData]
 ) -> Adapted:
-    """Winners that have adapted, by their side files."""
+    """Adapted winners, from their side files."""
     files, known = read_side_files(settings.adapted), next(iter(data.values()))
     return adapted_winners(files, net, front.winners, elsewhere, known)
 
 
 def _still_true(policies: Sequence[SubnetPolicy], adapted: Adapted) -> dict[str, SubnetPolicy]:
-    """Policies by digest; those of SubNets that have adapted since were measured with other answers, and are left out."""
+    """Policies by digest; without those of SubNets that have adapted since, as these were measured with other answers."""
     return {row.digest: row for row in policies if row.digest not in adapted}
 
 
 def _measured(
     maker: Maker, meter: SubNetMeter, lines: SubNetLines, progress: Progress, configs: Mapping[str, Config]
 ) -> dict[str, Measurement]:
-    """SubNets as their files run, by digest."""
+    """Measurements of SubNets as their files run, by digest."""
     subjects = subjects_of(maker, configs)
     found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
     return dict(zip(subjects, found, strict=True))
@@ -211,7 +211,7 @@ def _bundle(
     device: Capabilities,
     of_bundle: OfBundle,
 ) -> dict[str, Any]:
-    """The bundle as a field, where one is wanted."""
+    """The bundle as a field; {} if none is requested."""
     if not settings.bundle:
         return {}
     images, known = next(iter(data.values())), _replaced(settings, net, supernet, data, out, progress, store)
@@ -229,7 +229,7 @@ def _replaced(
     progress: Progress,
     store: SubNetStore,
 ) -> dict[str, dict[str, Accuracy]]:
-    """Accuracies on the first split, by digest, of the largest SubNet and of those with one alternative alone."""
+    """Accuracies on the first split, by digest, of the largest SubNet and of SubNets with a single alternative."""
     if not settings.blocks:
         return {}
     split, images = next(iter(data.items()))
@@ -249,9 +249,9 @@ def _evaluated(
     adapted: Adapted,
     winners: Mapping[str, Winner],
 ) -> Accuracies:
-    """Accuracy by split, of each winner (digest); what is in the store or in `out` is not evaluated again.
+    """Accuracies by split and winner (digest); results in the store or in `out` are not evaluated again.
 
-    The store is of SubNets as they were; adapted ones are evaluated here.
+    The store holds SubNets before adaptation; adapted ones are evaluated here.
     """
     own = {digest: one.accuracies(net, data) for digest, one in adapted.items() if digest in winners}
     configs = {digest: row.config for digest, row in winners.items() if digest not in own}
@@ -265,7 +265,7 @@ def _evaluated(
 
 
 def _is_whole(card: Card, out: Path) -> bool:
-    """Whether the files of an exported SubNet are there as they were written."""
+    """Whether all files of an exported SubNet exist unchanged."""
     files = {name: digest for file in card.files.values() for name, digest in file.written.items()}
     files |= {f"{card.digest}{suffix}": _sha256(content) for suffix, content in card_files(card).items()}
     return all((out / name).is_file() and _sha256((out / name).read_bytes()) == known for name, known in files.items())
@@ -278,7 +278,7 @@ def _sha256(content: bytes) -> str:
 def _winner(
     before: Winner, chosen: Winner, cards: Mapping[str, Card], measured: Mapping[str, Measurement]
 ) -> ExportedWinner:
-    """Budget, predicted and measured side by side; `before`: the winner that was replaced, where that is another."""
+    """Predicted and measured values of a budget's winner; `before`: the original winner, recorded if it was replaced."""
     exported = cards[chosen.digest]
     measured_ms, missed_ms = exported.latency.p50_ms, measured[before.digest].p50_ms
     changed: dict[str, Any] = {}
@@ -306,7 +306,7 @@ def _winner(
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Exports single SubNets. accuracy: by split, of each SubNet (digest). policies: of SubNets with thresholds (digest)."""
+    """Exports single SubNets. accuracy: by split and SubNet (digest). policies: of SubNets with thresholds (digest)."""
 
     settings: Settings
     net: SuperNet
@@ -325,7 +325,7 @@ class Exporter:
     def export_all(
         self, winners: Mapping[str, Winner], measured: Mapping[str, Measurement], progress: Progress
     ) -> dict[str, Card]:
-        """Cards by digest; SubNets whose files are there from an earlier call are not exported again."""
+        """Cards by digest; SubNets with intact files from an earlier call are not exported again."""
         known = (Card.model_validate(line) for line in read_lines(self.out / DONE_FILE))
         done = {card.digest: card for card in known if card.digest in winners and _is_whole(card, self.out)}
         todo = [digest for digest in winners if digest not in done]
@@ -340,7 +340,7 @@ class Exporter:
     def export(self, winner: Winner, timed: Timed) -> Card:
         """Write the files of one SubNet, check them, and write its model card, which is returned.
 
-        The card of a device in int8 has the accuracy of the int8 file; files of other formats tell theirs.
+        On an int8 device the card has the accuracy of the int8 file; files of other formats state their own.
         """
         images, config = next(iter(self.data.values())), winner.config
         statistics, adapted = self.maker.tensors(config), self.maker.adapted.get(winner.digest)
@@ -370,13 +370,13 @@ class Exporter:
         return card
 
     def _tell_confusions(self, card: Card) -> None:
-        """Which classes a SubNet takes for which, of the test split, where it is asked for and has few classes."""
+        """Write the confusions between classes on the test split, if it is requested and there are few classes."""
         if (found := self.accuracy.get("test")) is not None:
             confusion = found[card.digest].confusion
             append_confusions(self.out / CONFUSIONS_FILE, card.digest, card.classes, confusion)
 
     def _card(self, winner: Winner, measured: Measurement, images: EvaluationData, outputs: Images) -> Card:
-        """All but the files. outputs: raw ones of some of the images."""
+        """The card without its files. outputs: raw outputs for some of the images."""
         config, data = winner.config, describe(images.dataset)
         shapes = self.net.input_shapes(config)
         first = next(iter(shapes.values()))
@@ -416,7 +416,7 @@ class Exporter:
         return card.model_copy(update=known)
 
     def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> ExportedFile:
-        """Check one format against torch, int8 against a local run, and keep its files when they agree."""
+        """Check one format against torch (int8 against a local run), and keep its files if they agree."""
         got, whom = made.outputs(inputs), "torch"
         if made.reference is not None:
             expected, whom = made.reference(inputs), "onnxruntime on this machine"
@@ -443,7 +443,7 @@ class Exporter:
         return ExportedFile(state="ok", sha256=digests, bytes=sum(map(len, made.contents)), **checked)
 
     def _with_run(self, file: ExportedFile, name: FileFormat, digest: str, made: Made, timed: Timed) -> ExportedFile:
-        """Tell how a file runs and what that brought, and write programs that run it so."""
+        """Record how a file runs and the gains of its settings, and write example programs."""
         if made.run is None or file.state != "ok":
             return file
         gains = brought(made.run, self.provenance.engine, *timed) if made.on_device else ()

@@ -17,7 +17,7 @@ IN_FP32 = "in fp32"
 AS_EXPORTED = "as exported"
 ALIGNED = "with aligned images"
 Timed = tuple[Measurement, Measurement | None]
-"""A SubNet by its chosen implementations, and by the runtime's own choices where these are others."""
+"""A SubNet with its chosen implementations, and with the runtime's own choices if these differ."""
 
 
 def subjects_of(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
@@ -28,7 +28,7 @@ def subjects_of(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subjec
 
 
 def _subjects(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
-    """Each in which implementations were chosen also without them, and with aligned images where its files align them."""
+    """Each SubNet; also one without chosen implementations, if it has such; with aligned images if its files align them."""
     net, named = maker.net, {LARGEST: maker.net.max_config, **configs}
     subjects = {name: Subject(net.space.digest(config), net, config) for name, config in named.items()}
     for name in configs.keys() & maker.adapted.keys():
@@ -63,7 +63,7 @@ def timed(measured: Mapping[str, Measurement], digest: str) -> Timed:
 
 
 def largest_of(measured: Mapping[str, Measurement]) -> MeasuredLargest:
-    """The largest SubNet as it was measured beside the others."""
+    """The measurement of the largest SubNet beside the others."""
     fields = {"own_choices": OWN_CHOICES_OF, "fp32": IN_FP32}
     others = {field: measured.get(f"{LARGEST} {name}") for field, name in fields.items()}
     return MeasuredLargest(

@@ -26,11 +26,11 @@ __all__ = ["Settings", "TrainSettings", "run"]
 
 
 def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, progress: Progress) -> StageResult:
-    """Train the SuperNet of folder `supernet`; returns accuracies of the largest and smallest SubNets.
+    """Train the SuperNet in folder `supernet`; returns the accuracies of its largest and smallest SubNets.
 
-    Leaves `supernet/` and `history.jsonl` in `folder`, and `ranges.json` with `range_accuracies.jsonl` where the training was
-    followed by the accuracy of SubNets. The SuperNet stores the BatchNorm statistics of the largest SubNet, and of each
-    alternative that stands alone in it. Where fine-tuning made the largest SubNet worse, that is said, and the better weights
+    Writes `supernet/` and `history.jsonl` into `folder`, and `ranges.json` with `range_accuracies.jsonl` if the accuracy of
+    SubNets was followed during training. The SuperNet stores the BatchNorm statistics of its largest SubNet, and of each
+    alternative that stands alone in it. If fine-tuning made the largest SubNet worse, a message says so, and the better weights
     are kept.
     A second call goes on from the last checkpoint. Raises UserError when a worker dies.
     """
@@ -78,18 +78,18 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
 
 
 def _take(net: SuperNet, job: Job, data: EvaluationData) -> None:
-    """Give the SuperNet the weights of the checkpoint, with the statistics of its largest SubNet and of its alternatives."""
+    """Load the checkpoint's weights into the SuperNet, and set the statistics of its largest SubNet and its alternatives."""
     from tasks.finetune import checkpoint
 
     assert job.finetune is not None
     checkpoint.load_model(job.checkpoint, net.elastic, average=job.settings.average > 0)
-    if job.finetune.strategies[-1] not in FROZEN:  # else the network is the user's, or was left with its statistics
+    if job.finetune.strategies[-1] not in FROZEN:  # else the network is the user's, or has its statistics
         net.set_statistics(net.recalibrate(net.max_config, data.calibration(net.input_size(net.max_config))))
     net.set_statistics(net.recalibrate_alternatives(data.calibration(net.input_size(net.max_config))))
 
 
 def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> None:
-    """Saves the trained SuperNet, if it is whole. before: answers that its largest SubNet still has to give."""
+    """Save the trained SuperNet after checking it. before: answers that the largest SubNet must still give."""
     from tasks.data.description import remember
     from tasks.models import carry_origin
 
@@ -105,12 +105,12 @@ def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> 
 
 
 def exits_of(space: Space) -> tuple[str, ...]:
-    """The exits of a space in order of depth; the last is the whole network. None where the space has no exits."""
+    """The exits of a space in order of depth; the last is the whole network. None if the space has no exits."""
     return tuple(str(choice) for one in space.variables if one.kind == "exit" for choice in one.choices)
 
 
 def _check_exits(settings: Settings, exits: Sequence[str]) -> None:
-    """UserError for settings of exits that are not for so many, and for less than an epoch for each stage."""
+    """Raise UserError if exit settings do not match the number of exits, or if a stage gets less than one epoch."""
     lengths = {"weights": (len(exits),), "target": (1, len(exits)), "shares": (len(exits),)}
     for option, allowed in lengths.items() if OF_EXITS.intersection(settings.strategies) else ():
         given = getattr(settings.exits, option)
@@ -131,7 +131,7 @@ def _check_exits(settings: Settings, exits: Sequence[str]) -> None:
 
 
 def _chosen(settings: Settings, space: Space, progress: Progress) -> Settings:
-    """The settings with a strategy, which is told where it was left open. UserError for one that this space has nothing for."""
+    """The settings with a strategy, reported if it was left open. UserError if the space does not fit the strategy."""
     kinds = {variable.kind for variable in space.variables}
     chosen = settings.resolved(kinds)
     for strategies, kind, what, example in (

@@ -1,7 +1,7 @@
 """Checkpoints: one .safetensors file with weights, buffers and optimiser state, and JSON in its header.
 
-The file is written whole or not at all, with a checksum of its tensors, so that a damaged one is not gone on from.
-Random numbers need no state of their own: data order, augmentation, SubNets and dropout are all drawn from (seed, step).
+The file is written atomically, with a checksum of its tensors, so that training never resumes from a damaged one. Random
+numbers need no state of their own: data order, augmentation, SubNets and dropout are all drawn from (seed, step).
 """
 
 import json
@@ -23,14 +23,14 @@ MODEL, OPTIMISER, AVERAGE, KEPT = "model.", "optimiser.", "average.", "kept."
 
 
 class Judged(NamedTuple):
-    """What a judge remembers: JSON, and tensors by name."""
+    """The state of a judge: JSON, and tensors by name."""
 
     state: Mapping[str, Any]
     kept: Mapping[str, torch.Tensor]
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, shared ones once."""
+    """Parameters and persistent buffers by name; shared tensors appear once."""
     persistent = set(module.state_dict().keys())
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     return {name: tensor.detach() for name, tensor in tensors.items() if name in persistent}
@@ -44,7 +44,7 @@ def save(
     average: nn.Module | None = None,
     judged: Judged | None = None,
 ) -> None:
-    """Write the state after `step` finished steps; `average`: the network with averaged weights. judged: of a judge."""
+    """Write the state after `step` finished steps. average: the network with averaged weights. judged: the judge's state."""
     tensors = {MODEL + name: tensor for name, tensor in model_tensors(module).items()}
     if average is not None:
         tensors |= {AVERAGE + name: tensor for name, tensor in model_tensors(average).items()}
@@ -62,7 +62,7 @@ def save(
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """A checksum of names, shapes, types and values, in the order of names."""
+    """A checksum of names, types, shapes and values, in the order of names."""
     found = 0
     for name, tensor in sorted(tensors.items()):
         found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
@@ -71,7 +71,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether everything in the file is as it was written."""
+    """Whether the file is readable and its checksum matches."""
     try:
         with safe_open(path, framework="pt") as file:
             state = json.loads(file.metadata()["state"])
@@ -82,14 +82,14 @@ def _is_whole(path: Path) -> bool:
 
 
 def mend(path: Path, name: str, progress: Progress) -> None:
-    """Set a damaged checkpoint aside, and say so; the training `name` then starts anew."""
+    """Quarantine a damaged checkpoint and report it; the training `name` then starts anew."""
     if path.exists() and not _is_whole(path):
         place = set_aside(path, path.parent)
         progress.say(f"{name}: the checkpoint is damaged: set aside as '{place}'; training starts from the beginning")
 
 
 def finished_steps(path: Path) -> int:
-    """Steps that the checkpoint at `path` holds; 0 when there is none."""
+    """The number of steps in the checkpoint at `path`; 0 if there is none."""
     if not path.exists():
         return 0
     with safe_open(path, framework="pt") as file:
@@ -97,7 +97,9 @@ def finished_steps(path: Path) -> int:
 
 
 def shared_steps(path: Path, *, first_of_node: bool) -> int:
-    """The newest `finished_steps` of all nodes of a process group. Nodes with an older file, or none, get that file."""
+    """The largest `finished_steps` of all nodes in a process group. Nodes with an older checkpoint, or none, receive the
+    newest.
+    """
     steps = [0] * distributed.get_world_size()
     distributed.all_gather_object(steps, finished_steps(path))
     newest, rank = max(steps), distributed.get_rank()
@@ -113,7 +115,7 @@ def shared_steps(path: Path, *, first_of_node: bool) -> int:
 
 
 def load_judged(path: Path) -> Judged:
-    """What a judge remembered."""
+    """Load the state of the judge."""
     with safe_open(path, framework="pt") as file:
         names = [name for name in list(file.keys()) if name.startswith(KEPT)]
         kept = {name.removeprefix(KEPT): file.get_tensor(name) for name in names}
@@ -122,7 +124,7 @@ def load_judged(path: Path) -> Judged:
 
 @torch.no_grad()
 def load_model(path: Path, module: nn.Module, *, average: bool = False) -> None:
-    """Copy weights and buffers into `module`, in place; average: the averaged ones."""
+    """Copy weights and buffers into `module`, in place. average: copy the averaged ones."""
     own = model_tensors(module)
     prefix = AVERAGE if average else MODEL
     with safe_open(path, framework="pt") as file:
@@ -146,5 +148,5 @@ def load_optimiser(path: Path, optimiser: torch.optim.Optimizer) -> None:
         for key, value in moments.items():
             if (
                 key != "step" and value.shape == parameter.shape
-            ):  # fused steps take all to lie in memory as the parameter does
+            ):  # fused steps require all moments to have the memory layout of the parameter
                 moments[key] = torch.empty_like(parameter).copy_(value)

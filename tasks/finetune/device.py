@@ -7,12 +7,12 @@ from tasks.finetune.settings import TrainSettings
 
 
 def gpus(wanted: str) -> int:
-    """The number of GPUs on which ranks compute; 0: they compute on processors."""
+    """The number of GPUs on which ranks compute; 0 if they compute on the CPU."""
     return 0 if pick_device(wanted).type == "cpu" else torch.cuda.device_count()
 
 
 def fitting_processes(settings: TrainSettings, gpus: int) -> int:
-    """The processes of this node: as wanted, or fewer where GPUs are fewer: the most that split the batch evenly."""
+    """The processes of this node: the wanted number, or, if there are fewer GPUs, the most that split the batch evenly."""
     wanted = settings.processes
     if not 0 < gpus < wanted or settings.nodes > 1:
         return wanted
@@ -20,7 +20,7 @@ def fitting_processes(settings: TrainSettings, gpus: int) -> int:
 
 
 def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
-    """`auto` is the GPU where there is one. Raises UserError when there are fewer GPUs than ranks."""
+    """The device of a rank; `auto` picks a GPU if one exists. Raises UserError when there are fewer GPUs than ranks."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()

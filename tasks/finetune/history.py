@@ -1,4 +1,4 @@
-"""The history of a training: one JSON line per step, which ranks append to and the launcher follows."""
+"""The history of a training: one JSON line per step; ranks append to it, and the launcher follows it."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,13 @@ from tasks.artifacts import line_of, read_lines, whole_lines, write_bytes
 
 
 def rewind(history: Path, step: int) -> None:
-    """Forget the lines that a killed run left after its checkpoint."""
+    """Remove the lines that a killed run wrote after its last checkpoint."""
     kept = [line_of(line) for line in read_lines(history) if line["step"] <= step]
     write_bytes(history, "".join(kept).encode())
 
 
 class Tail:
-    """New steps of a history that ranks may rewind meanwhile, when they are started again."""
+    """New steps of a history that restarted ranks may rewind meanwhile."""
 
     def __init__(self, path: Path, done: int) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class Tail:
         self._done = done
 
     def new(self) -> list[dict[str, Any]]:
-        """Lines of steps after those that were `done` or given before."""
+        """Lines of new steps: those after `done` that no earlier call returned."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""The job that a launcher gives its workers, as one JSON file."""
+"""The job that a launcher passes to its workers, as one JSON file."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +17,10 @@ JOB_FILE = "job.json"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 LOG_FILE = "workers.log"
 TORCHRUN = "torch.distributed.run"
-"""The module that starts ranks which have to meet, or may be started again."""
+"""The module that starts ranks if there are several, or if they may be restarted."""
 
 FEW_STEPS = 50
-"""Below so many steps a training hardly learns."""
+"""A training with fewer steps hardly learns."""
 
 
 class RankError(TypedDict):
@@ -49,7 +49,7 @@ class Job(BaseModel):
     finetune: Settings | None = None
     supernet: Path | None = None
     exits: tuple[str, ...] = ()
-    """Of the SuperNet, in order of depth; the last is the whole network."""
+    """Exits of the SuperNet, in order of depth; the last is the whole network."""
 
     @property
     def settings(self) -> TrainSettings:
@@ -60,13 +60,13 @@ class Job(BaseModel):
 
     @property
     def phases(self) -> list[TrainingPhase]:
-        """What is trained one after the other."""
+        """The phases of the training, in order."""
         exits = len(self.exits)
         return phases_of(self.finetune, self.settings.epochs, self.steps_per_epoch, self.total_steps, exits)
 
     @property
     def plan(self) -> str:
-        """The steps, in words."""
+        """A sentence on epochs, steps and batch size."""
         settings = self.settings
         last = f", the last of {self.last_batch}" if self.last_batch else ""
         few = ": few; a smaller batch_size makes more" if self.total_steps < FEW_STEPS else ""
@@ -76,7 +76,7 @@ class Job(BaseModel):
         )
 
     def with_settings(self, **changes: int) -> Self:
-        """The same job with a few settings changed."""
+        """The same job with some settings changed."""
         field = "finetune" if self.finetune is not None else "train"
         return self.model_copy(update={field: self.settings.model_copy(update=changes)})
 
@@ -91,13 +91,13 @@ class Job(BaseModel):
         return self.folder / HISTORY_FILE
 
     def error_file(self, rank: int) -> Path:
-        """The file in which a failing rank says why."""
+        """The file into which a failing rank writes its error."""
         return self.folder / f"error-rank{rank}.json"
 
     def errors(self) -> list[RankError]:
-        """The errors of failing ranks of this machine: the user's own errors first, then in order of time."""
+        """The errors of failing ranks on this machine: the user's own errors first, then by time."""
         found = []
         for file in self.folder.glob("error-rank*.json"):
-            with suppress(FileNotFoundError):  # a rank that is started again removes its own
+            with suppress(FileNotFoundError):  # a restarted rank removes its own file
                 found.append(read_json(file))
         return sorted(found, key=lambda error: (error["kind"] != "user", error["time_s"]))

@@ -1,4 +1,4 @@
-"""Start torchrun, or a rank that is alone, as a child process; follow its progress; say in one line why it ended."""
+"""Start torchrun, or a single rank, as a child process; follow its progress; report in one line why it ended."""
 
 import os
 import re
@@ -29,15 +29,15 @@ from tasks.processes import end
 from tasks.progress import Bar, Progress
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
-"""What torchrun would tell the only rank."""
+"""The variables that torchrun would set for a single rank."""
 POLL_S = 0.1
 GRACE_S = 10.0
 MEETING_S = 600
-"""The time for which a node waits for the others."""
+"""Time that a node waits for the others."""
 LEAST_ANSWER_S = 60
-"""The time that the meeting place has at least for an answer, as on a busy machine."""
+"""Least timeout for an answer of the rendezvous store, long enough for a busy machine."""
 LAST_CALL_S = 30
-"""The time for which nodes that are enough wait for those that are missing."""
+"""Time that enough nodes wait for the missing ones."""
 NOT_MET = r"Rendezvous(Timeout|Connection|Closed|GracefulExit)Error"
 PLACE_LOST = r"RendezvousConnectionError"
 LEAST_MICRO_BATCH = 2
@@ -45,14 +45,14 @@ MOST_SAID = 300
 
 
 def launch(job: Job, name: str, progress: Progress) -> Job:
-    """Train `job` to its end, from its checkpoint if there is one; the job as it was in the end.
+    """Train `job` to its end, from its checkpoint if one exists; returns the job with its final settings.
 
-    Where memory runs out, it goes on with micro-batches of half the size, and says so. Raises UserError (one line) when a
-    rank dies more often than it may; the next call goes on from the last checkpoint.
+    If memory runs out, training goes on with micro-batches of half the size, and a message says so. Raises UserError (one line)
+    when a rank dies more often than allowed; the next call goes on from the last checkpoint.
     """
     job.folder.chmod(0o700)
     checkpoint.mend(job.checkpoint, name, progress)
-    if job.settings.nodes == 1 and _is_finished(job):  # another node may still need what this one has
+    if job.settings.nodes == 1 and _is_finished(job):  # with several nodes, another one may still need this checkpoint
         return job
     if not job.checkpoint.exists():
         progress.say(f"{name}: {job.plan}")
@@ -92,13 +92,13 @@ def _is_finished(job: Job) -> bool:
 
 
 def _has_lost_its_place(job: Job, done: int) -> bool:
-    """Whether nodes that had met, and trained beyond step `done`, lost the one that has the meeting place."""
+    """Whether nodes that had met and trained beyond step `done` lost the node that hosts the rendezvous."""
     log = (job.folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
     return checkpoint.finished_steps(job.checkpoint) > done and re.search(PLACE_LOST, log) is not None
 
 
 def _smaller_micro_batch(job: Job, errors: Sequence[RankError]) -> int | None:
-    """The change to try after these errors; None: nothing. Several nodes would have to agree on it."""
+    """The micro-batch to try after these errors; None if it cannot shrink. Several nodes would have to agree on it."""
     size = job.settings.micro_batch
     is_memory = bool(errors) and errors[0]["kind"] != "user" and any(error["kind"] == "memory" for error in errors)
     if not is_memory or job.settings.nodes > 1 or size % 2 or size // 2 < LEAST_MICRO_BATCH:
@@ -107,7 +107,7 @@ def _smaller_micro_batch(job: Job, errors: Sequence[RankError]) -> int | None:
 
 
 def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str]]:
-    """One start of the ranks; the exit code, and ranks that were ended since they did not answer."""
+    """Run the ranks once; returns the exit code, and the ranks that were killed because they did not answer."""
     _clear(job)
     write_bytes(job.folder / JOB_FILE, job.model_dump_json(indent=1).encode())
     done = checkpoint.finished_steps(job.checkpoint)
@@ -131,7 +131,7 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
 
 
 def _clear(job: Job) -> None:
-    """Remove the files of ranks that failed or were killed, also those that safetensors had begun (`.tmp…`)."""
+    """Remove the files of ranks that failed or were killed, including unfinished ones of safetensors (`.tmp…`)."""
     for pattern in ("error-rank*.json", "memory-*.json", ".*.tmp", ".tmp*"):
         for file in job.folder.glob(pattern):
             file.unlink()
@@ -140,7 +140,7 @@ def _clear(job: Job) -> None:
 
 
 def _report(job: Job, lines: list[dict[str, Any]], done: int, bar: Bar, progress: Progress, plans: PlanTeller) -> int:
-    """Tell of new steps behind those that are done; how many are done then. Phases that ended early have left out some."""
+    """Report the steps after `done`; returns the last one reported. Phases that ended early have skipped some steps."""
     for line in lines:
         bar.advance(line["step"] - done)
         done = line["step"]
@@ -151,7 +151,7 @@ def _report(job: Job, lines: list[dict[str, Any]], done: int, bar: Bar, progress
 
 
 def _phase_at(job: Job, step: int) -> str:
-    """What is trained in a step, where that is not the same in all."""
+    """The phase that a step belongs to, as a prefix for the progress bar; empty if there is only one phase."""
     phases = job.phases
     now = next(phase for phase in phases if step <= phase.last_step)
     exit_ = "" if now.part is None else f" {job.exits[now.part]}"
@@ -173,23 +173,24 @@ def _environment(settings: TrainSettings, interface: str) -> dict[str, str]:
 
 @contextmanager
 def _meeting(job: Job) -> Iterator[Path]:
-    """A private folder for ranks and launcher, gone on leaving.
+    """A private folder for ranks and launcher, removed on leaving.
 
     Ranks meet through files there: torchrun's own TCP store would listen on every network interface, without a password, and
-    its rendezvous unpickles what it finds there. Its folder of logs would stay in the temporary directory.
+    its rendezvous unpickles whatever it finds there. The folder also takes torchrun's logs, which would stay in the temporary
+    directory.
     """
     with tempfile.TemporaryDirectory(prefix="rendezvous-", dir=job.folder) as meeting:
         yield Path(meeting)
 
 
 def _is_alone(settings: TrainSettings) -> bool:
-    """Whether a rank meets no other one and is not started again: torchrun, which takes seconds to start, has nothing to do."""
+    """Whether there is one rank, never restarted: then torchrun, which takes seconds to start, is not needed."""
     return settings.nodes == settings.processes == 1 and settings.restarts == 0
 
 
 @contextmanager
 def _ranks(job: Job, meeting: Path, place: MeetingPlace | None) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun and its workers, or the only worker; ended, whatever happens, on leaving."""
+    """torchrun and its workers, or the single worker; always terminated on leaving."""
     process = _start(job, meeting, place)
     try:
         yield process
@@ -218,7 +219,7 @@ def _start(job: Job, meeting: Path, place: MeetingPlace | None) -> subprocess.Po
 
 
 def _torchrun(settings: TrainSettings, meeting: Path, own: str) -> list[str]:
-    """The command line up to that of the worker. own: this machine's address on the way to the others."""
+    """The command line without the worker's part. own: this machine's address on the route to the others."""
     nodes = f"{settings.fewest_nodes}:{settings.nodes}"
     command = [sys.executable, "-m", TORCHRUN, "--max-restarts", str(settings.restarts)]
     command += ["--nnodes", nodes, "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
@@ -239,9 +240,9 @@ def _answer_s() -> int:
 
 
 def _failure(job: Job, name: str, code: int, errors: Sequence[RankError], silent: Mapping[int, str]) -> UserError:
-    """Why the workers ended: the user's error, else too little memory, a killed rank, or the first error of any rank.
+    """The error to raise: the user's error, else out of memory, a killed rank, or the first error of any rank.
 
-    silent: ranks that were killed since they did not answer.
+    silent: ranks that were killed because they did not answer.
     """
     log = (job.folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
     exits = {

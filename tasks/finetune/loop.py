@@ -35,7 +35,7 @@ from tasks.problems import require
 from tasks.training_memory import tensors_of
 
 MOST_TRIED = 2
-"""Micro-batches with which a plan for a budget of memory is tried out: the last one exchanges gradients."""
+"""Micro-batches in a trial of a plan for a memory budget: two, because the last one exchanges gradients."""
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int, steps_per_epoch: int) -> float:
@@ -55,7 +55,7 @@ def make_optimiser(
 ) -> torch.optim.Optimizer:
     """AdamW or SGD with Nesterov momentum; no weight decay on vectors (biases, normalisation) and on `undecayed`.
 
-    slowed: parameters whose learning rate has a factor.
+    slowed: parameters, and the factor of their learning rate.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     spared = set(undecayed)
@@ -77,7 +77,7 @@ def make_optimiser(
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step whose losses may still be on their way from the device. accuracies: what was evaluated after it, by name."""
+    """A step whose losses may still be on their way from the device. accuracies: results of evaluations after it, by name."""
 
     step: int
     rate: float
@@ -86,15 +86,15 @@ class Finished:
     images_per_s: float
     accuracies: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
-    """Peak of the tensors of a step [MiB], by name, where it was counted."""
+    """Peak of the tensors of a step [MiB], by name, if it was counted."""
 
 
 class Trainer:
-    """One rank's share of a phase of the training, wrapped once in DistributedDataParallel.
+    """One rank's share of a training phase, wrapped once in DistributedDataParallel.
 
-    Each step has several losses, of SubNets say, over several micro-batches. Only the last backward pass of a step exchanges
-    gradients: DDP's reducer then sends what all passes of the step have accumulated, also for parameters that
-    only an earlier pass used, since it marks used parameters over the whole `no_sync` session.
+    Each step has several losses, for example of SubNets, over several micro-batches. Only the last backward pass of a step
+    exchanges gradients: DDP's reducer then sends the sum that all passes of the step have accumulated. That covers parameters
+    that only an earlier pass used, since the reducer marks used parameters over the whole `no_sync` session.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Trainer:
         phase: TrainingPhase | None = None,
         validation: Dataset | None = None,
     ) -> None:
-        """move: called with what the rank is at, and its step. phase: None is the only one that the job has.
+        """move: callback with the rank's position and step. phase: None means the only phase of the job.
 
-        validation: on which SubNets are evaluated meanwhile, where the job says so.
+        validation: images on which SubNets are evaluated during training, if the job asks for it.
         """
         self.job = job
         self.phase = job.phases[0] if phase is None else phase
@@ -141,9 +141,11 @@ class Trainer:
         self._ended_s = time.monotonic()
 
     def _fit_memory(self) -> None:
-        """A plan from passes over two micro-batches: of the SubNets of the next step, or of the largest one in their places.
+        """Make a plan from passes over two micro-batches with the SubNets of the next step, each replaced by the largest
+        SubNet.
 
-        No SubNet without alternatives and exits has more tensors at a time than the largest one.
+        No SubNet without alternatives and exits has more tensors at a time than the largest one; strategies that train these
+        keep their own SubNets.
         """
         roles, net = self.network.roles(self.step), self.network.net
         if net is not None and self.phase.strategy not in FROZEN | OF_EXITS:
@@ -158,20 +160,20 @@ class Trainer:
         self.memory.fit(trial, self.phase.first_step, tells=self.first_of_node)
 
     def _there(self, x: Inputs) -> list[torch.Tensor]:
-        """Tensors in memory before a step, but for gradients."""
+        """Tensors in memory before a step, without gradients."""
         return [*tensors_of(self.network.runner, self.optimiser), *self._beside(), *tensors(x)]
 
     def _beside(self) -> list[torch.Tensor]:
-        """Tensors in memory beside the network that is trained."""
+        """Tensors in memory beside the trained network."""
         beside = [module for module in (self.teacher, self.average) if module is not None]
         return [tensor for module in beside for tensor in (*module.parameters(), *module.buffers())]
 
     def _staying(self) -> list[torch.Tensor]:
-        """Tensors of the network, which are in memory whatever is planned."""
+        """Tensors of the network, which stay in memory under any plan."""
         return [*self.network.runner.parameters(), *self.network.runner.buffers()]
 
     def _go_on(self) -> None:
-        """From the checkpoint: in the midst of the phase, or at its beginning with what the phase before has trained."""
+        """Resume from the checkpoint: in the middle of the phase, or at its start with the weights of the phase before."""
         path, module, judge = self.job.checkpoint, self.network.module, self.network.judge
         if self.step > self.phase.first_step:
             checkpoint.load_model(path, module)
@@ -207,7 +209,7 @@ class Trainer:
         )
 
     def _judged_on(self, validation: Dataset | None) -> EvaluationData:
-        """The images that a judge looks at; those of training where there are no others."""
+        """The images that a judge evaluates on; training images if there are no validation images."""
         exits = self.settings.exits if isinstance(self.settings, Settings) else ExitTraining()
         return EvaluationData(
             validation or self.dataset,
@@ -223,7 +225,7 @@ class Trainer:
         self.move(Phase.TRAINING, self.step)
 
     def _calibration(self) -> Iterator[Inputs]:
-        """Training images for BatchNorm statistics, as the network takes them."""
+        """Training images for BatchNorm statistics, in the network's input size."""
         images = self.settings.recalibration_images
         data = EvaluationData(
             self.dataset, self.dataset, device=self.device, dtype=self.dtype, recalibration_images=images
@@ -262,7 +264,7 @@ class Trainer:
         self.move(Phase.ENDING, self.step + 1)
 
     def _watched(self, finished: Finished) -> Finished:
-        """With accuracies of SubNets where these are due."""
+        """The step with accuracies of SubNets, if an evaluation is due."""
         if self.watch is None or not self.watch.is_due(self.step):
             return finished
         accuracies = self.watch.measure(self.step, writes=self.first_of_node, move=self._moves)
@@ -270,7 +272,7 @@ class Trainer:
         return replace(finished, accuracies=accuracies)
 
     def _judged(self, finished: Finished) -> Finished:
-        """With what the judge has found where it is due; it may end the phase, whose other steps are left out."""
+        """The step with the judge's accuracies, if a judgement is due; the judge may end the phase and skip its other steps."""
         judge = self.network.judge
         if judge is None or not judge.is_due(self.step):
             return finished
@@ -290,7 +292,7 @@ class Trainer:
         checkpoint.save(self.job.checkpoint, self.network.module, self.optimiser, self.step, average, judged)
 
     def _record(self, finished: Finished | None) -> None:
-        """A line of the history. UserError when the losses are no numbers any more."""
+        """Append a line to the history. UserError when a loss is not finite."""
         if finished is None:
             return
         losses = _by_role(finished.roles, finished.losses.tolist())
@@ -307,7 +309,7 @@ class Trainer:
             append_line(self.job.history, line)
 
     def _check_weights(self) -> None:
-        """UserError when a gradient was no number, although the loss was: the checkpoint before stays."""
+        """UserError when a weight is not finite although the loss was; the checkpoint before stays."""
         weights = list(self.network.module.parameters())
         if not torch.stack([weight.isfinite().all() for weight in weights]).all():
             raise UserError(
@@ -330,7 +332,7 @@ class Trainer:
             )
 
     def train_step(self, x: Inputs, target: torch.Tensor) -> Finished:
-        """One optimiser step on this rank's slice; mean losses over the global batch, by role."""
+        """One optimiser step on this rank's slice, with the mean losses over the global batch."""
         done = self.step - self.phase.first_step
         rate = self.phase.rate * learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
         for group in self.optimiser.param_groups:
@@ -348,13 +350,13 @@ class Trainer:
         return Finished(self.step, rate, roles, losses / self.world, images_per_s, memory=self.memory.measured())
 
     def _pieces(self, x: Inputs, target: torch.Tensor) -> list[Batch]:
-        """The micro-batches of this rank's slice; those of a smaller last batch are as many, and smaller."""
+        """The micro-batches of this rank's slice; a smaller last batch has as many, but smaller ones."""
         count = self.settings.micro_batches // self.world
         size = max(2, math.ceil(samples_in(x) / count))
         return list(zip(pieces(x, size), target.split(size), strict=True))
 
     def _passes(self, parts: list[Batch], roles: list[Role]) -> torch.Tensor:
-        """Forward and backward passes of a step, with the exchange of gradients; its losses on this rank."""
+        """Forward and backward passes of a step, with the exchange of gradients; returns the losses on this rank."""
         losses = torch.zeros(sum(max(1, len(role.parts)) for role in roles), device=self.device)
         for index, (x, y) in enumerate(parts):
             place = self.rank * len(parts) + index
@@ -371,9 +373,9 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
 
     def _prepared(self, x: Inputs, target: torch.Tensor, place: int) -> Batch:
-        """Samples as the network takes them, with their targets, or mixed with soft labels (B, K).
+        """Samples on the device with their targets, or mixed samples with soft labels (B, K).
 
-        `place`: that of the micro-batch in the global batch.
+        place: position of the micro-batch in the global batch.
         """
         x, target = placed(x, self.device, self.dtype), target.to(self.device)
         if self.settings.mixing.is_on:
@@ -384,7 +386,7 @@ class Trainer:
     def _micro_step(
         self, x: Inputs, target: torch.Tensor, roles: list[Role], share: float, *, last: bool
     ) -> torch.Tensor:
-        """Forward and backward pass of every role on one micro-batch; the losses times `share`."""
+        """Forward and backward pass of every role on one micro-batch; returns the losses times `share`."""
         losses = self.network.losses(roles, x, target, self.parallel)
         found = []
         for index, role in enumerate(roles):
@@ -398,19 +400,19 @@ class Trainer:
         return torch.cat(found)
 
     def _seed(self, micro_batch: int) -> None:
-        """Dropout and the like depend on the step and the micro-batch's place in the global batch only."""
+        """Make dropout and the like depend only on the step and the micro-batch's place in the global batch."""
         torch.manual_seed((self.settings.seed * 1_000_003 + self.step) * 65_537 + micro_batch)
 
 
 def averaged(module: nn.Module, settings: TrainSettings) -> AveragedModel | None:
-    """A moving average of the weights, where one is asked for; torch's."""
+    """torch's moving average of the weights; None if the settings ask for none."""
     if not settings.average:
         return None
     return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
 
 
 def _by_role(roles: list[Role], losses: list[float]) -> dict[str, float]:
-    """Means by the names of roles, and of the parts that they have. losses: of each role, or of each of its parts."""
+    """Mean losses by the names of roles and their parts. losses: one for each role, or for each of its parts."""
     grouped: dict[str, list[float]] = {}
     totals = []
     left = iter(losses)

@@ -1,4 +1,4 @@
-"""Losses of a SubNet: from targets, and from a teacher's soft labels. Legend: B distributions, K classes."""
+"""Losses of a SubNet from targets and from a teacher's soft labels. Legend: B distributions, K classes."""
 
 import math
 
@@ -10,7 +10,7 @@ from tasks.problems import CLASSIFICATION, LearningProblem
 
 ALPHAS = (-1.0, 1.0)
 LARGEST_RATIO = 5.0
-"""Clip of importance ratios; both numbers are AlphaNet's."""
+"""Clip of importance ratios; ALPHAS and LARGEST_RATIO are AlphaNet's."""
 
 
 def loss_of(
@@ -21,9 +21,9 @@ def loss_of(
     share: float = 1.0,
     problem: LearningProblem = CLASSIFICATION,
 ) -> torch.Tensor:
-    """The loss of raw outputs from targets, mixed with that from a teacher's raw outputs where there is a teacher.
+    """The loss of raw outputs from targets, mixed with the loss from a teacher's raw outputs if there is a teacher.
 
-    `target`: of the problem; in classification classes (B,), or soft labels (B, K). share: the weight of the teacher.
+    target: as the problem defines it; in classification classes (B,), or soft labels (B, K). share: the weight of the teacher.
     """
     weight = 0.0 if taught is None else share
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -39,14 +39,14 @@ def loss_of(
 
 
 def soft_cross_entropy(logits_BK: torch.Tensor, teacher_BK: torch.Tensor) -> torch.Tensor:
-    """Kullback-Leibler divergence up to the teacher's entropy, which no gradient depends on."""
+    """Kullback-Leibler divergence plus the teacher's entropy, which has no gradient."""
     return functional.cross_entropy(logits_BK, teacher_BK.softmax(1))
 
 
 def alpha_divergence(logits_BK: torch.Tensor, teacher_BK: torch.Tensor) -> torch.Tensor:
-    """The larger of two alpha-divergences of each image, one that punishes overestimated uncertainty, one underestimated.
+    """The larger of two alpha-divergences per image: one punishes overestimated uncertainty, the other underestimated.
 
-    The value is a surrogate whose gradient is the clipped divergence's; source: AlphaNet (ICML 2021), equations 6 to 9.
+    The value is a surrogate with the gradient of the clipped divergence; source: AlphaNet (ICML 2021), equations 6 to 9.
     """
     log_q_BK = logits_BK.log_softmax(1)
     log_ratio_BK = teacher_BK.log_softmax(1) - log_q_BK.detach()
@@ -72,7 +72,7 @@ def _clipped(
 
 
 def distance(result: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Mean squared error as a share of the variance of what is wanted; in float32 at least."""
+    """Mean squared error divided by the variance of `wanted`; in float32 at least."""
     kind = torch.promote_types(wanted.dtype, torch.float32)
     result, wanted = result.to(kind), wanted.to(kind)
     return (result - wanted).square().mean() / wanted.var(correction=0).clamp_min(torch.finfo(kind).tiny)

@@ -28,9 +28,9 @@ class Mixing(BaseModel):
     mixup_alpha: float = Field(default=0.0, ge=0)
     """Two images are blended by a share of Beta(alpha, alpha); 0: never."""
     cutmix_alpha: float = Field(default=0.0, ge=0)
-    """A box of an image, its area drawn from Beta(alpha, alpha), is that of another one; 0: never."""
+    """A box of an image, its area drawn from Beta(alpha, alpha), is replaced by that of another image; 0: never."""
     probability: float = Field(default=1.0, ge=0, le=1)
-    """Share of the micro-batches that are mixed; each by mixup or CutMix, at equal odds where both are on."""
+    """Share of the micro-batches that are mixed; each by mixup or CutMix, at equal odds if both are on."""
 
     @property
     def is_on(self) -> bool:
@@ -41,10 +41,10 @@ class Mixing(BaseModel):
 def mix(
     x_BCHW: torch.Tensor, y_B: torch.Tensor, settings: Mixing, classes: int, key: tuple[int, int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixed images and their soft labels (B, K), in the images' type; x_BCHW itself is left as it is.
+    """Mixed images and their soft labels (B, K), in the type of the images; x_BCHW itself is not changed.
 
-    Every image is mixed with its neighbour in the micro-batch. `key` is (seed, step, place of the micro-batch in
-    the global batch) and decides everything: how, by how much, where. The global random state is left as it is.
+    Every image is mixed with its neighbour in the micro-batch. `key` is (seed, step, place of the micro-batch in the global
+    batch) and decides everything: the method, the share and the box. The global random state is not changed.
     """
     from torchvision.transforms import v2
 

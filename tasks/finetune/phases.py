@@ -1,4 +1,4 @@
-"""The phases of a training: each has a strategy, some epochs, and a learning rate that rises and falls of its own."""
+"""The phases of a training: each has a strategy, a number of epochs, and its own rise and fall of the learning rate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from tasks.finetune.settings import FROZEN, Settings, Strategy
 
 REFINING = 0.7
-"""The factor of the learning rate with which weights that an earlier phase has trained are tuned."""
+"""Factor of the learning rate when `tune` continues with weights that an earlier phase trained."""
 GENTLE = 0.3
-"""The factor with which a network that came trained is."""
+"""Factor of the learning rate for a network that was trained before."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPhase:
-    """Steps that are trained alike: those after `first_step` finished ones, up to `last_step`.
+    """Steps with the same training: from `first_step` (exclusive) to `last_step`.
 
-    strategy: None for a plain network. rate: the factor of the learning rate. part: the position of the exit that is trained.
+    strategy: None for a plain network. rate: the factor of the learning rate. part: the position of the trained exit.
     """
 
     strategy: Strategy | None
@@ -26,16 +26,16 @@ class TrainingPhase:
 
     @property
     def steps(self) -> int:
-        """Their number."""
+        """The number of steps."""
         return self.last_step - self.first_step
 
 
 def phases_of(
     settings: Settings | None, epochs: int, steps_per_epoch: int, total_steps: int, exits: int = 0
 ) -> list[TrainingPhase]:
-    """The phases of a training, in order; those that `total_steps` does not reach are left out.
+    """The phases of a training, in order; phases that `total_steps` does not reach are left out.
 
-    exits: their number; `staged` has a phase for each.
+    exits: number of exits; `staged` has a phase for each.
     """
     if settings is None:
         return [TrainingPhase(None, 0, total_steps)]
@@ -54,9 +54,9 @@ def phases_of(
 
 
 def default_rates(strategies: Sequence[Strategy], *, gentle: bool = False) -> list[float]:
-    """Factors of the learning rate: a smaller one where `tune` goes on from what an earlier phase has trained.
+    """Factors of the learning rate: smaller if `tune` continues after an earlier phase.
 
-    gentle: also where the network's own weights are trained.
+    gentle: smaller, too, for phases that train the network's own weights.
     """
     own = [GENTLE if gentle and strategy not in FROZEN else 1.0 for strategy in strategies]
     return [
@@ -66,7 +66,7 @@ def default_rates(strategies: Sequence[Strategy], *, gentle: bool = False) -> li
 
 
 def split_epochs(epochs: int, shares: Sequence[float]) -> list[int]:
-    """Whole epochs by shares, one at least for each: what is nearest to the shares, the first of equals."""
+    """Split epochs by shares, at least one for each: the split nearest to the shares, the earlier share first among equals."""
     assert epochs >= len(shares)
     found = [1] * len(shares)
     for _ in range(epochs - len(shares)):

@@ -18,7 +18,7 @@ CONVOLUTIONS: dict[Callable[..., Any], int] = {torch.conv1d: 1, torch.conv2d: 2,
 
 @contextmanager
 def mixed_precision(device: torch.device, *, enabled: bool) -> Iterator[None]:
-    """Computes forward passes in bfloat16, except the convolutions above; backward passes have the types of the forward."""
+    """Compute forward passes in bfloat16, except the convolutions above; backward passes have the types of the forward pass."""
     mode = _FullWhereUnseen() if enabled and device.type == "cpu" else nullcontext()
     with torch.autocast(device.type, torch.bfloat16, enabled=enabled), mode:
         yield
@@ -67,7 +67,7 @@ def _each(value: int | Sequence[int], dimensions: int) -> list[int]:
 
 @cache
 def has_unseen_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> bool:
-    """Whether some tap of a kernel meets padding alone at every position of the kernel along this axis."""
+    """Whether a tap of a kernel meets only padding at every position of the kernel along this axis."""
     places = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     return not all(
         any(0 <= place * stride + tap * dilation - padding < size for place in range(places)) for tap in range(kernel)

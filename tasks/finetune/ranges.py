@@ -1,6 +1,6 @@
-"""Latency-range accuracy: how good SubNets of all sizes are while a SuperNet is trained.
+"""Latency-range accuracy: accuracies of SubNets of all sizes during the training of a SuperNet.
 
-No latency is known in training, so the ranges are of multiply-accumulates (MACs); the report groups the same SubNets by the
+Latencies are unknown in training, so the ranges are of multiply-accumulates (MACs); the report groups the same SubNets by the
 latencies of its devices. Source: AdaptiveNet (MobiCom 2023) §4.2.
 """
 
@@ -24,17 +24,17 @@ from tasks.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, RangeLine,
 
 RANGES = 4
 POOL = 512
-"""Random SubNets of which the watched ones are taken."""
+"""Random SubNets from which the watched ones are taken."""
 MOST_COST = 0.05
-"""Of a training's time, which the evaluations may take by their number of images."""
+"""Largest share of the training time for the evaluations, estimated from their number of images."""
 PASSES_OF_TRAINING = 3
-"""A forward and a backward pass together, in forward passes."""
+"""Cost of a forward and a backward pass together, in forward passes."""
 SHARED = 0.5
-"""Of the forward passes of SubNets, what is left since they have steps in common and are smaller than the largest one."""
+"""Cost of SubNets evaluated together, as a share of as many largest ones: they share layers and are smaller."""
 
 
 def choose(net: SuperNet, count: int, seed: int) -> WatchedSubNets:
-    """At most `count` random SubNets, as many in each of `RANGES` equal ranges of MACs as there are found in it.
+    """At most `count` random SubNets, up to `count / RANGES` in each of `RANGES` equal ranges of MACs.
 
     Draws lean to small or large choices by different amounts, so that ranges at both ends are hit, too.
     """
@@ -61,7 +61,7 @@ def _range_of(macs: int, bounds: np.ndarray) -> int:
 
 
 def period(settings: Settings, phase: TrainingPhase, steps_per_epoch: int) -> int | None:
-    """Every how many epochs of a phase the SubNets are evaluated; None: never, since it would take too long."""
+    """Epochs of a phase between two evaluations of the SubNets; None: no evaluation, since it would take too long."""
     ranges = settings.ranges
     if ranges.subnets < RANGES or phase.strategy is None:
         return None
@@ -75,7 +75,7 @@ def period(settings: Settings, phase: TrainingPhase, steps_per_epoch: int) -> in
 
 
 def prepare(job: Job, net: SuperNet) -> None:
-    """Leave the SubNets in the job's folder, where any phase evaluates them."""
+    """Write the SubNets into the job's folder if any phase evaluates them."""
     settings = job.finetune
     assert settings is not None
     file = job.folder / RANGES_FILE
@@ -84,15 +84,15 @@ def prepare(job: Job, net: SuperNet) -> None:
         file.unlink(missing_ok=True)
     else:
         choose(net, settings.ranges.subnets, settings.seed).write(file)
-    if before is not None and (not file.exists() or file.read_bytes() != before):  # a resumed run, with other settings
+    if before is not None and (not file.exists() or file.read_bytes() != before):  # a resumed run with other settings
         (job.folder / RANGE_ACCURACIES_FILE).unlink(missing_ok=True)
 
 
 class RangeWatch:
-    """Evaluates the SubNets at the ends of epochs of a phase; each rank some of them."""
+    """Evaluates SubNets at the ends of epochs of a phase; each rank takes some of them."""
 
     def __init__(self, job: Job, phase: TrainingPhase, net: SuperNet, epochs: int, data: EvaluationData) -> None:
-        """epochs: from one evaluation to the next; the last one is at the end of the phase."""
+        """epochs: between two evaluations; the last evaluation is at the end of the phase."""
         self._net, self._last = net, phase.last_step
         self._every = epochs * job.steps_per_epoch
         self._watched = WatchedSubNets.read(job.folder / RANGES_FILE)
@@ -104,7 +104,7 @@ class RangeWatch:
         self._own = [[(position, configs[position]) for position in piece] for piece in pieces[rank::world]]
 
     def rewind(self, step: int) -> None:
-        """Forget what was evaluated after `step`."""
+        """Remove evaluations after `step`."""
         rewind(self._file, step)
 
     def is_due(self, step: int) -> bool:
@@ -112,7 +112,9 @@ class RangeWatch:
         return (self._last - step) % self._every == 0
 
     def measure(self, step: int, *, writes: bool, move: Callable[[], None]) -> dict[str, float]:
-        """Mean accuracy by range, for the history. All ranks call it. `writes`: a line of the file; `move`: for each batch."""
+        """Mean accuracy by range, for the history. All ranks call it. writes: append a line to the file. move: called for each
+        batch.
+        """
         own: dict[int, tuple[float, int]] = {}
         for piece in self._own:
             found = evaluate_together(self._net, [config for _, config in piece], self._data, move)
@@ -141,7 +143,7 @@ def watch_of(
     device: torch.device,
     dtype: torch.dtype,
 ) -> RangeWatch | None:
-    """What follows a phase; None where nothing does. images: for training and validation."""
+    """The watch of a phase; None if nothing is evaluated. images: for training and validation."""
     settings, (train, validation) = job.finetune, images
     if net is None or settings is None or validation is None or not (job.folder / RANGES_FILE).exists():
         return None

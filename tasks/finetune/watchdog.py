@@ -1,7 +1,7 @@
-"""Signs of life of the ranks of one machine: ranks give them, and the launcher ends the rank that gives none.
+"""Signs of life of the ranks of one machine: the launcher ends a rank that gives none.
 
-A rank has a few numbers of a file in shared memory. A thread counts them up while the process runs at all, and the main thread
-leaves there what it is at. No clock is shared: what counts is how long the launcher, while it runs itself, sees no change.
+Each rank has a few numbers in a file in shared memory. A thread increments them while the process runs at all, and the main
+thread writes its position there. No clock is shared: the launcher measures how long it sees no change while it runs itself.
 """
 
 import mmap
@@ -24,11 +24,11 @@ PULSE_FILE = "pulse"
 TICK_S = 0.25
 LOOK_S = 0.5
 STILL_S = 1.0
-"""A process that does not count for so long does not run; others wait for it, and are not at fault."""
+"""A process whose count stands still for longer does not run; other ranks wait for it, and are not at fault."""
 GAP_S = 5.0
-"""A launcher that looks less often than this did not run: a suspended machine."""
+"""A launcher that looks less often than this was not running, e.g. on a suspended machine."""
 OUTSIDE_S = 120.0
-"""Within which a rank has its libraries imported and gives its first sign, and ends after its last one."""
+"""Time in which a rank must import its libraries and give its first sign, and end after its last one."""
 UNKILLABLE_S = 10.0
 STATES = {"stopped": "stopped", "tracing-stop": "in a debugger", "disk-sleep": "waiting for a disk"}
 
@@ -58,7 +58,7 @@ Move = Callable[[Phase, int], None]
 
 
 def unseen(phase: Phase, step: int) -> None:
-    """For a rank that nobody watches."""
+    """Do nothing: nobody watches the rank."""
 
 
 class Sign(NamedTuple):
@@ -72,7 +72,7 @@ class Sign(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Grows while a rank goes on."""
+        """A tuple that grows while a rank makes progress."""
         return self.step, self.phase, self.part
 
 
@@ -85,7 +85,7 @@ def _shared(folder: Path) -> memoryview:
 
 
 class Pulse:
-    """A rank's own side."""
+    """A rank's side."""
 
     def __init__(self, folder: Path, local_rank: int) -> None:
         self._numbers = _shared(folder)[local_rank * WORDS : (local_rank + 1) * WORDS]
@@ -99,14 +99,14 @@ class Pulse:
             time.sleep(TICK_S)
 
     def move(self, phase: Phase, step: int) -> None:
-        """The main thread begins the next part of `step`; cheap enough for every forward pass."""
+        """Record that the main thread begins the next part of `step`; cheap enough for every forward pass."""
         is_same = self._numbers[2] == step and self._numbers[3] == phase
         self._numbers[2], self._numbers[3], self._numbers[4] = step, phase, self._numbers[4] + 1 if is_same else 0
 
 
 @dataclass(slots=True)
 class _LastSeen:
-    """The times when a rank's thread and its main thread were last seen to go on [s]."""
+    """Times when a rank's thread and its main thread were last seen to progress [s]."""
 
     sign: Sign
     alive_s: float
@@ -114,16 +114,16 @@ class _LastSeen:
 
 
 class Silences:
-    """The time for which ranks have given no sign, on the launcher's clock while the launcher ran."""
+    """Times for which ranks have given no sign, on the launcher's clock while the launcher ran."""
 
     def __init__(self, signs: list[Sign], now_s: float, *, is_alone: bool) -> None:
         self._seen = [_LastSeen(sign, now_s, now_s) for sign in signs]
         self._looked_s = now_s
         self._is_alone = is_alone
-        """Whether no other machine has ranks, which these would wait for."""
+        """Whether these ranks wait for no other machine."""
 
     def look(self, signs: list[Sign], now_s: float) -> list[float]:
-        """Seconds for each rank: since its process ran, or since it went on, where it is behind and all processes run."""
+        """Seconds for each rank since its process ran; or, if it is behind and all processes run, since it made progress."""
         was_away = now_s - self._looked_s > GAP_S
         self._looked_s = now_s
         for seen, sign in zip(self._seen, signs, strict=True):
@@ -143,18 +143,18 @@ class Silences:
         ]
 
     def _has_to_move(self, sign: Sign) -> bool:
-        """Whether the main thread is at something that neither takes its time nor waits for other machines."""
+        """Whether the main thread is in a phase that neither takes long nor waits for other machines."""
         phases = (Phase.READING, Phase.WRITING, *((Phase.TRAINING,) if self._is_alone else ()))
         return sign.phase in phases
 
 
 class Watchdog:
-    """The launcher's side: says which rank gives no sign, and ends it. torchrun then starts all again, or gives up."""
+    """The launcher's side: reports a rank that gives no sign, and kills it. torchrun then restarts all ranks, or gives up."""
 
     def __init__(self, job: Job, meeting: Path, name: str, say: Callable[[str], None]) -> None:
         self._job, self._name, self._say = job, name, say
         self.ended: dict[int, str] = {}
-        """Ranks that were ended, with their last phases."""
+        """Killed ranks, with their last phases."""
         count = job.settings.processes
         (meeting / PULSE_FILE).write_bytes(bytes(8 * WORDS * count))
         self._numbers = _shared(meeting)
@@ -168,7 +168,7 @@ class Watchdog:
         return [Sign(*numbers[start : start + WORDS]) for start in range(0, len(numbers), WORDS)]
 
     def look(self, started: int) -> None:
-        """See after the ranks of process `started`, torchrun or the only rank. UserError for one that cannot be ended."""
+        """Check the ranks of process `started`, torchrun or the single rank. UserError for a rank that cannot be killed."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -189,7 +189,7 @@ class Watchdog:
         phase = Phase(sign.phase if sign.pid == process.pid else Phase.STARTING)
         least = OUTSIDE_S if sign.pid != process.pid or phase == Phase.ENDING else 0
         environment = process.environ()
-        if "RANK" not in environment:  # a process that is ending has none left
+        if "RANK" not in environment:  # an ending process has no environment left
             raise psutil.NoSuchProcess(process.pid)
         rank = int(environment["RANK"])
         state = STATES.get(process.status())
@@ -215,7 +215,7 @@ class Watchdog:
             )
 
     def _refuse_to_wait(self, rank: int, what: str, pid: int) -> None:
-        """UserError once a killed process has had its time: it waits in the kernel, mostly for a disk."""
+        """UserError if a killed process does not end in time: it waits in the kernel, mostly for a disk."""
         if time.monotonic() - self._killed_s[pid] > UNKILLABLE_S:
             raise UserError(
                 self._name,
@@ -225,7 +225,7 @@ class Watchdog:
 
 
 def _rank(started: int, local_rank: int) -> psutil.Process | None:
-    """The process of a rank; None while there is none."""
+    """The process of a rank; None if it does not run."""
     try:
         process = psutil.Process(started)
         for one in (process, *process.children(recursive=True)):

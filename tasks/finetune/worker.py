@@ -1,8 +1,8 @@
-"""One rank of a training, started by torchrun, or by itself if it is the only one: `-m tasks.finetune.worker JOB.json MEETING`.
+"""One rank of a training, started by torchrun, or directly if it is the only one: `-m tasks.finetune.worker JOB.json MEETING`.
 
-The ranks of one machine find each other through a file in folder MEETING, those of several through torchrun; their signs of
-life are in the folder, too. Standard input is a pipe from the launcher; its end means that the launcher is gone, and the rank
-ends too.
+The ranks of one machine find each other through a file in folder MEETING, those of several machines through torchrun; their
+signs of life are in the folder, too. Standard input is a pipe from the launcher; it closes when the launcher is gone, and the
+rank then ends, too.
 """
 
 import os
@@ -30,14 +30,14 @@ from tasks.finetune.watchdog import Move, Pulse, unseen
 from tasks.shortage import MAKE_ROOM, is_out_of_memory, shortage
 
 LEAST_TIMEOUT_S, LATER_S = 600.0, 60.0
-"""The time for which a rank waits for the others: longer than it takes until a silent rank is ended."""
+"""Time that a rank waits for the others: longer than it takes until a silent rank is killed."""
 ORPHANED = 3
 STAY = ("user", "memory")
-"""Kinds of errors that a rank that is started again would only meet again."""
+"""Kinds of errors that would only recur after a restart."""
 
 
 def _end_with_launcher() -> None:
-    """The rank, and torchrun, which would only start it again; nodes that are left would wait for it."""
+    """End the rank when the launcher is gone, and torchrun, which would only restart it; other nodes would wait for it."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
     with suppress(psutil.Error):
@@ -48,14 +48,14 @@ def _end_with_launcher() -> None:
 
 
 def _store(job: Job, meeting: Path, rank: int, world: int, timeout: timedelta) -> distributed.Store:
-    """By which ranks find each other: a file, or the address of the first one."""
+    """The store through which ranks find each other: a file, or the address of the first rank."""
     if job.settings.nodes == 1:
         return distributed.FileStore(str(meeting / f"ranks{os.environ['TORCHELASTIC_RESTART_COUNT']}"), world)
     return of_ranks(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, timeout)
 
 
 def train(job: Job, meeting: Path, move: Move = unseen) -> None:
-    """Join the group, through a file in folder `meeting` where one machine is alone; train, leave."""
+    """Join the group (through a file in folder `meeting` on a single machine), train, and leave it."""
     device = pick_device(job.settings.device, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -82,7 +82,7 @@ def train(job: Job, meeting: Path, move: Move = unseen) -> None:
 
 
 def main() -> None:
-    """Run the job of argv[1]; a failing rank leaves one line of why beside it."""
+    """Run the job of argv[1]; a failing rank writes its error as one line beside the job file."""
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     meeting = Path(sys.argv[2])
     pulse = Pulse(meeting, int(os.environ["LOCAL_RANK"]))
@@ -93,7 +93,7 @@ def main() -> None:
     job.error_file(rank).unlink(missing_ok=True)
     try:
         train(job, meeting, pulse.move)
-    except (Exception, SystemExit) as error:  # of the user's network, too
+    except (Exception, SystemExit) as error:  # includes errors of the user's network
         told = error
         if not isinstance(error, UserError) and not is_out_of_memory(error) and (what := shortage(error)):
             told = UserError(f"rank {rank}", what, next_step=MAKE_ROOM)

@@ -1,4 +1,4 @@
-"""Items in batches, and preparing the next batch while the device works with the last."""
+"""Items in batches, and preparation of the next batch while the device works on the last."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,9 +17,9 @@ def pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def ahead(items: Iterable[T], prepare: Callable[[T], U], device: Capabilities) -> Iterator[U]:
-    """`map(prepare, items)`, where the next is prepared in a thread while the device works with the last.
+    """`map(prepare, items)`; the next item is prepared in a thread while the device works on the last.
 
-    Not where the device is a part of this machine: what it measures would share memory and caches with the preparing.
+    If the device is part of this machine, nothing is prepared ahead: it would share memory and caches with the measurements.
     """
     if device.running_system is not None and device.running_system == running_system():
         yield from map(prepare, items)

@@ -1,9 +1,9 @@
 """Latencies as on a calm device, from a reference model that runs beside every few measured models.
 
-Heat and whatever else uses the device slow the reference and the others. Not alike: a large model whose weights come from
-memory is slowed by other users of the memory, a small one from the cache is not. So a model shares a part of the reference's
-slowdown, in logarithms, and that part depends on its latency; both numbers are fitted to what was measured of the same models
-at other slowdowns of the reference.
+Heat and other users of the device slow down the reference and the measured models, but not equally: a large model whose weights
+come from memory is slowed by other users of the memory, a small one in the cache is not. So a model shares a part of the
+reference's slowdown, in logarithms, and that part depends on its latency; both numbers are fitted to measurements of the same
+models at other slowdowns of the reference.
 """
 
 import math
@@ -18,11 +18,11 @@ from solvers.tables import Values
 
 BEST_QUANTILE = 0.2
 PRIOR = 8
-"""So many measurements, as far from their mean as these, that say that models are slowed as the reference is."""
+"""Weight of the prior 'models slow down like the reference', in pseudo-measurements of average deviation."""
 
 
 class TimedLine(Measurement):
-    """A line of a file of latencies: a measurement, and the latency of the reference beside it, where that was measured."""
+    """A line of a file of latencies: a measurement, and the latency of the reference beside it, if that was measured."""
 
     reference_ms: float | None = None
 
@@ -34,7 +34,7 @@ class TimedLine(Measurement):
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """best_ms: the reference's latency while nothing else disturbs the device; NaN where it could never be measured.
+    """best_ms: the reference's latency on an undisturbed device; NaN if it was never measured.
 
     A model that takes exp(x) times as long as the reference shares the part level + slope x of its slowdown, within [0, 1].
     """
@@ -45,7 +45,7 @@ class Calm:
 
     @classmethod
     def fit(cls, lines: Iterable[TimedLine]) -> "Calm":
-        """From all that was measured."""
+        """Fit to all measurements."""
         by_key: dict[str, list[TimedLine]] = {}
         references = []
         for line in lines:
@@ -65,7 +65,7 @@ class Calm:
         return cls(float(np.quantile(references, BEST_QUANTILE)), level, slope)
 
     def slowdowns(self, lines: Sequence[TimedLine]) -> Values:
-        """The slowdown of each measurement (n,) of one model against a calm device; 1 where nothing tells."""
+        """The slowdown of each measurement (n,) of one model against a calm device; 1 if it is unknown."""
         ratios = [ratio for ratio in map(_ratio, lines) if ratio is not None]
         if not ratios or math.isnan(self.best_ms):
             return np.ones(len(lines))
@@ -80,7 +80,7 @@ def _ratio(line: TimedLine) -> float | None:
 
 
 def _deviations(lines: Sequence[TimedLine]) -> Values:
-    """Of the measurements of one model: the reference's slowdown from its mean, that times x, and the model's; (n, 3)."""
+    """For the measurements of one model: the reference's slowdown from its mean, that times x, and the model's; (n, 3)."""
     known = [(line.p50_ms, line.reference_ms) for line in lines if _ratio(line) is not None]
     if len(known) < 2:
         return np.zeros((0, 3))

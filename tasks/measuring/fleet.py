@@ -14,7 +14,7 @@ from profiling_agents.messages import AgentError, Capabilities, Measurement, Mea
 from tasks.errors import UserError
 
 BATCH_JOBS = 8
-"""Jobs that one device takes at a time: at most so many are measured again when the device fails."""
+"""Jobs that one device takes at a time: at most this many are measured again if the device fails."""
 RESULTS_AHEAD = 64
 LEASE_TTL_S = 10.0
 """Short, since a lost device is noticed, and free again, only after this time."""
@@ -36,7 +36,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a device's thread: with its last failure, or None when all jobs are done."""
+    """The end of a device's thread: with its last failure, or None if all jobs are done."""
 
     error: BaseException | None = None
 
@@ -50,13 +50,13 @@ class _Member:
         self._held = False
 
     def lease(self) -> None:
-        """Take the lease unless it is held; AgentError when the device is away, AgentBusyError when it is not free."""
+        """Take the lease unless it is held; AgentError if the device is away, AgentBusyError if it is not free."""
         if not self._held:
             self._lease.enter_context(self.client.lease(ttl_s=LEASE_TTL_S))
             self._held = True
 
     def release(self) -> None:
-        """Give the lease back, if there is one."""
+        """Give the lease back, if it is held."""
         self._held = False
         self._lease.close()
 
@@ -64,8 +64,8 @@ class _Member:
 class Fleet:
     """Clients of devices with equal fingerprints. Use as a context, which holds their leases until it ends.
 
-    A fleet leases all its devices or none, so that two runs never share a device unknowingly. A device that is away at first
-    is tried again while there is work.
+    A fleet leases all its devices or none, so that two runs never share a device unknowingly. A device that is away at first is
+    retried while there is work.
     """
 
     def __init__(self, clients: Sequence[AgentClient], *, first_pause_s: float = FIRST_PAUSE_S) -> None:
@@ -74,9 +74,9 @@ class Fleet:
         self._first_pause_s = first_pause_s
 
     def __enter__(self) -> Self:
-        """AgentBusyError when a device is leased by another client, AgentError when no device can be reached."""
+        """AgentBusyError if a device is leased by another client, AgentError if no device can be reached."""
         lost: list[AgentError] = []
-        for member in sorted(self._members, key=lambda one: one.client.url):  # of two runs one has them all
+        for member in sorted(self._members, key=lambda one: one.client.url):  # one of two runs gets them all
             try:
                 member.lease()
             except AgentBusyError:
@@ -93,7 +93,7 @@ class Fleet:
             member.release()
 
     def capabilities(self) -> Capabilities:
-        """Capabilities of the devices. UserError when devices differ; AgentError when no device can be asked."""
+        """Capabilities of the devices. UserError if devices differ; AgentError if no device can be reached."""
         found, lost = self._found()
         if not found:
             raise lost[0]
@@ -117,7 +117,7 @@ class Fleet:
     ) -> Generator[Measurement, None, None]:
         """One result for each job as they come, in any order; `jobs` may be lazy.
 
-        A device that fails is tried again while there is work; AgentError when all of them have failed for good.
+        A device that fails is retried while there is work; AgentError if all of them have failed for good.
         """
         self.capabilities()
         work = _Work(iter(jobs))

@@ -8,12 +8,12 @@ from tasks.ncnn.files import NcnnFiles
 
 
 def onnx_job(key: str, model: bytes, batch: int = 1) -> ModelJob:
-    """The ONNX model itself. batch: of a model that leaves it open."""
+    """A job for the ONNX model itself. batch: for a model that leaves it open."""
     return _job(key, "onnx", model, (model,), batch)
 
 
 def ncnn_job(key: str, model: bytes, converted: NcnnFiles) -> ModelJob:
-    """NCNN files made from an ONNX model."""
+    """A job for NCNN files made from an ONNX model."""
     return _job(key, "ncnn", model, (converted.param, converted.bin))
 
 

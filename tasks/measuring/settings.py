@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from tasks.lut import Entry
 
 ENOUGH_TIMES = 20
-"""SubNets in which each operator is timed."""
+"""Number of SubNets in which each operator is timed."""
 
 HANDLING_MS = 15.0
-"""Upload, loading and answering of one model; measured on loopback, two busy cores: 10 to 30 ms."""
+"""Time for upload, loading and answering of one model; measured on loopback, two busy cores: 10 to 30 ms."""
 
 
 class TimingSettings(BaseModel):
@@ -26,8 +26,8 @@ class TimingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
-    # Both count in the key, unlike those of operators (`ProfileSettings`): a SubNet that a limit made fail stays in the
-    # stage's result as a failure, and no setting measures failed SubNets again.
+    # Both count in the key, unlike those of operators (`ProfileSettings`): a SubNet that failed by a limit stays in the stage's
+    # result as a failure, and no setting measures failed SubNets again.
     conversion_wall_s: float = Field(120.0, gt=0)
     conversion_memory_mib: int = Field(8192, ge=512)
 
@@ -43,13 +43,13 @@ class RepeatedTimingSettings(TimingSettings):
     rounds: int = Field(2, ge=1, le=100, description="times that each SubNet is measured at least")
 
     def device_s(self, subnets: int) -> float:
-        """The time [s] for which a calm device is busy with so many SubNets; up to twice as long where rounds differ."""
+        """Time [s] that a calm device spends on this many SubNets; up to twice as long if rounds differ."""
         once = HANDLING_MS + self.measure.warmup_ms + self.measure.time_cap_ms + self.measure.energy_ms
         return 1e-3 * subnets * self.rounds * once
 
 
 class Tolerance(BaseModel):
-    """Largest difference over the largest torch output, by the precision that the runtime computes in."""
+    """Largest difference over the largest torch output, by the precision of the runtime."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,12 +71,12 @@ def _folder(value: Any) -> Any:
 
 
 class ProfileSettings(BaseModel):
-    """How operators are measured, where the table is and how often it is written.
+    """Settings for measuring operators, and for storing and writing their table.
 
-    `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `subnets_per_operator`: SubNets that each
-    operator is timed in, in situ, where fewer than 150 SubNets have all operators. `store`: folder of the tables that
-    networks and runs share; None: one of the stage's own. `remeasure`: what is measured again though it is known.
-    `other_settings`: entries that were measured with another `measure` count too.
+    `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `subnets_per_operator`: SubNets in which
+    each operator is timed, in situ, if fewer than 150 SubNets have all operators. `store`: folder of the tables that networks
+    and runs share; None: one of the stage's own. `remeasure`: known entries that are measured again. `other_settings`: entries
+    that were measured with another `measure` count, too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -107,23 +107,23 @@ class ProfileSettings(BaseModel):
         return ConversionLimits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
 
     def measured_with(self, method: ProfilingMethod) -> str:
-        """The `settings` of the entries that are measured with these."""
+        """The `settings` text of entries that are measured with these settings."""
         settings = self.measure if method == "alone" else self.subnet
         from tasks.lut import settings_text
 
         return settings_text(settings.model_dump(mode="json"))
 
     def meters(self, capabilities: Capabilities) -> bool:
-        """Whether operators are measured alone for their energy, wherever their time comes from."""
+        """Whether operators are measured alone for their energy, independent of their latency's method."""
         return self.measure.energy_ms > 0 and bool(capabilities.power_sensors)
 
     @property
     def methods(self) -> tuple[ProfilingMethod, ...]:
-        """In order of trust, those of the table."""
+        """The methods of the table, in order of trust."""
         return ("in situ", "alone") if self.method == "in situ" else ("alone",)
 
     def measures(self, entry: "Entry | None", since: str = "") -> bool:
-        """Whether an operator with this entry is measured; `since`: not if that was done since then (UTC, ISO 8601)."""
+        """Whether an operator with this entry is measured; `since`: not if it was measured since then (UTC, ISO 8601)."""
         if entry is None:
             return True
         wanted = {"all": True, "noisy": entry.noisy, "failed": entry.state == "failed"}

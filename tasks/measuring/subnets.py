@@ -1,4 +1,4 @@
-"""Whole SubNets measured on a device: to fit and check the latency predictor, and for winners."""
+"""Whole SubNets measured on a device: for fitting and checking the latency predictor, and for winners."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,19 +23,19 @@ from tasks.progress import Progress
 from tasks.quantise.timing import timed_onnx
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
-ATTEMPTS = 2  # while a measurement is noisy
-MOST_ROUNDS = 3  # while the device is not calm
-SLOW = 1.03  # of a latency on a calm device
-STANDARD_ERROR = 0.01  # of a latency, relative; what several rounds aim at
-MEDIAN_ERROR = math.sqrt(math.pi / 2)  # of a median's standard error to that of a mean, for normal errors
+ATTEMPTS = 2  # if a measurement is noisy
+MOST_ROUNDS = 3  # if the device is not calm
+SLOW = 1.03  # relative to the latency on a calm device
+STANDARD_ERROR = 0.01  # target of several rounds: relative standard error of a latency
+MEDIAN_ERROR = math.sqrt(math.pi / 2)  # ratio of a median's standard error to that of a mean, for normal errors
 AT_ONCE = 8
-"""SubNets that the device has at a time, and runs in turn."""
+"""SubNets that the device holds at a time, and runs in turn."""
 MOST_KEPT_MIB = 512
-"""Models that are kept between rounds, about; others are made again."""
+"""Approximate size of models kept between rounds; others are made again."""
 
 
 def implementations_of(net: SuperNet, config: Config, chosen: ChosenImplementations) -> dict[str, str]:
-    """The implementations that count in one SubNet, by the values that its operators write."""
+    """The chosen implementations in one SubNet, by the values that its operators write."""
     if not chosen.operators:
         return {}
     return {
@@ -48,11 +48,11 @@ def implementations_of(net: SuperNet, config: Config, chosen: ChosenImplementati
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A SubNet to be timed. `key`: its name among those that are measured together.
+    """A SubNet to be timed. key: its name among those that are measured together.
 
-    implementations: of its operators; None: those of the meter. statistics: its own tensors, where they change more than
-    numbers; None: the shared ones. content: of its ONNX file, where it is to be timed by a file that is there; ConversionError
-    where there is none.
+    implementations: of its operators; None: those of the meter. statistics: its own tensors, if they change more than numbers;
+    None: the shared ones. content: of its ONNX file, if an existing file is to be timed; raises ConversionError if there is
+    none.
     """
 
     key: str
@@ -70,7 +70,7 @@ class Subject:
 
 
 def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Config]:
-    """The largest SubNet, the smallest, and different random ones (fewer when the space has no more)."""
+    """The largest SubNet, the smallest, and different random ones (fewer if the space has no more)."""
     rng = np.random.default_rng(seed)
     found = {net.space.digest(config): config for config in (net.max_config, net.min_config)}
     wanted = min(len(found) + random_subnets, net.space.distinct)
@@ -84,9 +84,8 @@ def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Co
 class SubNetMeter:
     """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease.
 
-    They travel without their weights, which change no time, but do change the energy: with them where it is measured, and in
-    int8.
-    implementations: of their operators on the device.
+    SubNets are sent without their weights, which do not change the time; but with them if energy is measured, which they
+    change, and in int8. implementations: of their operators on the device.
     """
 
     net: SuperNet
@@ -106,15 +105,14 @@ class SubNetMeter:
     def measure_all(
         self, subjects: Sequence[Subject], file: Path | SubNetLines, progress: Progress, name: str = "measure"
     ) -> list[Measurement]:
-        """Latency of each in order; each is a JSON line of `file` as it comes. A second call goes on.
+        """Latency of each subject, in order; each is a JSON line of `file` as it comes. A second call continues.
 
-        Lines that a store shares (`lines`) have the largest SubNet as the first one.
+        Lines that a store shares (`lines`) have the largest SubNet as the first subject.
 
-        The first one is the reference: it runs before and after every few others, and tells what a p50 would be on a calm
-        device (`tasks.measuring.calm`). Of several rounds the median counts, since a model is loaded anew for each, to other
-        places in memory. A SubNet that was never measured while the device was calm is measured again, up to `MOST_ROUNDS`
-        times in all; with several `rounds`, one whose median has a standard error above `STANDARD_ERROR`, up to twice
-        `rounds`.
+        The first subject is the reference: it runs before and after every few others, and shows what a p50 would be on a calm
+        device (`tasks.measuring.calm`). The median of several rounds counts, since each round loads a model anew, to other
+        places in memory. A SubNet that was never measured on a calm device is measured again, up to `MOST_ROUNDS` times in all;
+        with several `rounds`, so is one whose median has a standard error above `STANDARD_ERROR`, up to twice `rounds`.
         """
         by_key = {subject.key: subject for subject in subjects}
         made: dict[str, ModelJob | str] = {}
@@ -143,7 +141,7 @@ class SubNetMeter:
     ) -> SubNetLines:
         """Latencies of SubNets of the SuperNet in a folder: a stage's own lines, and those in the store.
 
-        What was measured on this device with these settings, in batches of this size, is not measured again unless `anew`.
+        Measurements on this device with these settings, in batches of this size, are not repeated unless `anew`.
         """
         key = {
             "measured": "latency",
@@ -159,16 +157,16 @@ class SubNetMeter:
     def _lines(
         self, subjects: Sequence[Subject], reference: Subject, made: dict[str, ModelJob | str]
     ) -> Iterator[TimedLine]:
-        """The measurements of SubNets, each with the reference's latency; as many at a time as the device takes in turn.
+        """The measurements of SubNets, each with the reference's latency; in groups that the device runs in turn.
 
-        `made`: jobs by key, or why there is none; those that are not there yet are put in.
+        made: jobs by key, or the reason why there is none; missing ones are added.
         """
         device = self.client.capabilities()
 
         def prepare(some: Sequence[Subject]) -> list[tuple[str, ModelJob | str]]:
             made.update(self._jobs([one for one in some if one.key not in made], device))
             found = [(one.key, made[one.key]) for one in some]
-            if _bytes(made.values()) > MOST_KEPT_MIB * MIB:  # with their weights
+            if _bytes(made.values()) > MOST_KEPT_MIB * MIB:  # includes their weights
                 for one in some:
                     del made[one.key]
             return found
@@ -188,7 +186,7 @@ class SubNetMeter:
                     yield TimedLine.model_validate({**one.model_dump(), "reference_ms": reference_ms})
 
     def time(self, jobs: Sequence[ModelJob]) -> list[Measurement]:
-        """Models that the device runs in turn; those that are noisy again, the steadiest counts."""
+        """Measurements of models that the device runs in turn; noisy ones are repeated, and the steadiest counts."""
         best: dict[str, Measurement] = {}
         todo = list(jobs)
         for _ in range(ATTEMPTS):
@@ -200,7 +198,7 @@ class SubNetMeter:
         return list(best.values())
 
     def _jobs(self, subjects: Sequence[Subject], device: Capabilities) -> list[tuple[str, ModelJob | str]]:
-        """Models for the device, by key, or why there is none."""
+        """Models for the device, by key, or the reason why there is none."""
         weights = self.settings.energy_ms > 0
         if "onnx" in device.formats:
             return [(one.key, _onnx(one, device.precision, weights=weights)) for one in subjects]
@@ -212,7 +210,7 @@ class SubNetMeter:
             outcomes = jobs_of_modules(modules, self.limits)
             return [(key, str(one) if isinstance(one, ConversionError) else one) for key, one in outcomes.items()]
         models = [(one, one.model(weights=True)) for one in subjects]
-        with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in a process of its own
+        with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in its own process
             return list(pool.map(lambda pair: (pair[0].key, self._converted(*pair, weights=weights)), models))
 
     def _converted(self, subject: Subject, model: bytes, *, weights: bool) -> ModelJob | str:
@@ -237,7 +235,7 @@ def _bytes(jobs: Iterable[ModelJob | str]) -> int:
 
 
 def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:
-    """Whether measuring a SubNet again would tell nothing more."""
+    """Whether measuring a SubNet again would bring no more information."""
     if any(line.state == "failed" for line in lines):
         return True
     if len(lines) < rounds:
@@ -256,7 +254,7 @@ def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:
 
 
 def _median(lines: Sequence[TimedLine], calm: Calm) -> Measurement:
-    """The median of a SubNet's latencies as on a calm device; the rest as in the middle one; the last failure without any."""
+    """The median of a SubNet's latencies as on a calm device; other fields from the middle line; the last failure if none."""
     found = [line for line in lines if line.p50_ms is not None]
     if not found:
         return lines[-1].measurement

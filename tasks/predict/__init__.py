@@ -1,1 +1,1 @@
-"""Predictors of latency and accuracy, and how far they are off."""
+"""Predictors of latency and accuracy, and their errors."""

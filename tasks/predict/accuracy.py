@@ -1,11 +1,10 @@
 """Accuracy of any SubNet predicted from the sensitivity of each modification (AutoTailor).
 
-A sensitivity is the accuracy of the largest SubNet with one variable set to another choice, minus that of
-the largest SubNet, both on the validation split with their own recalibrated BatchNorm statistics. A SubNet's
-predicted accuracy is the largest SubNet's plus the sensitivities of its modifications, and what pairs of them do beyond
-that, where pairs were measured, too (`tasks.predict.interactions`). On a small validation split accuracy moves in coarse
-steps, so the mean cross-entropy loss is measured and added up in the same way: it only orders SubNets whose predicted
-accuracies are equal.
+A sensitivity is the accuracy of the largest SubNet with one variable set to another choice, minus that of the largest SubNet,
+both on the validation split with their own recalibrated BatchNorm statistics. A SubNet's predicted accuracy is the largest
+SubNet's plus the sensitivities of its modifications, plus the interactions of measured pairs (`tasks.predict.interactions`). On
+a small validation split accuracy moves in coarse steps, so the mean cross-entropy loss is measured and added up in the same
+way: it only orders SubNets whose predicted accuracies are equal.
 """
 
 from collections.abc import Sequence, Set
@@ -56,7 +55,7 @@ def modifications(space: Any) -> list[Config]:
 def measure_sensitivities(
     net: Any, data: EvaluationData, file: Path | SubNetLines, progress: Progress
 ) -> Sensitivities:
-    """Evaluate every modification; each is a JSON line of `file`, and a second call goes on from there."""
+    """Evaluate every modification; each is a JSON line of `file`, and a second call continues there."""
     return sensitivities(net.space, accuracies(net, modifications(net.space), data, file, progress, "sensitivities"))
 
 
@@ -73,7 +72,9 @@ def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
 
 
 class AccuracyPredictor:
-    """Sensitivities as tables over choices, one for each variable and each interaction; predicting gathers and sums."""
+    """Tables of sensitivities over choices, one for each variable and each interaction; a prediction gathers and sums
+    entries.
+    """
 
     def __init__(self, table: Sensitivities, unchanged: Set[str] = frozenset()) -> None:
         """unchanged: variables that no best SubNet changes: any other choice costs more than all modifications together."""
@@ -107,7 +108,7 @@ class AccuracyPredictor:
         return self._loss.predict(codes) + self.table.largest.loss
 
     def score(self, codes: Codes) -> Values:
-        """The score (n,) that a search maximises: the sum of accuracies; equal sums are ordered by predicted loss.
+        """The score (n,) that a search maximises: the sum of accuracies; the predicted loss orders equal sums.
 
         The loss moves it by at most a quarter of one sample's worth of accuracy. Sums are not clipped at 0.
         """
@@ -119,16 +120,16 @@ class AccuracyPredictor:
 
     @property
     def tables(self) -> list[Table]:
-        """The terms that are added to the largest SubNet's score: of each variable, then of each interaction."""
+        """The terms of the score beyond the largest SubNet's: one for each variable, then one for each interaction."""
         both = zip(self._accuracy.tables, self._loss.tables, strict=True)
         return [Table(columns, accuracy - self._tie_weight * loss) for (columns, accuracy), (_, loss) in both]
 
     def standard_error(self, codes: Codes) -> Values:
         """Standard error (n,) of the prediction that comes from the sample size alone.
 
-        Binomial, measurements taken as independent; they share their samples, so it is an upper estimate.
-        A prediction weights measurements: each modification 1, less the weights of its interactions; these; and the largest
-        SubNet what is left of 1.
+        Binomial, with measurements taken as independent; they share their samples, so it is an upper estimate. A prediction is
+        a weighted sum of measurements: a modification has weight 1 minus the weights of its interactions, an interaction its
+        own weight, and the largest SubNet the rest to 1.
         """
         rows = np.arange(len(codes))
         width = max((len(row.choices) for row in self.table.variables), default=1)
@@ -157,12 +158,12 @@ class AccuracyPredictor:
 
     @classmethod
     def load(cls, path: Path) -> "AccuracyPredictor":
-        """Read a predictor that `save` wrote. UserError for another file."""
+        """Read a predictor that `save` wrote. UserError for any other file."""
         return cls(Sensitivities.read(path))
 
 
 def _effects(table: Sensitivities, quantity: Literal["accuracy", "loss"]) -> list[Values]:
-    """For each variable the change of a quantity by each of its choices."""
+    """For each variable the changes of a quantity with its choices."""
     largest = getattr(table.largest, quantity)
     return [np.array([getattr(found, quantity) for found in row.measured]) - largest for row in table.variables]
 
@@ -178,7 +179,7 @@ def _pair(table: Sensitivities, interaction: Interaction) -> Pair:
 def _residuals(
     table: Sensitivities, pairs: Sequence[Pair], accuracy: Sequence[Values], loss: Sequence[Values]
 ) -> tuple[Values, Values]:
-    """The interactions' parts of accuracy and loss, beyond both modifications' effects; (P,) each."""
+    """The interactions' parts (P,) of accuracy and of loss beyond the effects of both modifications."""
     found = [
         (
             pair.residual(accuracy, each.measured.accuracy - table.largest.accuracy),

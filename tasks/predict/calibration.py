@@ -2,7 +2,7 @@
 
 The analytic model gives the energy of arithmetic and of moving bytes. The predicted latency stands for power that the device
 draws all the time. Both are scaled and a constant is added, so that the sum fits the measured energies of whole SubNets. Errors
-count relative to what was measured: a reading that is too high, since something else ran meanwhile, has little weight.
+are relative to the measurements, so a reading that is too high because something else ran meanwhile has little weight.
 """
 
 from typing import Self
@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from solvers.tables import Values
 
 FEWEST_SUBNETS = 3
-"""One for each coefficient."""
+"""One SubNet for each coefficient."""
 
 
 class Calibration(BaseModel):
     """Energy of one sample [mJ]: `offset_mj` + `factor` × the analytic model's [mJ] + `mj_per_ms` × predicted latency [ms].
 
-    subnets: how many SubNets were measured. spread: root mean square of the remaining relative errors, with one degree of
-    freedom less for each coefficient above 0; None when no degree of freedom is left.
+    subnets: number of measured SubNets. spread: root mean square of the remaining relative errors, with one degree of freedom
+    less for each coefficient above 0; None if no degree of freedom is left.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,7 +33,7 @@ class Calibration(BaseModel):
 
     @classmethod
     def fit(cls, model_mj: Values, latency_ms: Values, measured_mj: Values) -> Self:
-        """Non-negative least squares of relative errors over SubNets (n,), n from `FEWEST_SUBNETS` on; measured energies > 0.
+        """Non-negative least squares of relative errors over SubNets (n,), at least `FEWEST_SUBNETS`; measured energies > 0.
 
         Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
         """

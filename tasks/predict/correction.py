@@ -11,38 +11,38 @@ from solvers.tables import Values
 from tailor_ir import OperatorFeature
 
 NOISE = 0.03  # relative standard deviation of a network's measured latency
-FAMILY_SD = 0.15  # how far the factor of one family of operators may be from that of all, relative
+FAMILY_SD = 0.15  # relative standard deviation of a family's factor from the common factor
 OFFSET_SD = 0.1  # standard deviation of the offset, relative to the fastest network
-OVERHEAD_SD = 0.05  # of all operators' overheads together, relative to a network
-HUBER = 1.5  # residuals beyond so many standard deviations count linearly
-SMALLEST = 0.1  # share of its time in the table that an operator keeps in any case
+OVERHEAD_SD = 0.05  # overhead of all operators together, relative to a network
+HUBER = 1.5  # residuals beyond this many standard deviations count linearly
+SMALLEST = 0.1  # least share of its latency in the table that an operator keeps
 ITERATIONS = 20
 
 
 def family(feature: OperatorFeature) -> str:
-    """Operators that a runtime treats alike."""
+    """The group of operators that a runtime treats alike."""
     grouped = any(step.op == "Conv" and dict(step.attributes).get("group", 1) != 1 for step in feature.steps)
     return f"{feature.operator} grouped" if grouped else feature.operator
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSums:
-    """A network's operators in the look-up table: how many run, and the sum of their latencies [ms] by family."""
+    """A network's operators in the look-up table: their number, and the sum of their latencies [ms] by family."""
 
     operators: int
     sums_ms: Mapping[str, float]
 
     @property
     def sum_ms(self) -> float:
-        """Of all operators."""
+        """The sum over all operators [ms]."""
         return sum(self.sums_ms.values())
 
 
 class Correction(BaseModel):
     """Latency of a network: `offset_ms` plus, for each operator, the factor of its family × its latency + `overhead_ms`.
 
-    `factor`: for families that no fitted network has. `spread`: relative error that is left in the fitted networks,
-    each predicted from the others (standard deviation, robust); None without a fit.
+    factor: for families that no fitted network has. spread: remaining relative error of the fitted networks, each predicted
+    from the others (standard deviation, robust); None without a fit.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,8 +57,8 @@ class Correction(BaseModel):
     def fit(cls, networks: Sequence[OperatorSums], measured_ms: Values) -> Self:
         """Bayesian linear regression on relative errors with Huber's weights; (n,) networks.
 
-        Before any network is seen, all families have one factor and there is no overhead: a handful of networks moves
-        what they tell about, and nothing else.
+        The prior has one factor for all families and no overhead: a handful of networks moves only the coefficients on which it
+        has evidence.
         """
         families = sorted({name for network in networks for name in network.sums_ms})
         sums_ms = np.array([[network.sums_ms.get(name, 0.0) for name in families] for network in networks])
@@ -80,7 +80,7 @@ class Correction(BaseModel):
         )
 
     def operator_ms(self, name: str, latency_ms: float) -> float:
-        """The part of an operator of a family in a SubNet's latency; 0 where the runtime runs no layer for it."""
+        """The contribution of a family's operator to a SubNet's latency [ms]; 0 if the runtime runs no layer for it."""
         if latency_ms == 0.0:
             return 0.0
         scaled_ms = self.factors.get(name, self.factor) * latency_ms
@@ -88,7 +88,7 @@ class Correction(BaseModel):
 
 
 def _regression(inputs: Values, mean: Values, sd: Values) -> tuple[Values, float]:
-    """Coefficients with normal priors for which `inputs` (n, k) times them is 1, and the spread left out one by one."""
+    """Coefficients with normal priors for which `inputs` (n, k) times them is 1, and the leave-one-out spread."""
     precision = np.diag(sd**-2.0)
     found, noise = mean, NOISE
     weights = np.ones(len(inputs))

@@ -1,20 +1,19 @@
-"""Energy of any SubNet: an analytic model of arithmetic and of moving bytes, calibrated where a power sensor told more.
+"""Energy of any SubNet: an analytic model of arithmetic and of moving bytes, calibrated if a power sensor gave readings.
 
-An operator costs its multiply-accumulates and the bytes that come from each level of memory. From the nearest cache
-come all operands, at least once, and as often as the registers make it necessary: with a fast memory of S elements, n
-multiply-accumulates of a matrix product move at least 2·n / √S elements (Hong and Kung, STOC 1981; the factor: Smith et
-al., arXiv 1702.02017). From a farther level comes what the
-levels before it cannot hold: nothing when the operator's working set fits into them, since its inputs were just written;
-else its inputs and results, or that bound for the size of the level before. Weights are read once for each inference:
-from the last cache when all weights of the SubNet fit into it, else from DRAM.
+An operator costs its multiply-accumulates and the bytes that come from each level of memory. All operands come from the nearest
+cache at least once, and more often if the registers require it: with a fast memory of S elements, n multiply-accumulates of a
+matrix product move at least 2·n / √S elements (Hong and Kung, STOC 1981; the factor: Smith et al., arXiv 1702.02017). A farther
+level supplies whatever the levels before it cannot hold: nothing if the operator's working set fits into them, since its inputs
+were just written; else its inputs and results, or that bound for the size of the level before. Weights are read once per
+inference: from the last cache if all weights of the SubNet fit into it, else from DRAM.
 
-Where the device's sensors told the energy of operators, that counts instead, and the model, scaled to agree with it on
-the operators that have both, stands in for the rest.
+If the device's sensors measured the energy of operators, these values count instead, and the model is the fallback for the
+other operators, scaled to agree on the measured ones.
 
-The constants are those of a 45 nm process at 0.9 V (Horowitz, ISSCC 2014, figure 1.1.9): 3.7 pJ for a multiplication and
-0.9 pJ for an addition in fp32; for 64 bits 20 pJ from a cache of 32 KiB, 100 pJ from one of 1 MiB, and 1.3 to 2.6 nJ from
-DRAM (the middle is taken). Other processes have other constants: the model compares SubNets, it is no power meter.
-Instructions, static power, and operators without multiply-accumulates beyond the bytes that they move are left out.
+The constants are those of a 45 nm process at 0.9 V (Horowitz, ISSCC 2014, figure 1.1.9): 3.7 pJ for a multiplication and 0.9 pJ
+for an addition in fp32; for 64 bits 20 pJ from a cache of 32 KiB, 100 pJ from one of 1 MiB, and 1.3 to 2.6 nJ from DRAM (the
+middle is taken). Other processes have other constants: the model compares SubNets, it is no power meter. Instructions, static
+power, and operators without multiply-accumulates beyond the bytes that they move are left out.
 """
 
 from collections.abc import Mapping
@@ -34,11 +33,11 @@ from tasks.predict.settings import FLOAT_BYTES, EnergySettings
 from tasks.predict.sums import Sums, SumsRecord
 from tasks.schemas.stored import Stored
 
-MJ = 1e-9  # of one pJ
+MJ = 1e-9  # one pJ in mJ
 
 
 def operator_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> float:
-    """Energy of one operator [mJ], batch 1, without reading its weights for the first time."""
+    """Energy of one operator [mJ], batch 1, without the first read of its weights."""
     macs = feature.macs
     elements = sum(int(np.prod(shape)) for shape in (*feature.input_shapes, *feature.output_shapes))
     activations, weights = FLOAT_BYTES * elements, FLOAT_BYTES * feature.parameters
@@ -55,7 +54,7 @@ def operator_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> fl
 
 
 def lone_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> float:
-    """Energy of one operator that runs again and again by itself [mJ], batch 1: its own weights stay in a cache if they fit."""
+    """Energy of one operator that runs repeatedly by itself [mJ], batch 1: its own weights stay in a cache if they fit."""
     bytes_ = FLOAT_BYTES * feature.parameters
     cached = bytes_ <= settings.cache_bytes[-1]
     pj_per_byte = settings.cache_pj_per_byte[-1] if cached else settings.dram_pj_per_byte
@@ -65,8 +64,8 @@ def lone_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> float:
 class EnergyPredictor:
     """Predicts energy [mJ] of one sample for codes (n, V).
 
-    `operators`: sums of the operators' energies. `weights`: elements that are read once for each inference, where no
-    operator's energy is measured. `calibration`: by whole SubNets, and the latencies that it goes by.
+    operators: sums of the operators' energies. weights: elements that are read once per inference, if no operator's energy is
+    measured. calibration: fitted to whole SubNets, with the latencies that it uses.
     """
 
     def __init__(
@@ -88,9 +87,9 @@ class EnergyPredictor:
     ) -> Self:
         """Tables from the operators of a SuperNet.
 
-        measured_mj: operators' digests -> what a power sensor said of one run, of `batch` samples; the operators' sum, where
-        there are any. None and 0 are unknown (a sensor that does not see the operator reads 0): then the analytic model,
-        scaled to the others.
+        measured_mj: operators' digests -> a power sensor's reading for one run of `batch` samples; if there are any, the
+        operators' sum counts. None and 0 are unknown (a sensor that does not see the operator reads 0): the fallback is the
+        analytic model, scaled to the others.
         """
         unique = net.unique_operators()
         known = {f: mj for f in unique if (mj := (measured_mj or {}).get(f.digest))}
@@ -105,12 +104,12 @@ class EnergyPredictor:
         return cls(settings, Sums.compile(net, energies), Sums.compile(net, weights))
 
     def calibrated(self, latency: LatencyPredictor, codes: Codes, measured_mj: Values) -> "EnergyPredictor":
-        """The predictor that comes closest to the measured energies (n,) [mJ] of one sample of SubNets (n, V)."""
+        """The predictor with the best fit to the measured energies (n,) [mJ] of one sample of SubNets (n, V)."""
         calibration = Calibration.fit(self.model(codes), latency.predict(codes), measured_mj)
         return EnergyPredictor(self.settings, self.operators, self.weights, (calibration, latency))
 
     def predict(self, codes: Codes) -> Values:
-        """Energies (n,) [mJ] of codes (n, V). UserError, where calibrated: an operator of a SubNet has no latency."""
+        """Energies (n,) [mJ] of codes (n, V). UserError, if calibrated: an operator of a SubNet has no latency."""
         if self.calibration is None:
             return self.model(codes)
         calibration, latency = self.calibration
@@ -137,7 +136,7 @@ class EnergyPredictor:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a predictor that `save` wrote. UserError for another file."""
+        """Read a predictor that `save` wrote. UserError for any other file."""
         file = EnergyFile.read(path)
         calibration = None
         if file.calibration is not None and file.latency is not None:

@@ -1,7 +1,7 @@
-"""The accuracy predictor of devices in int8: the sensitivities of fp32, less what int8 costs SubNets.
+"""The accuracy predictor of int8 devices: the sensitivities of fp32, minus the mean loss by int8.
 
-What it costs is measured on the SubNets that the predictor of fp32 was checked on. It differs from SubNet to SubNet by much
-less than sums of sensitivities are wrong. So its mean is taken off, and errors are stated against accuracies in int8.
+The loss is measured on the SubNets that validated the fp32 predictor. It varies between SubNets much less than the errors of
+sums of sensitivities. So its mean is subtracted, and errors are stated against accuracies in int8.
 """
 
 from pathlib import Path
@@ -40,9 +40,9 @@ def run(
     store: SubNetStore = NO_STORE,
     workers: EvaluationWorkers | None = None,
 ) -> StageResult:
-    """Write `sensitivities.json` of int8 and its validation. sensitivities: the folder of those of fp32.
+    """Write `sensitivities.json` of int8 and its validation. sensitivities: the folder with those of fp32.
 
-    A second call in the same folder goes on; what the store has is not evaluated again.
+    A second call in the same folder continues; SubNets in the store are not evaluated again.
     """
     net = tailor_ir.load(supernet)
     images = images_of(settings, data, workers).in_precision(precision)

@@ -1,8 +1,8 @@
-"""Interactions: pairs of modifications measured together, and whether they help the accuracy predictor.
+"""Interactions: pairs of modifications measured together, and whether they improve the accuracy predictor.
 
-Variables that some operator depends on together are paired, each at the choice that changes most. The pairs whose effects
-have the largest product come first: that product is the interaction of two modifications that each leave a share of the
-accuracy. The predictors stay sums of terms over variables that operators couple anyway, so the exact search stays fast.
+Variables that some operator depends on together are paired, each at the choice with the largest effect. Pairs with the largest
+product of effects come first: that product is the interaction of two modifications that each leave a share of the accuracy. The
+predictors stay sums of terms over variables that operators couple anyway, so the exact search stays fast.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def with_interactions(
 ) -> AccuracyPredictor:
     """The predictor with the interactions of the strongest pairs, from at most `most` evaluations more than `plain`.
 
-    Each is a JSON line of `file`, where those that `plain` is made of are, too; a second call goes on from there.
+    Each evaluation is a JSON line of `file`, which also holds those behind `plain`; a second call continues there.
     """
     codes = strongest_pairs(net, plain, most)
     largest = net.space.cardinalities - 1
@@ -81,13 +81,13 @@ def _fours(measured: Sequence[Accuracy]) -> list[Sequence[Accuracy]]:
 
 
 def _error(four: Sequence[Accuracy]) -> float:
-    """Standard error of an interaction: all four SubNets have seen the same images."""
+    """Standard error of an interaction, given that all four SubNets were evaluated on the same images."""
     largest, first, second, both = (found.each for found in four)
     return float(np.std(both - first - second + largest) / np.sqrt(len(both)))
 
 
 def better(plain: PointErrors, other: PointErrors) -> bool:
-    """Whether `other` orders held-out SubNets better than `plain`, or as well with smaller errors (of `validate`)."""
+    """Whether `other` orders held-out SubNets better than `plain`, or equally well with smaller errors (of `validate`)."""
     return _rank(other) > _rank(plain)
 
 
@@ -96,7 +96,7 @@ def _rank(stated: PointErrors) -> tuple[float, float]:
 
 
 def describe(plain: PointErrors, other: PointErrors, predictor: AccuracyPredictor, used: bool) -> Interactions:
-    """The measured interactions, and the errors of both predictors on the SubNets that decided which is used."""
+    """The measured interactions, and the errors of both predictors on the SubNets that decided between them."""
     table = zip(predictor.table.interactions, predictor.residuals, predictor.kept, strict=True)
     return Interactions(
         used=used,

@@ -1,7 +1,7 @@
 """Latency of any SubNet predicted from the look-up table (LUT) of one device, compiled to arrays.
 
-The latencies of a SubNet's operators are corrected (`tasks.predict.correction`) and added up. Each operator depends on
-few variables, so that predicting a matrix of codes gathers from small arrays (`tasks.predict.sums`).
+The latencies of a SubNet's operators are corrected (`tasks.predict.correction`) and added up. Each operator depends on few
+variables, so a prediction for a matrix of codes gathers from small arrays (`tasks.predict.sums`).
 """
 
 import math
@@ -27,14 +27,14 @@ NEXT_STEP = "leave out the choices that lead to it, or measure again: autotailor
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An operator without a latency, why, and the choices (variable column -> choice index) that have it."""
+    """An operator without a latency, the reason, and the choices (variable column -> choice index) that lead to it."""
 
     operator: str
     reason: str
     choices: Mapping[int, int]
 
     def hits(self, code: NDArray[np.int64]) -> bool:
-        """Whether the SubNet of this extended code (V + D,) has it."""
+        """Whether the SubNet of this extended code (V + D,) has the operator."""
         return all(code[column] == choice for column, choice in self.choices.items())
 
 
@@ -42,7 +42,7 @@ class LatencyPredictor:
     """Predicts latencies [ms] of one device for codes (n, V)."""
 
     def __init__(self, sums: Sums, correction: Correction, unknown: Sums, missing: Sequence[Missing] = ()) -> None:
-        """unknown: how many operators without a latency a SubNet has."""
+        """unknown: counts a SubNet's operators without a latency."""
         self.sums, self.correction, self.unknown, self.missing = sums, correction, unknown, tuple(missing)
 
     @classmethod
@@ -74,7 +74,7 @@ class LatencyPredictor:
         )
 
     def to_record(self) -> "LatencyRecord":
-        """As JSON; `of_record` gives an equal predictor."""
+        """The predictor as JSON; `of_record` gives an equal predictor."""
         missing = [
             _MissingRecord(operator=m.operator, reason=m.reason, choices=tuple(m.choices.items())) for m in self.missing
         ]
@@ -83,7 +83,7 @@ class LatencyPredictor:
 
     @classmethod
     def of_record(cls, file: "LatencyRecord") -> Self:
-        """The predictor that `to_record` has described."""
+        """The predictor that `to_record` described."""
         missing = [Missing(row.operator, row.reason, dict(row.choices)) for row in file.missing]
         return cls(Sums.of_record(file.sums), file.correction, Sums.of_record(file.unknown), missing)
 
@@ -93,7 +93,7 @@ class LatencyPredictor:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a predictor that `save` wrote. UserError for another file."""
+        """Read a predictor that `save` wrote. UserError for any other file."""
         return cls.of_record(LatencyFile.read(path))
 
 
@@ -112,7 +112,7 @@ def network_of(net: SuperNet, lut: Lut, config: Mapping[str, Any]) -> OperatorSu
 
 
 def subnet_ms(net: SuperNet, lut: Lut, correction: Correction, config: Mapping[str, Any]) -> float:
-    """Latency of one SubNet straight from the table [ms]; NaN when an operator has none."""
+    """Latency of one SubNet straight from the table [ms]; NaN if an operator has none."""
     return correction.offset_ms + math.fsum(operator_ms(lut, f, correction) for f in net.operators(dict(config)))
 
 
@@ -122,12 +122,12 @@ def _latency_ms(lut: Lut, feature: OperatorFeature) -> float:
 
 
 def operator_ms(lut: Lut, feature: OperatorFeature, correction: Correction) -> float:
-    """The part of one operator in a SubNet's latency [ms]; NaN when it has no latency."""
+    """The contribution of one operator to a SubNet's latency [ms]; NaN if it has no latency."""
     return correction.operator_ms(family(feature), _latency_ms(lut, feature))
 
 
 def _missing(net: SuperNet, lut: Lut, absent: set[OperatorFeature]) -> list[Missing]:
-    """Every place and choices at which an operator without a latency stands."""
+    """Every occurrence of an operator without a latency, with its choices."""
     found = []
     for term in net.operator_terms():
         operators, numbers = term.features.operators, term.features.numbers
@@ -155,7 +155,7 @@ class _MissingRecord(Record):
 
 
 class LatencyRecord(Record):
-    """`LatencyPredictor` as a part of a file."""
+    """`LatencyPredictor` as part of a file."""
 
     sums: SumsRecord
     correction: Correction

@@ -18,7 +18,7 @@ class MemoryPredictor:
 
     @classmethod
     def compile(cls, net: SuperNet, rules: Rules = ONNXRUNTIME) -> "MemoryPredictor":
-        """From the lifetimes and operators of a SuperNet."""
+        """A predictor from the lifetimes and operators of a SuperNet."""
         return cls(net.activation_memory(rules), parameter_sums(net), rules.parameter_bytes)
 
     def predict(self, codes: Codes) -> Values:
@@ -27,15 +27,15 @@ class MemoryPredictor:
         return total
 
     def weights_bytes(self, codes: Codes) -> Values:
-        """What the parameters take (n,)."""
+        """Bytes of the parameters (n,)."""
         return self.parameters.predict(codes) * self.parameter_bytes
 
     def peak_bytes(self, codes: Codes) -> NDArray[np.int64]:
-        """The peak memory of activations (n,), without the network's input."""
+        """The peak bytes of activations (n,), without the network's input."""
         return self.activations.peak_bytes(codes)
 
     def within(self, limit_mib: float) -> "MemoryPredictor | MemoryWithin":
-        """What a search predicts beside a limit: where an order is planned, it is only planned where that decides."""
+        """The predictor for a search with a limit; an order is planned only if it decides whether the limit is kept."""
         return MemoryWithin(self, limit_mib) if self.activations.terms.planned else self
 
     def arena_mib(self, code: Codes) -> float:
@@ -44,9 +44,9 @@ class MemoryPredictor:
 
 
 class MemoryWithin:
-    """Memory [MiB] of codes (n, V) in planned order, beside a limit: more than the limit wherever the prediction is.
+    """Memory [MiB] of codes (n, V) in planned order, for a limit: above the limit exactly if the prediction is.
 
-    Where bounds decide that, a bound is given in the place of the prediction.
+    If bounds decide that, a bound is returned in place of the prediction.
     """
 
     def __init__(self, memory: MemoryPredictor, limit_mib: float) -> None:

@@ -1,7 +1,7 @@
-"""Interactions of two modifications: their effect together, less the sum of their effects alone.
+"""Interactions of two modifications: their joint effect minus the sum of their single effects.
 
-One pair of choices of two variables is measured. Other choices of these variables get a share of its interaction, in
-proportion to their own effects: two choices with half the measured effects each get a quarter of it.
+One pair of choices of two variables is measured. Other choices of these variables get a share of its interaction, in proportion
+to their own effects: two choices with half the measured effects each get a quarter of it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Pair(NamedTuple):
     choices: tuple[int, int]
 
     def residual(self, effects: Effects, together: float) -> float:
-        """The interaction: the effect `together`, less the effects of both choices alone."""
+        """The interaction: the effect `together`, minus the effects of both choices alone."""
         return together - sum(float(effects[v][k]) for v, k in zip(self.columns, self.choices, strict=True))
 
     def shares(self, effects: Effects) -> Values:

@@ -1,8 +1,8 @@
 """Stage "resources": needs of SubNets on one device besides time: memory, multiply-accumulates, parameters, energy.
 
-Nothing is run and no device is asked: memory and counts follow from the SuperNet and from what the settings say of the
-device. So does energy, unless the look-up table has energies of operators, which are then summed up, or the SubNets that were
-timed on the device have measured energies, which it is calibrated by; best both.
+Nothing is run and no device is asked: memory and counts follow from the SuperNet and the settings of the device. So does
+energy, with two exceptions: energies of operators in the look-up table replace the model, and measured energies of SubNets
+timed on the device calibrate the result; best both.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ def run(
 ) -> StageResult:
     """Write the predictors, and their predictions for the largest and the smallest SubNet; for one sample.
 
-    `latency`, `profiled`: folders of the device's latency and profile stages, which ran in batches of `batch`; None: nothing
-    was measured. Memory needs no file: `MemoryPredictor.compile` reads it off the SuperNet.
+    latency, profiled: folders of the device's latency and profile stages, which ran in batches of `batch`; None: nothing was
+    measured. Memory needs no file: `MemoryPredictor.compile` derives it from the SuperNet.
     """
     net = tailor_ir.load(supernet)
     memory, macs, parameters = MemoryPredictor.compile(net, settings.rules), mac_sums(net), parameter_sums(net)
@@ -76,7 +76,7 @@ def run(
 
 
 class _EnergyOrigin(TypedDict, total=False):
-    """The fields of `Resources` that tell where energy comes from."""
+    """The fields of `Resources` that state the source of energy values."""
 
     energy_from: Literal["model", "operators", "sensor"]
     energy_operators: Metered
@@ -87,9 +87,9 @@ class _EnergyOrigin(TypedDict, total=False):
 def _of_operators(
     settings: EnergySettings, net: SuperNet, supernet: Path, profiled: Path | None, batch: int
 ) -> tuple[EnergyPredictor, _EnergyOrigin]:
-    """The sum of the operators' energies in the table, or the model where the table has no energies; and their number."""
+    """The sum of the operators' energies in the table, or the model if the table has none; and the number of measured ones."""
     energies_mj = {} if profiled is None else Lut.open(profiled / LUT_FOLDER).energies_mj()
-    measured = net if batch == 1 else tailor_ir.load(supernet, batch=batch)  # of another batch are other operators
+    measured = net if batch == 1 else tailor_ir.load(supernet, batch=batch)  # another batch has other operators
     unique = measured.unique_operators()
     known = sum(feature.digest in energies_mj for feature in unique)
     result: _EnergyOrigin = {"energy_from": "operators", "energy_operators": Metered(measured=known, all=len(unique))}
@@ -101,7 +101,7 @@ def _of_operators(
 def _by_sensor(
     net: SuperNet, model: EnergyPredictor, latency: Path, batch: int
 ) -> tuple[EnergyPredictor, _EnergyOrigin]:
-    """The predictor, calibrated where enough fitting SubNets have an energy (None and 0 are unknown), and its origin."""
+    """The predictor, calibrated if enough fitting SubNets have an energy (None and 0 are unknown), and its origin."""
     rows = [row for row in LatencyValidation.read(latency / VALIDATION_FILE).subnets if row.energy_mj]
     fitting = [row for row in rows if row.used_for == "fit"]
     if len(fitting) < FEWEST_SUBNETS:

@@ -23,7 +23,7 @@ EVALUATED_FILE = "evaluated_subnets.jsonl"
 def images_of(
     settings: EvaluationSettings, data: DataSettings, workers: EvaluationWorkers | None = None
 ) -> EvaluationData:
-    """The images that SubNets are evaluated on for predictors and winners, on the fastest device of this machine."""
+    """The images for evaluating SubNets (for predictors and winners), on the fastest device of this machine."""
     splits = load_splits(data)
     return EvaluationData(
         splits["validation"],
@@ -45,13 +45,13 @@ def run(
     store: SubNetStore = NO_STORE,
     workers: EvaluationWorkers | None = None,
 ) -> StageResult:
-    """Write `sensitivities.json` (the predictor) and its validation on the SubNets whose latency is checked too.
+    """Write `sensitivities.json` (the predictor) and its validation on the SubNets whose latency is checked, too.
 
-    With `answers.png`, where answers can be drawn.
+    Also writes `answers.png`, if answers can be drawn.
 
-    All on the validation split, with recalibrated BatchNorm; what the store has is not evaluated again. A second call in the
-    same folder goes on. Interactions, where they are asked for, are in the predictor if these SubNets are ordered better with
-    them than without.
+    Everything is on the validation split, with recalibrated BatchNorm; SubNets in the store are not evaluated again. A second
+    call in the same folder continues. Interactions, if requested, are in the predictor if they improve the order of these
+    SubNets.
     """
     net = tailor_ir.load(supernet)
     images = images_of(settings, data, workers)

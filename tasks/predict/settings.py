@@ -1,4 +1,4 @@
-"""Settings of the predict stage: of the accuracy predictor, of the latency predictor, and of both."""
+"""Settings of the predict stage: for the accuracy predictor, for the latency predictor, and for both."""
 
 from itertools import pairwise
 from typing import Self
@@ -13,7 +13,7 @@ FLOAT_BYTES = 4
 
 
 class CheckedSettings(BaseModel):
-    """Both predictors are checked on the largest, the smallest and `random_subnets` random SubNets."""
+    """Settings of the check of both predictors, on the largest, the smallest and `random_subnets` random SubNets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -22,22 +22,23 @@ class CheckedSettings(BaseModel):
 
 
 class AccuracySettings(CheckedSettings, EvaluationSettings):
-    """How the accuracy predictor is made and checked."""
+    """Settings for making and checking the accuracy predictor."""
 
     interactions: int = Field(0, ge=0, description="evaluations of pairs of modifications, at most")
 
 
 class LatencySettings(CheckedSettings, RepeatedTimingSettings):
-    """How the latency predictor is corrected and checked.
+    """Settings for correcting and checking the latency predictor.
 
-    The correction is fitted on the largest, the smallest and the first `fit_subnets` random SubNets; the others are held out.
+    The correction is fitted on the largest, the smallest and the first `fit_subnets` random SubNets; the others are the
+    holdout.
     """
 
     fit_subnets: int = Field(12, ge=0)
 
 
 class Settings(AccuracySettings, LatencySettings):
-    """Both predictors, and how SubNets are evaluated and timed wherever that is not set otherwise."""
+    """Settings of both predictors, and of evaluating and timing SubNets unless set elsewhere."""
 
 
 class EnergySettings(BaseModel):
@@ -65,7 +66,7 @@ class EnergySettings(BaseModel):
 
 
 class ResourceSettings(EnergySettings):
-    """A device's arithmetic and memory, and what its runtime does with memory (`tailor_ir.memory.Rules`)."""
+    """A device's arithmetic and memory, and how its runtime allocates memory (`tailor_ir.memory.Rules`)."""
 
     channel_block: int = Field(
         default=16, ge=1, description="channels that lie side by side; 8 with AVX2; 1: no blocks"
@@ -74,10 +75,10 @@ class ResourceSettings(EnergySettings):
 
     @property
     def rules(self) -> Rules:
-        """Of the runtime."""
+        """The allocation rules of the runtime."""
         return Rules(channel_block=self.channel_block, same_shape=self.same_shape)
 
     @property
     def energy(self) -> EnergySettings:
-        """Of the device."""
+        """The arithmetic and memory of the device."""
         return EnergySettings.model_validate(self.model_dump(include=set(EnergySettings.model_fields)))

@@ -1,6 +1,6 @@
-"""Sums over the operators of any SubNet: each unique operator counts a number, and the sum of a SubNet is gathered from tables.
+"""Sums over the operators of any SubNet: each unique operator has a number, and a SubNet's sum is gathered from tables.
 
-An operator depends on few variables, so that the numbers of all its sizes are a small table (`solvers.tables`).
+An operator depends on few variables, so the numbers of all its sizes form a small table (`solvers.tables`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from tasks.schemas.stored import Record, Stored
 class Sums:
     """Adds up one number for each operator of SubNets, which are codes (n, V).
 
-    cardinalities: of the variables. derived: columns behind them, which tables may be over, too.
+    cardinalities: of the variables. derived: further columns behind them, which tables may use, too.
     """
 
     def __init__(self, cardinalities: Sequence[int], tables: Sequence[Table], derived: Sequence[Derived] = ()) -> None:
@@ -29,7 +29,7 @@ class Sums:
 
     @classmethod
     def compile(cls, net: SuperNet, numbers: Mapping[OperatorFeature, float]) -> Self:
-        """Tables from the number of every unique operator. KeyError: one has none."""
+        """Tables from the number of every unique operator. KeyError: an operator has no number."""
         sums: dict[tuple[int, ...], Values] = {}
         known: dict[int, Values] = {}
         for term in net.operator_terms():
@@ -52,7 +52,7 @@ class Sums:
         return Gathering(self.all_cardinalities, merged(self.tables, self.all_cardinalities))
 
     def to_record(self) -> "SumsRecord":
-        """As JSON; `of_record` gives equal sums."""
+        """The sums as JSON; `of_record` gives equal sums."""
         tables = tuple(TableFile(columns=columns, values=tuple(v.ravel().tolist())) for columns, v in self.tables)
         derived = tuple(DerivedFile(columns=each.columns, values=_bits(each.values)) for each in self.derived)
         return SumsRecord(cardinalities=self.cardinalities, tables=tables, derived=derived)
@@ -75,12 +75,12 @@ class Sums:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file that `save` wrote. UserError when the file is another one."""
+        """Read a file that `save` wrote. UserError for any other file."""
         return cls.of_record(SumsFile.read(path))
 
 
 def _numbers(term: OperatorTerm, numbers: Mapping[OperatorFeature, float], known: dict[int, Values]) -> Values:
-    """The number of each unique operator, then 0 at the end, where the position of a skipped one (-1) points."""
+    """The number of each unique operator, then a 0, to which the position of a skipped operator (-1) points."""
     operators = term.features.operators
     if id(operators) not in known:
         known[id(operators)] = np.asarray([*(numbers[feature] for feature in operators), 0.0])
@@ -106,14 +106,14 @@ class TableFile(Record):
 
 
 class SumsRecord(Record):
-    """`Sums` as a part of a file."""
+    """`Sums` as part of a file."""
 
     cardinalities: tuple[int, ...]
     tables: tuple[TableFile, ...]
     derived: tuple[DerivedFile, ...] = ()
 
     def shape(self, columns: Sequence[int]) -> list[int]:
-        """Number of values of each of some columns."""
+        """The number of values of each given column."""
         variables = len(self.cardinalities)
         return [self.cardinalities[column] if column < variables else 2 for column in columns]
 

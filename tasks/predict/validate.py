@@ -1,4 +1,4 @@
-"""The device's half of stage "predict": compile the latency predictor, correct it, state its held-out error."""
+"""The device's half of stage "predict": compile the latency predictor, correct it, state its holdout error."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def run(
     """Write the corrected predictor and its validation for one device, whose lease the caller holds.
 
     `profile` is the folder of the profile stage; latencies are those of a batch. UserError: operators without a latency,
-    SubNets that fail. `energy_mj` of a SubNet is that of one run, None where the device did not tell it.
+    SubNets that fail. `energy_mj` of a SubNet is that of one run, None if the device did not report it.
     """
     net = tailor_ir.load(supernet, batch=batch)
     lut = Lut.open(profile / LUT_FOLDER, device_key(client.capabilities()))

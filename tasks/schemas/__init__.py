@@ -1,4 +1,4 @@
 """JSON files that cross stages: one typed schema for each, shared by writer and readers, with a version.
 
-Imports nothing of the house but messages of devices, files and errors: every stage may use it.
+Imports nothing else of the project but messages of devices, files and errors: every stage may use it.
 """

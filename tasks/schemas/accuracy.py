@@ -1,4 +1,4 @@
-"""`sensitivities.json`, which the accuracy predictor is made of, and `accuracy_validation.json`, its errors."""
+"""`sensitivities.json`, the data of the accuracy predictor, and `accuracy_validation.json`, its errors."""
 
 from typing import ClassVar, Self
 
@@ -20,7 +20,7 @@ class MeasuredAccuracy(Record):
 
 
 class Sensitivity(Record):
-    """One variable: what was measured for each of its choices, the last of which is the largest SubNet's."""
+    """One variable: the measurement for each of its choices; the last choice is the largest SubNet's."""
 
     variable: str
     choices: tuple[Choice, ...]
@@ -28,9 +28,9 @@ class Sensitivity(Record):
 
 
 class Interaction(Record):
-    """Two variables at other choices than the largest SubNet's: what was measured for both together.
+    """Two variables at other choices than the largest SubNet's: the measurement for both together.
 
-    `standard_error`: of what they do beyond the sum of both alone.
+    standard_error: of their joint effect beyond the sum of both single effects.
     """
 
     variables: tuple[str, str]
@@ -40,7 +40,7 @@ class Interaction(Record):
 
 
 class Sensitivities(Stored):
-    """Everything the predictor is made of; `samples` is the size of the validation split."""
+    """All data of the predictor; `samples` is the size of the validation split."""
 
     STAGE: ClassVar[str] = "predict"
     KIND: ClassVar[str] = "sensitivities"
@@ -61,17 +61,17 @@ class Sensitivities(Stored):
 
 
 class AccuracyErrors(PointErrors):
-    """Errors on SubNets that were evaluated on so many `samples`, and what of them comes from this number."""
+    """Errors on SubNets evaluated on `samples` samples, and the part of the errors that comes from this number."""
 
     samples: int
     standard_error_points: float
 
 
 class Uncertainty(Record):
-    """The errors of accuracies on the validation split, where they are known.
+    """The errors of accuracies on the validation split, if they are known.
 
-    samples: of the split, where the score is a share of right answers. predictor_points: the mean error of predictions on
-    held-out SubNets.
+    samples: of the split, if the score is a share of right answers. predictor_points: the mean error of predictions on held-out
+    SubNets.
     """
 
     samples: int | None = None
@@ -79,7 +79,7 @@ class Uncertainty(Record):
 
 
 class PredictedAccuracy(Record):
-    """Prediction and measurement; the standard error of the prediction."""
+    """Prediction and measurement, and the standard error of the prediction."""
 
     predicted_accuracy: float
     accuracy: float
@@ -89,11 +89,11 @@ class PredictedAccuracy(Record):
 
 
 class CheckedAccuracy(PredictedAccuracy, Named):
-    """A SubNet that the predictor was checked on."""
+    """A SubNet on which the predictor was checked."""
 
 
 class UsedInteraction(Record):
-    """What a pair of modifications does beyond the sum of both; `kept`: the share of it that counts."""
+    """The effect of a pair of modifications beyond the sum of both; `kept`: the share of it that counts."""
 
     variables: tuple[str, str]
     choices: tuple[Choice, Choice]
@@ -113,9 +113,9 @@ class Interactions(Record):
 
 
 class Int8Cost(Record):
-    """What int8 costs the SubNets that were checked: accuracy in fp32 less that in int8 [points].
+    """The loss by int8 on the checked SubNets: accuracy in fp32 minus that in int8 [points].
 
-    `largest_points`: of the largest SubNet. `reduce_range`: weights have 7 bits.
+    largest_points: of the largest SubNet. reduce_range: weights have 7 bits.
     """
 
     subnets: int
@@ -127,7 +127,7 @@ class Int8Cost(Record):
 
 
 class AccuracyValidation(AccuracyErrors, Stored):
-    """Predicted against measured accuracies of held-out SubNets. `int8`: where they are accuracies in int8."""
+    """Predicted against measured accuracies of held-out SubNets. int8: set if the accuracies are in int8."""
 
     STAGE: ClassVar[str] = "predict"
 

@@ -1,10 +1,10 @@
-"""How far predictions are from measurements."""
+"""Errors of predictions against measurements."""
 
 from tasks.schemas.stored import Record
 
 
 class RelativeErrors(Record):
-    """Relative errors of predictions: median and largest, share within ±10 %, Kendall's tau. `n` alone where it is 0."""
+    """Relative errors of predictions: median and largest, share within ±10 %, Kendall's tau. Only `n` is set if it is 0."""
 
     n: int
     median_relative_error: float | None = None
@@ -14,7 +14,7 @@ class RelativeErrors(Record):
 
 
 class PointErrors(Record):
-    """Mean and largest absolute difference of accuracies in points; Kendall's tau, None where there is no order."""
+    """Mean and largest absolute difference of accuracies in points; Kendall's tau, None if there is no order."""
 
     mean_error_points: float
     max_error_points: float

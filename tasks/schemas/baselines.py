@@ -1,4 +1,4 @@
-"""`baselines.json`: the networks that winners are held against; `compared.json`: both timed on one device."""
+"""`baselines.json`: the networks that winners are compared with; `compared.json`: both timed on one device."""
 
 from typing import ClassVar
 
@@ -20,14 +20,14 @@ class Evaluated(Record):
 
 
 class BaselineNetwork(Evaluated):
-    """`network`: folder of a network of its own; None for a SubNet."""
+    """A network of a baseline. network: folder of a separate network; None for a SubNet."""
 
     baseline: str
     network: str | None
 
 
 class EvaluatedWinner(Evaluated):
-    """`chosen_ms`: what it was measured with when it was chosen; None where predictions chose it."""
+    """A winner. chosen_ms: its measured latency when it was chosen; None if predictions chose it."""
 
     budget_ms: float
     chosen_ms: float | None
@@ -44,14 +44,14 @@ class Baselines(Stored):
 
 
 class TimedNetwork(BaselineNetwork):
-    """`reason`: why it could not be measured."""
+    """A baseline's network, timed. reason: why it could not be measured."""
 
     measured_ms: float | None
     reason: str | None
 
 
 class TimedWinner(EvaluatedWinner):
-    """`reason`: why it could not be measured."""
+    """A winner, timed. reason: why it could not be measured."""
 
     measured_ms: float | None
     reason: str | None
@@ -59,7 +59,7 @@ class TimedWinner(EvaluatedWinner):
 
 
 class AtBudget(Record):
-    """Accuracies at one budget: of what the winners give, and each baseline; None where all are slower."""
+    """Accuracies at one budget: of the winners, and of each baseline; None if all are slower."""
 
     budget_ms: float
     winners: float | None
@@ -67,7 +67,7 @@ class AtBudget(Record):
 
 
 class Against(Record):
-    """What winners gain over one baseline (`tasks.baselines.compare`)."""
+    """Gains of the winners over one baseline (`tasks.baselines.compare`)."""
 
     points: int
     picks: int
@@ -81,7 +81,7 @@ class Against(Record):
 
 
 class Gains(Record):
-    """What winners gain over every baseline, at each budget and over all."""
+    """Gains of the winners over every baseline, at each budget and over all."""
 
     above_every: float
     not_below_any: float

@@ -1,4 +1,4 @@
-"""`measured.json`: what the refinement timed on one device."""
+"""`measured.json`: SubNets that the refinement timed on one device."""
 
 from typing import ClassVar
 
@@ -10,9 +10,9 @@ MEASURED_FILE = "measured.json"
 
 
 class Candidate(Predicted):
-    """A SubNet, its latency as measured, and as SubNets like it tell [ms] (None where it could not be measured).
+    """A SubNet with its measured latency, and the latency smoothed over similar SubNets [ms] (None if not measurable).
 
-    `accuracy`, `loss`: on the validation images; None where it was not evaluated.
+    accuracy, loss: on the validation images; None if it was not evaluated.
     """
 
     smoothed_ms: float | None
@@ -22,21 +22,21 @@ class Candidate(Predicted):
 
 
 class Asked(Record):
-    """A budget and the digests of the candidates that were taken for it."""
+    """A budget and the digests of the candidates for it."""
 
     budget_ms: float
     own: tuple[str, ...]
 
 
 class Likely(Record):
-    """An accuracy as it was expected before it was measured."""
+    """The expected accuracy before the measurement."""
 
     accuracy: float
     deviation: float
 
 
 class Proposal(Record):
-    """A SubNet that is to be measured, with a latency for each device; `likely`: where measurements had taught an accuracy."""
+    """A SubNet to be measured, with a latency for each device; likely: its accuracy, if learned from measurements."""
 
     config: Config
     predicted_ms: tuple[float, ...]
@@ -44,7 +44,7 @@ class Proposal(Record):
 
 
 class Candidates(Stored):
-    """All that was timed. `likely`: by digest."""
+    """All timed SubNets. likely: by digest."""
 
     STAGE: ClassVar[str] = "refine"
     COMMAND: ClassVar[str] = "export"

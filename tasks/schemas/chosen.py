@@ -9,7 +9,7 @@ from tasks.schemas.stored import Stored
 
 
 class ChosenSubNet(Stored):
-    """A SubNet to go on with. `rule`: what it was chosen by, for people."""
+    """A SubNet to continue with. rule: the reason for its choice, for people."""
 
     STAGE: ClassVar[str] = "search"
     COMMAND: ClassVar[str] = "search --budget-ms MS --to FILE.json"
@@ -19,6 +19,6 @@ class ChosenSubNet(Stored):
     rule: str
     subnet: Winner
     plan: PlanRow | None = None
-    """Where it runs, of a search over several devices together."""
+    """Placement of the SubNet, if the search was over several devices together."""
     coding: ActivationCoding | None = None
-    """Of what the plan sends."""
+    """Coding of the values that the plan sends."""

@@ -31,11 +31,11 @@ class Latency(Record):
 
 
 class Int8File(Record):
-    """An int8 file beside the same SubNet in fp32. Accuracies and losses by split, as onnxruntime computes them.
+    """An int8 file compared with the same SubNet in fp32. Accuracies and losses by split, as computed by onnxruntime.
 
-    `layers`: those with weights; `kept_fp32`: those of them that stay in fp32 so that the first split loses at most
-    `allowed_points`. `calibration_images`: training images that the ranges come from. `latency`, `fp32_ms`: both files on the
-    device, one after the other; None where it takes no ONNX files.
+    layers: number of layers with weights; kept_fp32: layers that stay in fp32 so that the first split loses at most
+    `allowed_points`. calibration_images: training images behind the ranges. latency, fp32_ms: both files on the device, one
+    after the other; None if it takes no ONNX files.
     """
 
     accuracy: dict[str, float]
@@ -50,10 +50,10 @@ class Int8File(Record):
 
 
 class PlannedMemory(Record):
-    """An ONNX file in the order with the least peak of activations, beside the default one, on this machine in one thread.
+    """An ONNX file in the order of least peak activations, compared with the default order, on this machine in one thread.
 
-    `kept`: whether the exported file has that order, and is to be run with `session_options`; otherwise `reason`. Peaks of a
-    first run: predicted, and counted by an allocator in the runtime. `optimal`: no order has a lower peak.
+    kept: whether the exported file has that order, and must be run with `session_options`; otherwise see `reason`. Peaks of a
+    first run: predicted, and counted by an allocator in the runtime. optimal: no order has a lower peak.
     """
 
     kept: bool
@@ -69,7 +69,7 @@ class PlannedMemory(Record):
 
 
 class FileTensor(Record):
-    """An input or output of a file. A size of None is any number. type: written where it is another one than float32."""
+    """An input or output of a file. A size of None is any number. type: written if it is not float32."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -77,7 +77,9 @@ class FileTensor(Record):
 
 
 class Brought(Record):
-    """What a choice brought on the device: the time with it over the time without (`ratio`), and on what it was `measured`."""
+    """The gain of a choice on the device: time with it over time without (`ratio`), and the network on which it was
+    `measured`.
+    """
 
     choice: str
     ratio: float | None
@@ -85,10 +87,10 @@ class Brought(Record):
 
 
 class FileRun(Record):
-    """How a file was run when it was checked: on the device if that takes its format.
+    """The run of a file in its check, on the device if that takes its format.
 
-    `settings`: by the names of the runtime's own API, with the options of the engine. `masks`: of an ncnn file, by layer;
-    each leaves the kernel that the device runs fastest. `brought`: () for a file that was not run on the device.
+    settings: by the names of the runtime's own API, with the options of the engine. masks: of an ncnn file, by layer; each
+    leaves the kernel that the device runs fastest. brought: () for a file that was not run on the device.
     """
 
     runtime: str
@@ -105,10 +107,10 @@ class FileRun(Record):
 
 
 class ExportedSegment(Record):
-    """What is computed between an exit and the one before it.
+    """The computation between an exit and the one before it.
 
-    `macs`: multiply-accumulates of one sample, the head's included. `latency_ms`: p50 of this segment alone, or in ncnn what
-    its exit takes more than the one before it; None where it was not measured.
+    macs: multiply-accumulates of one sample, the head's included. latency_ms: p50 of this segment alone, or in ncnn the
+    difference between its exit and the one before; None if not measured.
     """
 
     exit: str
@@ -117,11 +119,11 @@ class ExportedSegment(Record):
 
 
 class ExportedFile(Record):
-    """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none.
+    """One format of a SubNet: its files with their sha256 and the result of their check, or the reason why there are none.
 
-    `relative_difference`: from torch; of an int8 file from onnxruntime on this machine. `examples`: sha256 of the programs that
-    run it so, by file. `run`: None where there are no files. `segments`: of a chain, in order.
-    `expected_ms`: of a chain with thresholds, the mean latency of samples that leave as test images do, by measured segments.
+    relative_difference: from torch; for an int8 file from onnxruntime on this machine. examples: sha256 of example programs, by
+    file. run: None without files. segments: of a chain, in order. expected_ms: of a chain with thresholds, the mean latency of
+    samples that leave as the test images do, from measured segments.
     """
 
     state: Literal["ok", "failed"]
@@ -156,14 +158,14 @@ class VariableChoice(Record):
 
 
 class Architecture(Record):
-    """How many operators of each type, most first; the choices."""
+    """The number of operators of each type, largest first, and the choices."""
 
     operators: dict[str, int]
     variables: tuple[VariableChoice, ...]
 
 
 class Origin(Record):
-    """What a SubNet was made from."""
+    """The origin of a SubNet."""
 
     network: dict[str, str]
     data: str
@@ -171,7 +173,7 @@ class Origin(Record):
 
 
 class CardDevice(Record):
-    """Where latencies were measured."""
+    """The device on which latencies were measured."""
 
     backend: str
     version: str
@@ -184,10 +186,10 @@ class CardDevice(Record):
 
 
 class UsedEngine(Record):
-    """The options of the runtime with which the device ran the SubNet; others have the runtime's defaults.
+    """The options of the runtime with which the device ran the SubNet; other options are the runtime's defaults.
 
-    `speed_up`: over the defaults, on SubNets of this SuperNet. `kept`: by option the time with its choice over the time without
-    it, as it was when it was chosen; without choices that the user gave.
+    speed_up: over the defaults, on SubNets of this SuperNet. kept: by option, the time with its choice over the time without
+    it, measured when it was chosen; choices given by the user are not included.
     """
 
     choices: dict[str, str]
@@ -196,11 +198,11 @@ class UsedEngine(Record):
 
 
 class Preparation(Record):
-    """What an application does with an image, with values in [0, 1], before the network sees it. In this order:
+    """The preprocessing of an image by an application, from values in [0, 1] to the network's input. In this order:
 
-    `crop`; scaled to height and width `resolution` by `interpolation`; less `mean`, over `deviation`, by channel; and scaled to
-    `size` (height, width) by `size_interpolation` where that is another. Where data are signals, `spectrogram` makes the image,
-    in height and width `resolution`, and nothing is cut or scaled before the mean is taken off.
+    `crop`; scale to height and width `resolution` by `interpolation`; subtract `mean`, divide by `deviation`, by channel; scale
+    to `size` (height, width) by `size_interpolation` if it differs. If data are signals, `spectrogram` makes the image, with
+    height and width `resolution`, and nothing is cut or scaled before the mean is subtracted.
     """
 
     colours: Literal["RGB", "grey"]
@@ -215,9 +217,9 @@ class Preparation(Record):
 
 
 class Decoding(Record):
-    """How boxes come from a raw output, which no latency includes. head: by its name in `adaptive_runtime.boxes.HEADS`.
+    """The decoding of a raw output into boxes, which no latency includes. head: its name in `adaptive_runtime.boxes.HEADS`.
 
-    p50_ms: of one image, by `adaptive_runtime.boxes.detect` on the machine that exported; images: that were decoded.
+    p50_ms: of one image, by `adaptive_runtime.boxes.detect` on the exporting machine; images: number of decoded ones.
     """
 
     head: str
@@ -226,10 +228,10 @@ class Decoding(Record):
 
 
 class AdaptedTensors(Record):
-    """What a SubNet has adapted: the sha256 of its side file, the batches it comes from, and how many tensors differ.
+    """The adaptation of a SubNet: the sha256 of its side file, the number of batches, and the number of changed tensors.
 
-    input_deviations: its files bring light and details of each image to within so many deviations of what is usual; None: they
-    take images as they are.
+    input_deviations: its files bring light and details of each image to within this many deviations of the usual values; None:
+    they take images unchanged.
     """
 
     sha256: str
@@ -239,16 +241,15 @@ class AdaptedTensors(Record):
 
 
 class Card(Named, Stored):
-    """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
+    """All facts on one exported SubNet. classes: their names, in the order of the network's outputs.
 
-    input_shape: of several inputs that of the first; the preparation has all.
+    input_shape: of the first input if there are several; the preparation has all.
 
-    predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
-    accuracy: on a device in int8 that of its int8 file, where it has one. problem: the learning problem, whose score accuracies
-    are; written where it is another one than classification. metric: by which it is judged; None: by its first
-    one. decoding: of detectors; None: there is nothing to decode.
-    adapted: where the SubNet is exported as it has adapted; accuracies are of that, predictions of the SubNet before.
-    samples: of how many an accuracy is, by split, where it is a share of right answers.
+    predicted_ms: the prediction that the search used. engine: None if none was chosen, i.e. the runtime's defaults. accuracy:
+    on an int8 device that of its int8 file, if it has one. problem: the learning problem, whose score the accuracies are;
+    written if it is not classification. metric: of that score; None: the problem's first one. decoding: for detectors; None:
+    there is nothing to decode. adapted: set if the SubNet is exported in adapted form; accuracies are then of that form,
+    predictions of the SubNet before. samples: number behind an accuracy, by split, if it is a share of right answers.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -275,9 +276,9 @@ class Card(Named, Stored):
 
 
 class MissedWinner(Record):
-    """A SubNet that was chosen for a budget and lost it: as measured it takes longer (None: it could not be measured).
+    """A SubNet that was chosen for a budget and lost it: its measured latency is larger (None: it could not be measured).
 
-    accuracy: by split, of one that keeps the budget, which a more accurate SubNet keeps, too.
+    accuracy: by split, if it keeps the budget but a more accurate SubNet does, too.
     """
 
     digest: str
@@ -287,9 +288,9 @@ class MissedWinner(Record):
 
 
 class ExportedWinner(Record):
-    """A budget: what was predicted and what was measured, side by side.
+    """A budget with predicted and measured values side by side.
 
-    `replaces`: the winner of the search or of the refinement, where another SubNet took its place; `subnet`: that one.
+    replaces: the winner of the search or of the refinement, if another SubNet replaced it; subnet: the replacement.
     """
 
     digest: str
@@ -305,7 +306,7 @@ class ExportedWinner(Record):
 
 
 class Bundle(Record):
-    """All SubNets in one folder. `bytes_alone`: of their own ONNX files, where these were exported."""
+    """All SubNets in one folder. bytes_alone: of their separate ONNX files, if these were exported."""
 
     state: Literal["ok", "failed"]
     reason: str | None = None
@@ -319,8 +320,8 @@ class Bundle(Record):
 class MeasuredLargest(Record):
     """The largest SubNet, measured beside the winners.
 
-    `own_choices`: by the runtime's own choices of implementations, where others were chosen. `fp32`: on a device in int8, for
-    what int8 alone brings.
+    own_choices: with the runtime's own choices of implementations, if others were chosen. fp32: on an int8 device, for the gain
+    of int8 alone.
     """
 
     latency: Latency
@@ -338,9 +339,9 @@ class MeasuredBaseline(Record):
 
 
 class Exports(Stored):
-    """The winners of one device. `subnets`: a card for each SubNet that was exported, also where it lost all its budgets.
+    """The winners of one device. subnets: a card for each exported SubNet, even if it lost all its budgets.
 
-    uncertainty: as the search has it.
+    uncertainty: as in the search.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -366,7 +367,9 @@ class IndexedWinner(Record):
 
 
 class ExportIndex(Stored):
-    """`index.json` of the folder with readable names: what is of each budget, and the sha256 of every file that a run wrote."""
+    """`index.json` of the folder with readable names: the files of each budget, and the sha256 of every file that a run
+    wrote.
+    """
 
     STAGE: ClassVar[str] = "export"
 

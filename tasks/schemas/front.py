@@ -12,7 +12,7 @@ WHOLE_FRONT_FILE = "whole_front.parquet"
 
 
 class Replaced(Record):
-    """The search's winner of a budget where a measured one took its place, and what was measured of it."""
+    """The search's winner of a budget if a measured SubNet replaced it, with its own measurements."""
 
     digest: str
     measured_ms: float | None
@@ -22,7 +22,7 @@ class Replaced(Record):
 class Winner(Predicted):
     """The best SubNet within a latency budget.
 
-    `budgets_ms`: on all devices, where several were searched together. `generations`, `stopped`: how the search found it.
+    budgets_ms: on all devices, if several were searched together. generations, stopped: how the search found it.
     """
 
     budget_ms: float
@@ -37,12 +37,12 @@ class Winner(Predicted):
 
     @property
     def accuracy(self) -> float:
-        """What it was ranked by: measured accuracy, where there is any."""
+        """The accuracy by which it was ranked: the measured one, if there is one."""
         return self.predicted_accuracy if self.measured_accuracy is None else self.measured_accuracy
 
 
 class UniformSubNet(Predicted):
-    """A uniformly shrunk SubNet; `scaled`: which variables share one level."""
+    """A uniformly shrunk SubNet; scaled: the variables that share one level."""
 
     scaled: str
 
@@ -56,7 +56,7 @@ class Hypervolume(Record):
 
 
 class WholeFront(Record):
-    """All SubNets of the front by rising latency; `error`: the share of a budget that it may miss."""
+    """All SubNets of the front by rising latency; error: the share of a budget that the front may miss."""
 
     error: float
     predicted_ms: tuple[float, ...]
@@ -64,14 +64,14 @@ class WholeFront(Record):
 
 
 class Learned(PointErrors):
-    """What was said of `n` candidates before they were evaluated, with the deviation that was expected."""
+    """Errors of the expected accuracies of `n` candidates before their evaluation, with the expected deviation."""
 
     n: int
     deviation_points: float
 
 
 class Refinement(Record):
-    """What measuring the candidates changed. `moved`: budgets that the search made, and that bought nothing where they were."""
+    """The changes by measuring the candidates. moved: budgets made by the search that gained nothing in their places."""
 
     measured: int
     failed: int
@@ -87,7 +87,7 @@ class Refinement(Record):
 
 
 class Front(Stored):
-    """The winners of one device. `front`: digests of those that none dominates. `uncertainty`: of their accuracies."""
+    """The winners of one device. front: digests of the undominated winners. uncertainty: of their accuracies."""
 
     STAGE: ClassVar[str] = "search"
     KIND: ClassVar[str] = "front"

@@ -7,14 +7,14 @@ from tasks.schemas.stored import Stored
 from tasks.schemas.subnets import Named
 
 LATENCY_FILE = "latency.json"
-"""Of the predictor."""
+"""The file of the predictor."""
 VALIDATION_FILE = "latency_validation.json"
 
 
 class CheckedLatency(Named):
-    """A SubNet that was timed: the sum of its operators, its prediction and its measurement [ms].
+    """A timed SubNet: the sum of its operators, its prediction and its measurement [ms].
 
-    `energy_mj`: of one run; None where the device did not tell it.
+    energy_mj: of one run; None if the device did not report it.
     """
 
     kind: Literal["largest", "smallest", "random"]
@@ -27,7 +27,7 @@ class CheckedLatency(Named):
 
 
 class LatencyValidation(Stored):
-    """`correction`: `tasks.predict.correction.Correction`."""
+    """The errors of a latency predictor. correction: `tasks.predict.correction.Correction`."""
 
     STAGE: ClassVar[str] = "predict"
 

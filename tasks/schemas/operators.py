@@ -1,4 +1,6 @@
-"""`operators.json`: every operator that any SubNet has; `implementations.json`: those of operators that count on one device."""
+"""`operators.json`: every operator of any SubNet; `implementations.json`: the chosen implementations of operators on one
+device.
+"""
 
 from typing import Any, ClassVar
 
@@ -7,13 +9,13 @@ from tasks.schemas.stored import Config, Record, Stored
 OPERATORS_FILE = "operators.json"
 IMPLEMENTATIONS_FILE = "implementations.json"
 LUT_FOLDER = "lut"
-"""Of the look-up table of a device."""
+"""The folder of a device's look-up table."""
 PARTS = "part-*.parquet"
 """Files of a look-up table."""
 
 
 class UniqueOperator(Record):
-    """`feature`: `OperatorFeature.to_json`. `witness`: where a SubNet that has it differs from the largest one."""
+    """An operator. feature: `OperatorFeature.to_json`. witness: difference between a SubNet that has it and the largest one."""
 
     digest: str
     feature: dict[str, Any]
@@ -21,7 +23,7 @@ class UniqueOperator(Record):
 
 
 class Operators(Stored):
-    """By rising digest."""
+    """All unique operators, by rising digest."""
 
     STAGE: ClassVar[str] = "enumerate"
     KIND: ClassVar[str] = "operators"
@@ -30,7 +32,7 @@ class Operators(Stored):
 
 
 class ChosenImplementations(Stored):
-    """`operators`: implementations by operator (digest), of those that do not run by the runtime's own choice."""
+    """operators: implementations by operator (digest), for operators that do not run by the runtime's own choice."""
 
     STAGE: ClassVar[str] = "profile"
     KIND: ClassVar[str] = "implementations"
@@ -39,4 +41,4 @@ class ChosenImplementations(Stored):
 
 
 OWN_CHOICES = ChosenImplementations(operators={})
-"""Every operator runs as the runtime chooses."""
+"""Every operator runs by the runtime's own choice."""

@@ -1,4 +1,4 @@
-"""Where the operators of a SubNet run, of several devices; `joint.json`: SubNets that were chosen together with that."""
+"""Placement of a SubNet's operators on several devices; `joint.json`: SubNets that were chosen together with a placement."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ CODINGS_FILE = "codings.json"
 
 
 class StayRow(Record):
-    """Operators that one device runs without a change of device. time_ms: of their computation."""
+    """A segment: operators that one device runs without a change of device. time_ms: of their computation."""
 
     device: str
     operators: tuple[int, ...]
@@ -20,7 +20,7 @@ class StayRow(Record):
 
 
 class TransferRow(Record):
-    """What goes from one device to another for one request. time_ms: of its bytes, without latencies of messages."""
+    """Data sent from one device to another for one request. time_ms: of its bytes, without latencies of messages."""
 
     source: str
     target: str
@@ -50,14 +50,15 @@ class PlanRow(Record):
 
     @property
     def sent_bytes(self) -> float:
-        """All bytes that a request sends."""
+        """Total bytes sent by a request."""
         return sum(transfer.bytes for transfer in self.transfers)
 
 
 class PlacedWinner(Winner):
-    """The best SubNet within a latency budget over all devices, with its plan. coding: of what is sent.
+    """The best SubNet within a latency budget over all devices, with its plan. coding: of sent values.
 
-    lost_points: of accuracy, by the coding. home_ms: latency of the SubNet where nothing is sent; None: home cannot run it.
+    lost_points: accuracy lost by the coding. home_ms: latency on the coordinator without offloading; None: it cannot run the
+    SubNet.
     """
 
     coding: ActivationCoding
@@ -67,9 +68,9 @@ class PlacedWinner(Winner):
 
 
 class JointFront(Stored):
-    """The winners over several devices together. devices: home first. pieces: that are placed.
+    """The winners over several devices together. devices: coordinator first. pieces: number of parts that can be placed.
 
-    coding_points: of accuracy that is lost at each cut, by coding. uncertainty: of the winners' accuracies.
+    coding_points: accuracy lost at each cut, by coding. uncertainty: of the winners' accuracies.
     """
 
     STAGE: ClassVar[str] = "search"

@@ -1,4 +1,4 @@
-"""`resources.json`: what the largest and the smallest SubNet need on one device besides time."""
+"""`resources.json`: needs of the largest and the smallest SubNet on one device besides time."""
 
 from typing import Any, ClassVar, Literal
 
@@ -12,14 +12,14 @@ ENERGY_FILE = "energy.json"
 
 
 class Metered(Record):
-    """How many of all operators have a measured energy."""
+    """The number of operators with measured energy, out of all operators."""
 
     measured: int
     all: int
 
 
 class ResourceNeeds(Named):
-    """Of one sample."""
+    """Needs of a SubNet for one sample."""
 
     kind: Literal["largest", "smallest"]
     memory_mib: float
@@ -31,7 +31,7 @@ class ResourceNeeds(Named):
 
 
 class Resources(Stored):
-    """`energy_from`: what the energies are predicted from. `energy_calibration`: `tasks.predict.calibration.Calibration`."""
+    """energy_from: source of the predicted energies. energy_calibration: `tasks.predict.calibration.Calibration`."""
 
     STAGE: ClassVar[str] = "predict"
 

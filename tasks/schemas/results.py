@@ -1,4 +1,4 @@
-"""`result.json` of the stages whose results others read, and the files of a training beside it."""
+"""`result.json` of stages whose results others read, and the files of a training beside it."""
 
 from typing import ClassVar, TypedDict
 
@@ -6,19 +6,19 @@ from tasks.schemas.stored import Config, Record, Stored
 
 HISTORY_FILE = "history.jsonl"
 WEIGHTS_FILE = "weights.safetensors"
-"""Of a trained network."""
+"""The weights of a trained network."""
 RANGES_FILE = "ranges.json"
 RANGE_ACCURACIES_FILE = "range_accuracies.jsonl"
 
 
 class Result(Stored):
-    """What a stage returned; `seconds`: how long it worked."""
+    """The result of a stage; seconds: its duration."""
 
     seconds: float | None = None
 
 
 class NetworkAccuracy(Record):
-    """Accuracies of the user's network, in [0, 1], and of how many samples they are."""
+    """Accuracies of the user's network, in [0, 1], and their numbers of samples."""
 
     validation_accuracy: float
     test_accuracy: float
@@ -27,7 +27,7 @@ class NetworkAccuracy(Record):
 
 
 class EndsAccuracy(Record):
-    """Accuracies of a SuperNet's largest and smallest SubNets, in [0, 1], and of how many samples they are."""
+    """Accuracies of a SuperNet's largest and smallest SubNets, in [0, 1], and their numbers of samples."""
 
     largest_validation_accuracy: float
     smallest_validation_accuracy: float
@@ -38,7 +38,7 @@ class EndsAccuracy(Record):
 
 
 class BaseResult(NetworkAccuracy, Result):
-    """Of the base network. `micro_batch`: in the end, where it was trained."""
+    """The result for the base network. micro_batch: at the end, if it was trained."""
 
     STAGE: ClassVar[str] = "base"
     COMMAND: ClassVar[str] = "compile"
@@ -48,10 +48,10 @@ class BaseResult(NetworkAccuracy, Result):
 
 
 class BeforeTuning(Record):
-    """The SuperNet before it was fine-tuned, beside what became of it.
+    """The SuperNet before fine-tuning, compared with the result.
 
-    largest_validation_accuracy: as the network came, in [0, 1]. change_points: what the fine-tuned largest SubNet has more,
-    with its standard error. kept: the weights before fine-tuning are the result.
+    largest_validation_accuracy: before fine-tuning, in [0, 1]. change_points: gain of the fine-tuned largest SubNet, with its
+    standard error. kept: the weights before fine-tuning are the result.
     """
 
     largest_validation_accuracy: float
@@ -74,7 +74,7 @@ class BeforeTuning(Record):
 
 
 class FinetuneResult(EndsAccuracy, Result):
-    """Of the SuperNet. `strategy`: that of each phase. `before`: None where the network itself was not trained."""
+    """The result for the SuperNet. strategy: of each phase. before: None if the network itself was not trained."""
 
     STAGE: ClassVar[str] = "finetune"
 
@@ -85,7 +85,7 @@ class FinetuneResult(EndsAccuracy, Result):
 
 
 class BackboneResult(Result):
-    """Of the backbone's SuperNet: numbers of its variables, its distinct SubNets, and the tensors that the whole has, too.
+    """The result for the backbone's SuperNet: its variables, its distinct SubNets, and the tensors shared with the whole.
 
     validation_accuracy: of the largest SubNet on the first data, with the fitted classifier, in [0, 1].
     """
@@ -100,9 +100,9 @@ class BackboneResult(Result):
 
 
 class JoinResult(EndsAccuracy, Result):
-    """Of the SuperNet whose backbone was trained on other data.
+    """The result for the SuperNet whose backbone was trained on other data.
 
-    tensors: that came from the backbone's SuperNet. moved: the weights of the network itself are among them, and others now.
+    tensors: number taken from the backbone's SuperNet. moved: these include weights of the network itself, which have changed.
     """
 
     STAGE: ClassVar[str] = "join"
@@ -113,21 +113,21 @@ class JoinResult(EndsAccuracy, Result):
 
 
 class GivenFile(NetworkAccuracy, Result):
-    """Of a network in an .onnx file."""
+    """The result for a network in an .onnx file."""
 
     STAGE: ClassVar[str] = "given"
     COMMAND: ClassVar[str] = "run"
 
 
 class GivenSuperNet(EndsAccuracy, Result):
-    """Of a SuperNet that no run of this folder made."""
+    """The result for a SuperNet that no run of this folder made."""
 
     STAGE: ClassVar[str] = "given"
     COMMAND: ClassVar[str] = "adapt"
 
 
 class EnumerateResult(Result):
-    """Of the SuperNet's space. `operators`: how many of each type, most first."""
+    """The result for the SuperNet's space. operators: number of each type, largest first."""
 
     STAGE: ClassVar[str] = "enumerate"
 
@@ -141,7 +141,7 @@ class EnumerateResult(Result):
 
 
 class WatchedSubNet(Record):
-    """A SubNet by whose accuracy a training is followed. `range`: that of its multiply-accumulates, from 0."""
+    """A SubNet whose accuracy is followed during training. range: of its multiply-accumulates, from 0."""
 
     config: Config
     digest: str
@@ -150,7 +150,7 @@ class WatchedSubNet(Record):
 
 
 class WatchedSubNets(Stored):
-    """`ranges.json`: all of them. `bounds_macs`: of the ranges, ascending, one more than ranges."""
+    """`ranges.json`: all watched SubNets. bounds_macs: of the ranges, ascending, one more than ranges."""
 
     STAGE: ClassVar[str] = "finetune"
 
@@ -159,7 +159,7 @@ class WatchedSubNets(Stored):
 
 
 class RangeLine(TypedDict):
-    """A line of `range_accuracies.jsonl`: what the SubNets, in order, get right of `total` images after `step` steps.
+    """A line of `range_accuracies.jsonl`: right answers of the SubNets, in order, for `total` images after `step` steps.
 
     correct: `tasks.evaluation.subnets.Accuracy.correct`.
     """

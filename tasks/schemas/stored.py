@@ -1,4 +1,4 @@
-"""What all schemas share: strict records, and files with a version."""
+"""Common base of all schemas: strict records, and files with a version."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +11,13 @@ from tasks.artifacts.files import json_bytes, write_bytes
 from tasks.errors import UserError
 
 Choice = int | float | str
-"""A choice of a variable, as `tailor_ir.Choice`, which schemas do without: importing it takes torch."""
+"""A choice of a variable, equal to `tailor_ir.Choice`, which is not imported because that takes torch."""
 
 Config = dict[str, Choice]
-"""A SubNet, as `tailor_ir.Config`."""
+"""A SubNet, equal to `tailor_ir.Config`."""
 
 StageResult = Mapping[str, Any]
-"""The result of a stage as JSON: the content of its `result.json`, mostly of a schema of this package."""
+"""The result of a stage as JSON: the content of its `result.json`, mostly by a schema of this package."""
 
 
 class Record(BaseModel):
@@ -26,53 +26,53 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored: without the fields that the writer has left out."""
+        """The stored form: without fields that the writer has left out."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class Stored(Record):
     """A file. Its version counts the changes of its form; a file of another version is refused.
 
-    A schema whose form has changed says its own default of `version`.
+    A schema whose form has changed sets its own default of `version`.
     """
 
     STAGE: ClassVar[str]
     """The stage that makes the file."""
     COMMAND: ClassVar[str] = ""
-    """The command that runs the stage, where it is called otherwise."""
+    """The command that runs the stage, if its name differs."""
     KIND: ClassVar[str] = "file"
-    """What errors call it."""
+    """The name of the file in errors."""
 
     version: int = 1
 
     def model_post_init(self, context: Any) -> None:
-        """The version counts as set, so that a file inside another one has it however it was made."""
+        """Mark the version as set, so that a file nested in another one always has it."""
         self.model_fields_set.add("version")
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored, with the version first."""
+        """The stored form, with the version first."""
         return {"version": self.version, **self.model_dump(mode="json", exclude_unset=True, exclude={"version"})}
 
     def write(self, file: Path) -> dict[str, Any]:
-        """Write the file whole or not at all; its content."""
+        """Write the file atomically; returns its content."""
         content = self.to_json()
         write_bytes(file, json_bytes(content))
         return content
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a file that `write` wrote. UserError: it cannot be read, is of another version, or something else."""
+        """Read a file that `write` wrote. UserError: it cannot be read, or is of another version or kind."""
         where = f"{cls.KIND} '{file}'"
         try:
             return cls.of_json(json_of(file.read_bytes()), where)
         except OSError as error:
             raise UserError(where, f"cannot be read ({error.strerror})", next_step=cls._again()) from error
-        except ValueError as error:  # also of decoding
+        except ValueError as error:  # includes errors of decoding
             raise UserError(where, f"is no JSON ({error})", next_step=cls._again()) from error
 
     @classmethod
     def of_json(cls, content: Any, where: str) -> Self:
-        """The content of a file. UserError: it is of another version, or something else."""
+        """Parse the content of a file. UserError: it is of another version or kind."""
         content = cls.renewed(content) if isinstance(content, dict) else content
         version, present = content.get("version") if isinstance(content, dict) else None, cls.present_version()
         if isinstance(version, int) and version > present:
@@ -90,12 +90,12 @@ class Stored(Record):
 
     @classmethod
     def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """The content of an older file in the present form, in schemas that read older files."""
+        """The content of an older file in the present form; for schemas that read older files."""
         return content
 
     @classmethod
     def present_version(cls) -> int:
-        """The version of files that are written now."""
+        """The version of newly written files."""
         version: int = cls.model_fields["version"].default
         return version
 

@@ -11,7 +11,7 @@ class Named(Record):
 
 
 class Predicted(Named):
-    """A SubNet, its size, and what is predicted for it. Predicted costs are there where they had a limit."""
+    """A SubNet, its size, and its predictions. Predicted costs are set if they had a limit."""
 
     predicted_ms: float
     predicted_accuracy: float

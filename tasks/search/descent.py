@@ -18,13 +18,12 @@ class Archive(NamedTuple):
 
 
 def beam_descent(problem: Problem, width: int, limits: Values | None = None) -> Archive:
-    """Descends from the largest SubNet, one modification at a time, keeping the `width` best SubNets of each round.
+    """Descend from the largest SubNet, one modification at a time, keeping the `width` best SubNets of each round.
 
-    A modification lowers one variable to its next choice that is predicted faster. SubNets are ranked by the accuracy
-    lost per ms gained since the largest SubNet. All SubNets that were met are returned: they are starts for all
-    budgets.
+    A modification lowers one variable to its next choice that is predicted faster. SubNets are ranked by the accuracy lost per
+    ms gained since the largest SubNet. All SubNets met are returned: they are starts for all budgets.
 
-    limits: (K,); with limits, the time of a SubNet grows by the shares that are beyond them (`_strain`).
+    limits: (K,); with limits, the time of a SubNet grows by the shares by which it exceeds them (`_strain`).
     """
 
     def cost(codes: Codes) -> Values:
@@ -59,7 +58,7 @@ def _faster_children(problem: Problem, beam: Codes, cost: Callable[[Codes], Valu
 
 
 def fastest(problem: Problem, rng: np.random.Generator, limits: Values | None = None) -> Codes:
-    """Code (V,) of the fastest SubNet within `limits` (K,): `least`, where the cost is the pace."""
+    """Code (V,) of the fastest SubNet within `limits` (K,): `least`, with the pace as cost."""
     return least(problem, rng, problem.pace, limits)
 
 
@@ -69,10 +68,10 @@ def least(
     cost: Callable[[Scores], Values],
     limits: Values | None = None,
 ) -> Codes:
-    """Code (V,) with the least cost within `limits` (K,); where none is found, the code that exceeds them least.
+    """Code (V,) with the least cost within `limits` (K,); if none is found, the code that exceeds them least.
 
-    By coordinate descent from the largest, the smallest and random SubNets. The result is exact when each variable's
-    best choice does not depend on the other variables; else it is a very good local optimum.
+    Uses coordinate descent from the largest, the smallest and random SubNets. The result is exact if each variable's best
+    choice does not depend on the other variables; else it is a very good local optimum.
     """
     limits = problem.unlimited if limits is None else limits
     cardinalities = np.asarray(problem.space.cardinalities)
@@ -90,7 +89,7 @@ def least(
 
 
 def _coordinate_descent(problem: Problem, code: Codes, keys: Callable[[Codes], tuple[Values, Values]]) -> Codes:
-    """The best single modification of a code (V,), again and again, until no modification has lower keys."""
+    """Apply the best single modification to a code (V,) repeatedly, until no modification has lower keys."""
     excess, cost = keys(code[None])
     while True:
         around = neighbours(problem.space, code[None]).codes

@@ -1,4 +1,4 @@
-"""Refusals of budgets and limits that no SubNet keeps, with the nearest values that a SubNet keeps."""
+"""Refusals of infeasible budgets and limits, with the nearest feasible values."""
 
 import math
 from collections.abc import Sequence
@@ -28,19 +28,19 @@ class Cost(NamedTuple):
         return f"{value:.10g} ms on '{self.device}'" if self.name == LATENCY else f"{self.name}={value:.10g}"
 
     def predict(self, codes: Codes) -> Values:
-        """The predictions (n,) of canonical codes (n, V), also where the model gives bounds beside its limit."""
+        """The predictions (n,) of canonical codes (n, V), even if the model gives bounds beside its limit."""
         return (self.model.memory if isinstance(self.model, MemoryWithin) else self.model).predict(codes)
 
     @property
     def setting(self) -> str:
-        """The setting that bounds the cost; a name with a dot is that of a setting."""
+        """The setting that bounds the cost; a name with a dot is already the name of a setting."""
         return f"search.{self.name}" if self.name == LATENCY or "." in self.name else f"search.limits.{self.name}"
 
 
 def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.random.Generator) -> UserError:
-    """The error that says why no SubNet keeps `budgets` (K,), of which one at least is finite, and the nearest budgets.
+    """The error that states why no SubNet keeps `budgets` (K,), at least one of them finite, and the nearest budgets.
 
-    Descents find the least of each cost (`tasks.search.descent.least`), so that some SubNet keeps the stated numbers.
+    Descents find the least of each cost (`tasks.search.descent.least`), so some SubNet keeps the stated numbers.
     """
     bounded = [column for column in range(len(costs)) if math.isfinite(budgets[column])]
     near: list[str] = []
@@ -70,7 +70,7 @@ def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.ra
 
 
 def _smallest(problem: Problem, cost: Cost, column: int, budgets: Values, rng: np.random.Generator) -> float | None:
-    """The least of one cost within budgets (K,); None when no SubNet within them was found."""
+    """The least of one cost within budgets (K,); None if no SubNet within them was found."""
 
     def own(scores: Scores) -> Values:
         return scores.costs[:, column]

@@ -1,15 +1,14 @@
 """Genetic search for the best SubNet within budgets, on integer matrices.
 
-Source: OFA (ICLR 2020), evolution finder: a population of 100, a quarter of it parents, half of the children mutated
-(each variable with probability 0.1), half crossed. Children beyond a budget are repaired, not drawn anew.
+Source: OFA (ICLR 2020), evolution finder: a population of 100, a quarter of it parents, half of the children mutated (each
+variable with probability 0.1), half crossed. Children beyond a budget are repaired, not drawn anew.
 
 This search adds to OFA's:
 
 - A population begins with SubNets around the largest and around the fastest SubNet (`tasks.search.rebalance`).
-- At a plateau SubNets around the best SubNet join the population, until they bring nothing.
-- Then a second population begins without the starts. Two populations rarely end at the same SubNet unless it is the
-  optimum.
-- At the end SubNets are built around the best neighbours of the winner.
+- At a plateau, SubNets around the best SubNet join the population, until they bring no improvement.
+- Then a second population begins without the starts. Two populations rarely end at the same SubNet unless it is the optimum.
+- At the end, SubNets are built around the best neighbours of the winner.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from tasks.search.settings import Settings
 
 IMPROVEMENT = 1e-12
 PAIRED = 3
-"""The number of the winner's neighbours around which SubNets are built at the end."""
+"""Number of the winner's neighbours around which SubNets are built at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class _Search:
     _known: dict[bytes, Codes] = field(default_factory=dict)
 
     def winner(self, starts: Codes) -> BestCode:
-        """The best of all populations. Each goes on until a plateau, or until all generations are used."""
+        """The best of all populations. Each runs until a plateau, or until all generations are used."""
         populations, population, generations = self.settings.populations, starts[:0], 0
         for number in range(populations):
             first = self._first(starts if number == 0 else starts[:0])
@@ -79,7 +78,7 @@ class _Search:
         return BestCode(code=population[0], generations=generations, stopped=stopped)
 
     def _evolved(self, population: Codes, generations: int) -> tuple[Codes, int, bool]:
-        """The population (n, V), best first, at its plateau or after `generations`; how many were used; whether it stalled."""
+        """The population (n, V), best first, at its plateau or after `generations`; the number used; whether it stalled."""
         best, stalled, rebalanced = self.problem.evaluate(population[:1]).score[0], 0, population[:0]
         for generation in range(1, generations + 1):
             parents = population[: max(2, round(self.settings.parent_share * self.settings.population))]
@@ -106,15 +105,15 @@ class _Search:
     def _paired(self, population: Codes) -> Codes:
         """The population (n, V), best first, with SubNets around the best neighbours of its best SubNet.
 
-        Such a SubNet is two decisions away from the best one. Two decisions may pay only together, as another width
-        of one stage and another depth of a second stage.
+        These SubNets are two decisions away from the best one. Two decisions may pay only together, e.g. another width of one
+        stage and another depth of a second stage.
         """
         near, _ = _ranked(self.problem, self._around(population[0]))
         pairs = [self._around(code) for code in near[:PAIRED]]
         return _ranked(self.problem, np.concatenate([population, *pairs]))[0]
 
     def _first(self, starts: Codes) -> Codes:
-        """The first population: up to half of it the best starts within the budgets and the fastest SubNet, the rest random.
+        """The first population: up to half of it the fastest SubNet and the best starts within the budgets, the rest random.
 
         SubNets around the largest and around the fastest SubNet are starts, too: skipping a block saves most there, and least.
         """
@@ -157,8 +156,8 @@ def _ranked(problem: Problem, codes: Codes) -> tuple[Codes, Scores]:
 def repair(problem: Problem, codes: Codes, budgets: float | Values, fastest: Codes, rng: np.random.Generator) -> Codes:
     """Codes (n, V) within the budgets: a row beyond a budget moves its variables, in random order, towards `fastest`.
 
-    Each such row has a path of single moves to `fastest`. Bisection finds a move that leads from beyond the budgets
-    to within them; where costs only fall along the path, the first such move.
+    Each such row has a path of single moves to `fastest`. Bisection finds a move that leads from beyond the budgets to within
+    them; if costs only fall along the path, it is the first such move.
     """
     codes = codes.copy()
     beyond = np.flatnonzero(~problem.within(codes, budgets))

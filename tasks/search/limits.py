@@ -13,11 +13,11 @@ from tasks.search.settings import Settings, WinnerLimits
 from tasks.search.stage import Target, costs_of
 
 MEASURED = {"energy_mj": None}
-"""Limits of costs that are known from measurements alone."""
+"""Limits of costs that only measurements give."""
 
 
 class _Equal:
-    """A cost and an accuracy in which all SubNets are equal."""
+    """A cost and an accuracy that are equal for all SubNets."""
 
     def predict(self, codes: Codes) -> Values:
         """Zeros (n,)."""

@@ -1,7 +1,6 @@
 """Genetic search for the best measured accuracy: SubNets of a population are evaluated, their costs are predicted.
 
-Populations begin with the winners by predicted accuracy. A SubNet that was evaluated for one budget is a candidate
-for all budgets.
+Populations begin with the winners by predicted accuracy. A SubNet evaluated for one budget is a candidate for all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,12 @@ from tasks.search.settings import Settings
 
 EVALUATED_FILE = "evaluated.jsonl"
 LOSS_COUNTS = 0.25
-"""The share of one image's accuracy that a loss takes at most: of SubNets with equal accuracies the smaller loss is better."""
+"""Upper bound of the loss term in the score, as a share of one image's accuracy: at equal accuracies the smaller loss wins."""
 
 
 @dataclass(slots=True)
 class AccuracyEvaluator:
-    """Evaluates SubNets in the place of a predictor. Each result is a line of `file`; a second object with the file goes on."""
+    """Evaluates SubNets in place of a predictor. Each result is a line of `file`; a second object with the file continues."""
 
     net: SuperNet
     images: EvaluationData
@@ -42,7 +41,7 @@ class AccuracyEvaluator:
 
     @property
     def codes(self) -> Codes:
-        """All codes that were asked for (n, V)."""
+        """All requested codes (n, V)."""
         return np.concatenate(self._codes)
 
     def predict(self, codes: Codes) -> Values:
@@ -50,7 +49,7 @@ class AccuracyEvaluator:
         return np.array([found.share for found in self._accuracies(codes)])
 
     def score(self, codes: Codes) -> Values:
-        """Accuracies (n,), equal ones ordered by their loss."""
+        """Accuracies (n,); their losses order equal ones."""
         found = self._accuracies(codes)
         moved = [LOSS_COUNTS / one.total * one.loss / (1 + one.loss) for one in found]
         return np.array([one.share for one in found]) - np.array(moved)
@@ -79,15 +78,15 @@ class _Within(Silent):
         yield self
 
     def advance(self, count: int = 1) -> None:
-        """Lets the outer bar end the work."""
+        """Let the outer bar end the work."""
         self._outer.advance(0)
 
     def note(self, text: str) -> None:
-        """Nothing: the outer bar has its own note."""
+        """Do nothing: the outer bar has its own note."""
 
 
 class MeasuredWinners(NamedTuple):
-    """The winners, one for each budget, their accuracies (n,), and how many SubNets were evaluated."""
+    """The winners, one for each budget, their accuracies (n,), and the number of evaluated SubNets."""
 
     winners: list[BestCode]
     accuracy: Values
@@ -105,9 +104,10 @@ def measured_winners(
     out: Path,
     progress: Progress,
 ) -> MeasuredWinners:
-    """For each row of budgets (n, K) the most accurate SubNet of all evaluated ones.
+    """For each row of budgets (n, K) the most accurate of all evaluated SubNets.
 
-    winners: by predicted accuracy. fastest: code (V,) of a SubNet within the limits. A second call with the same `out` goes on.
+    winners: by predicted accuracy. fastest: code (V,) of a SubNet within the limits. A second call with the same `out`
+    continues.
     """
     net.elastic.to(images.device)
     starts = np.stack([winner.code for winner in winners])

@@ -1,4 +1,4 @@
-"""The methods of search, behind one interface. Budgets are (K,): of the latency, then of the problem's other costs."""
+"""The methods of search, behind one interface. Budgets are (K,): for the latency, then for the problem's other costs."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,9 +22,9 @@ from tasks.search.settings import Settings
 from tasks.search.terms import Additive, Bounds
 
 TIE_PRICE = 1e-9
-"""The share of the whole gain that all costs together are worth: of SubNets with equal gains the cheapest wins."""
+"""Share of the whole gain that all costs together are worth: among SubNets with equal gains the cheapest wins."""
 ROUNDING = 2e-12
-"""The share of a budget by which two sums of the same numbers may differ."""
+"""Share of a budget by which two sums of the same numbers may differ."""
 
 
 class Method(Protocol):
@@ -33,7 +33,7 @@ class Method(Protocol):
     def quickest(self, budgets: Values | None = None) -> Codes:
         """Code (V,) of the fastest SubNet within budgets (None: the limits).
 
-        Where no SubNet is found within them, the code of a SubNet that exceeds them little.
+        If no SubNet is found within them, the code of a SubNet that exceeds them little.
         """
         ...
 
@@ -81,13 +81,13 @@ class Exact:
         return code
 
     def best(self) -> Codes:
-        """The SubNet with the best score; of equal scores the fastest."""
+        """The SubNet with the best score; the fastest among equal scores."""
         gain = sum(float(np.ptp(each.gain)) for each in self._chain.eliminations)
         spent = self._pace @ self._chain.best(np.zeros(self._chain.constraints))[2]
         return self._canonical(self._solve(self._limits, self._pace * TIE_PRICE * gain / spent).code)
 
     def winner(self, budgets: Values) -> BestCode:
-        """The optimum. Where the tolerance of the budgets or a gap of predicted accuracy remains, `stopped` says so."""
+        """The optimum. `stopped` states any remaining tolerance of the budgets or gap of predicted accuracy."""
         found = self._solve(budgets)
         stopped = "optimal" if not found.gap else f"within {100 * found.gap:.2g} points of the optimum"
         if found.error:
@@ -95,7 +95,7 @@ class Exact:
         return BestCode(code=self._canonical(found.code), generations=0, stopped=stopped)
 
     def whole_front(self, progress: Progress, name: str) -> Points:
-        """All SubNets that are optimal for some latency budget (`solvers.whole`), where there are no other costs."""
+        """All SubNets that are optimal for some latency budget (`solvers.whole`), if there are no other costs."""
         slowest_ms = float(self._problem.evaluate(self.best()[None]).latency_ms[0])
         search = FrontSearch(self._view([0], None, 1.0), slowest_ms, self._settings.tolerance)
         with progress.bar(f"whole front {name}", len(search.gaps)) as bar:
@@ -108,7 +108,7 @@ class Exact:
         return Points(codes, scores.latency_ms, scores.score, found.error)
 
     def _solve(self, budgets: Values, prices: Values | None = None, weight: float = 1.0) -> Optimum:
-        """The best code of all cases. The gain is `weight` times the score, less the `prices` of the chain's costs."""
+        """The best code of all cases. The gain is `weight` times the score, minus the `prices` of the chain's costs."""
         found: list[Optimum] = []
         undecided: list[Undecided] = []
         for case in product(*(cost.cases for cost in self._additive)):
@@ -155,7 +155,7 @@ class Exact:
         return self._asked(view, most, budgets, timed=weight == 0.0)
 
     def _asked(self, view: Chain, most: Values, budgets: Values, *, timed: bool) -> Optimum:
-        """The best code where a cost is no sum, or none was found. The search begins with the result of the genetic search."""
+        """The best code if a cost is no sum, or if no code was decided. It starts from the result of the genetic search."""
         known = None
         code = self._genetic.quickest(budgets) if timed else self._genetic.winner(budgets).code
         if self._allowed(code[None], budgets)[0]:
@@ -202,9 +202,9 @@ class Genetic:
         exact: Callable[[], Method] | None = None,
         starts: Codes | None = None,
     ) -> None:
-        """limits: (K,), inf: none. exact: the method to ask for a SubNet within budgets where descents find none.
+        """limits: (K,), inf: none. exact: fallback method for a SubNet within budgets if descents find none.
 
-        starts: (n, V) canonical codes to begin with; None: codes of a beam.
+        starts: (n, V) initial canonical codes; None: codes of a beam.
         """
         self._problem, self._settings, self._rng = problem, settings, rng
         self._limits = problem.unlimited if limits is None else limits
@@ -214,20 +214,20 @@ class Genetic:
         self._starts = starts
 
     def quickest(self, budgets: Values | None = None) -> Codes:
-        """The fastest SubNet that descents find; where they find none, the fastest SubNet that the exact search finds."""
+        """The fastest SubNet that descents find; the fallback is the fastest SubNet of the exact search."""
         if budgets is None:
             if self._quickest is None:
                 self._quickest = self.quickest(self._limits)
             return self._quickest
         found = fastest(self._problem, self._rng, budgets)
         if self._exact is not None and not self._problem.evaluate(found[None]).within(budgets)[0]:
-            with suppress(UserError):  # variables that hang together too much for it
+            with suppress(UserError):  # variables are coupled too much for the exact search
                 found = self._exact().quickest(budgets)
         self.knows(found)
         return found
 
     def knows(self, code: Codes) -> None:
-        """Takes note of a fast SubNet (V,), a goal of repairs."""
+        """Record a fast SubNet (V,) as a goal of repairs."""
         self._goals.append(code)
 
     def best(self) -> Codes:
@@ -238,7 +238,7 @@ class Genetic:
         return self.winner(budgets).code
 
     def winner(self, budgets: Values) -> BestCode:
-        """The best SubNet that was met."""
+        """The best SubNet of the search, which becomes a start of later budgets."""
         goal = self._goal(budgets)
         starts = self._begin()
         found = search(self._problem, budgets, starts, goal, self._settings, self._rng)

@@ -23,7 +23,7 @@ from tasks.search.problem import Codes, Problem, SearchSpace, Values, unique_row
 from tasks.search.settings import Settings
 
 GROWTH = 1e-3
-"""The share by which the hypervolume of a front must grow, or the front counts as standing still."""
+"""Share by which the hypervolume of a front must grow, else the front counts as stalled."""
 
 
 class EvolvedFront:
@@ -56,7 +56,7 @@ class EvolvedFront:
 
 
 def _first(problem: Problem, starts: Codes, limits: Values, settings: Settings) -> Codes:
-    """The first population: about half is from the front of the starts within the limits, one at least; the rest is random."""
+    """The first population: about half, at least one, from the front of the starts within the limits; the rest random."""
     within = starts[problem.evaluate(starts).within(limits)]
     scores = problem.evaluate(within)
     pace = problem.pace(scores)
@@ -68,7 +68,7 @@ def _first(problem: Problem, starts: Codes, limits: Values, settings: Settings) 
 
 
 class _Objectives(Objectives):
-    """Latencies and the negative score are minimised; the share beyond each limit is a constraint. `met`: every code."""
+    """Minimises latencies and the negative score; the share beyond each limit is a constraint. `met`: every code."""
 
     def __init__(self, problem: Problem, limits: Values) -> None:
         self._problem, self._limits = problem, limits
@@ -88,7 +88,7 @@ class _Objectives(Objectives):
 
 
 class _Redraw(Mutation):
-    """Each variable of a mutated code (n, V) is drawn anew with a probability."""
+    """Draws each variable of a mutated code (n, V) anew with a probability."""
 
     def __init__(self, space: SearchSpace, settings: Settings) -> None:
         super().__init__(prob=settings.mutation_share)
@@ -102,7 +102,7 @@ class _Redraw(Mutation):
 
 
 class _CanonicalRepair(Repair):
-    """Canonical codes (n, V), so that no SubNet is in the population twice."""
+    """Makes codes (n, V) canonical, so that no SubNet is in the population twice."""
 
     def __init__(self, space: SearchSpace) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Plateau:
 
 
 class Nsga2:
-    """One run for all budgets: each winner is one of the SubNets that the run met. For costs and scores of any kind."""
+    """One run for all budgets: each winner is one of the SubNets that the run met. It takes costs and scores of any kind."""
 
     def __init__(
         self,
@@ -152,11 +152,11 @@ class Nsga2:
         return self._genetic.quickest(budgets)
 
     def best(self) -> Codes:
-        """The best SubNet that was met."""
+        """The best SubNet of the run."""
         return self.winner(self._limits).code
 
     def winner(self, budgets: Values) -> BestCode:
-        """The best SubNet of the run within the budgets; where the run met none, the fastest SubNet within them."""
+        """The best SubNet of the run within the budgets; if the run met none, the fastest SubNet within them."""
         front = self._front()
         within = np.flatnonzero(front.scores.within(budgets))
         if len(within):

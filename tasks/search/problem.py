@@ -17,7 +17,7 @@ MAX_LEVELS = 5  # of uniform codes
 
 
 class SearchSpace(Protocol):
-    """Codes of a space; `canonical_codes` gives equal rows to equal SubNets."""
+    """Codes of a space; `canonical_codes` maps equal SubNets to equal rows."""
 
     @property
     def cardinalities(self) -> NDArray[np.int64]:
@@ -63,7 +63,7 @@ class Scores(NamedTuple):
         return kept
 
     def excess(self, budgets: float | Values) -> Values:
-        """The shares by which budgets are exceeded, added up (n,); 0 where all budgets are kept."""
+        """The shares by which budgets are exceeded, added up (n,); 0 if all budgets are kept."""
         return np.maximum(self.costs / budgets - 1, 0.0).sum(axis=1)
 
 
@@ -71,8 +71,8 @@ class Scores(NamedTuple):
 class Problem:
     """A space with its predictors; every different code is predicted once and remembered.
 
-    others: costs besides the latency. timed: how many costs are latencies, each on one device; they come first. measured: the
-    accuracy takes long, so that only SubNets within their budgets are asked for it.
+    others: costs besides the latency. timed: number of costs that are latencies, each on one device; they come first. measured:
+    the accuracy is slow, so it is requested only for SubNets within their budgets.
     """
 
     space: SearchSpace
@@ -86,14 +86,14 @@ class Problem:
     _idle: dict[bytes, NDArray[np.bool_]] = field(default_factory=dict)
 
     def pace(self, scores: Scores) -> Values:
-        """The number (n,) that is least for the fastest SubNet: the latency; on several devices a sum of relative latencies.
+        """The number (n,) that is least for the fastest SubNet: the latency, or on several devices a sum of relative latencies.
 
         A relative latency is a share of the largest SubNet's latency on the device.
         """
         if self.timed == 1:
             return scores.latency_ms
         columns = zip(scores.costs.T[: self.timed], self.paces[: self.timed], strict=True)
-        # Column by column: rounded alike however many rows there are.
+        # Column by column, so that rounding does not depend on the number of rows.
         return np.sum([latency_ms * pace for latency_ms, pace in columns], axis=0)
 
     @property
@@ -140,16 +140,16 @@ class Problem:
         return kept
 
     def predict(self, codes: Codes) -> Scores:
-        """Scores of canonical codes (n, V), which are not remembered. UserError when a predictor gives no number."""
+        """Scores of canonical codes (n, V), which are not remembered. UserError if a predictor gives NaN."""
         self.evaluations += len(codes)
         return Scores(self.predict_costs(codes), self._numbers(self.accuracy, self.accuracy.score(codes)))
 
     def predict_costs(self, codes: Codes) -> Values:
-        """Costs (n, K) alone of canonical codes (n, V), which are neither remembered nor counted. UserError as `predict`."""
+        """Only the costs (n, K) of canonical codes (n, V), neither remembered nor counted. UserError as `predict`."""
         return np.column_stack([self._numbers(cost, cost.predict(codes)) for cost in self.costs])
 
     def without_effect(self, codes: Codes) -> NDArray[np.bool_]:
-        """Whether each variable of canonical codes (n, V) has no effect, as the variables of skipped blocks; (n, V)."""
+        """Whether each variable of canonical codes (n, V) has no effect, e.g. in skipped blocks; (n, V)."""
         keys = row_keys(codes)
         fresh = {key: row for row, key in enumerate(keys) if key not in self._idle}
         if fresh:
@@ -208,10 +208,10 @@ def neighbours(space: SearchSpace, codes: Codes, *, lower_only: bool = False) ->
 
 
 def uniform_codes(space: SearchSpace, scaled: NDArray[np.bool_]) -> Codes:
-    """The baseline that needs no search: distinct codes (n, V), largest first, whose `scaled` (V,) variables share a level.
+    """The baseline without a search: distinct codes (n, V), largest first, whose `scaled` (V,) variables share a level.
 
-    Level 1 is every variable's largest choice, level 0 its smallest; the others stay at their largest. There
-    are as many levels as the scaled variable with most choices has, at most 5.
+    Level 1 is every variable's largest choice, level 0 its smallest; the others stay at their largest. The number of levels is
+    that of the scaled variable with most choices, at most 5.
     """
     cardinalities = np.asarray(space.cardinalities, np.int64)
     levels = np.linspace(1, 0, min(MAX_LEVELS, int(np.max(cardinalities[scaled], initial=1))))

@@ -1,17 +1,17 @@
-"""SubNets around a known SubNet: one modification is decided, then all other variables are chosen anew to go with it.
+"""SubNets around a known SubNet: one modification is decided, then all other variables are chosen anew to match it.
 
-Another resolution or depth pays only together with other widths. So a converged population, which changes few variables at a
-time, can leave its resolution or its depth through worse SubNets only. Here many variables change at once:
+Another resolution or depth pays only together with other widths. A converged population changes few variables at a time, so it
+can leave its resolution or its depth only through worse SubNets. Here many variables change at once:
 
 1. The predictors give the score and the costs of every single modification of the SubNet.
-2. A Lagrangian price of the costs decides the best choice of every variable. Bisection finds the lowest price whose
-   SubNet keeps the budgets.
+2. A Lagrangian price of the costs decides the best choice of every variable. Bisection finds the lowest price whose SubNet
+keeps the budgets.
 3. The rest of the budgets is spent on further choices, one at a time.
 
 The costs and the score may be of any kind; they need not be sums of tables.
 
-The choices of skipped blocks have no effect, so they would stay as they are. A second form of each SubNet has skipped
-blocks at their smallest choices: in the second form, adding a skipped block again is cheap.
+The choices of skipped blocks have no effect, so they would stay the same. A second form of each SubNet has skipped blocks at
+their smallest choices: in the second form, adding a skipped block again is cheap.
 """
 
 from typing import NamedTuple
@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 from tasks.search.problem import Codes, Problem, Scores, Values, unique_rows
 
 ROUNDS = 2
-"""The number of times that modifications are predicted anew, around the SubNet that was chosen before."""
+"""How often modifications are predicted anew, around the SubNet chosen before."""
 HALVINGS = 10
 FILLINGS = 6
-"""The number of choices that are tried to spend the rest of the budgets."""
+"""Number of choices that are tried to spend the rest of the budgets."""
 CHEAPEST, DEAREST = 1e-2, 1e3
-"""The prices between which bisection begins: the whole range of scores, for the whole range of costs, is a price of 1."""
+"""Initial prices of the bisection; at price 1 the whole range of costs is worth the whole range of scores."""
 KEPT = 1e-9
-"""The score that another choice must bring at least."""
+"""Least gain of score that another choice must bring."""
 
 
 def around(problem: Problem, code: Codes, budgets: Values, most: int) -> Codes:
-    """Canonical codes (n, V) around a code (V,), within budgets (K,), of which one at least is finite.
+    """Canonical codes (n, V) around a code (V,), within budgets (K,), at least one of them finite.
 
-    most: the number of modifications that are decided; the modifications that change the costs most come first.
+    most: number of modifications that are decided; those with the largest change of costs come first.
     """
     choices = _Choices.of(np.asarray(problem.space.cardinalities))
     slots = np.flatnonzero(choices.choice != code[choices.variable])
@@ -67,7 +67,7 @@ class _Choices(NamedTuple):
 def _rebalanced(
     problem: Problem, choices: _Choices, codes: Codes, decided: NDArray[np.int64], budgets: Values
 ) -> Codes:
-    """Distinct canonical codes within the budgets, from codes (n, V) whose variable `decided` (n,) stays as it is."""
+    """Distinct canonical codes within the budgets, from codes (n, V) whose variable `decided` (n,) does not change."""
     rows, found = np.arange(len(codes)), [codes[:0]]
     for _ in range(ROUNDS):
         gain, strain = _effects(problem, choices, codes, budgets)
@@ -84,7 +84,7 @@ def _rebalanced(
 def _effects(problem: Problem, choices: _Choices, codes: Codes, budgets: Values) -> tuple[Values, Values]:
     """Scores and strains (n, V, C) of all single modifications of codes (n, V).
 
-    C: the most choices of a variable. A variable with fewer choices has a score of -inf beyond them.
+    C: the most choices of a variable. Variables with fewer choices have a score of -inf beyond them.
     """
     number, size = len(codes), len(choices.variable)
     modified = np.repeat(codes, size, axis=0)
@@ -100,7 +100,7 @@ def _effects(problem: Problem, choices: _Choices, codes: Codes, budgets: Values)
 def _within(
     problem: Problem, gain: Values, strain: Values, codes: Codes, budgets: Values
 ) -> tuple[Codes, NDArray[np.bool_]]:
-    """For each row the choices at the lowest price that keeps the budgets, and whether there is such a price; else `codes`."""
+    """For each row the choices at the lowest price that keeps the budgets, else `codes`; and whether a price keeps them."""
     scores = np.where(np.isfinite(gain), gain, np.nan)
     unit = _range(scores) / np.maximum(_range(strain), np.finfo(float).tiny)
     low, high = np.log(np.maximum(unit, np.finfo(float).tiny)) + np.log([[CHEAPEST], [DEAREST]])
@@ -115,7 +115,7 @@ def _within(
 
 
 def _filled(problem: Problem, gain: Values, strain: Values, codes: Codes, budgets: Values) -> Codes:
-    """Codes (n, V) whose rest of the budgets is spent on further choices, one at a time, the most promising choice first.
+    """Codes (n, V) after spending the rest of the budgets on further choices, one at a time, the most promising first.
 
     `gain` and `codes` are changed.
     """
@@ -150,7 +150,7 @@ def _predicted(problem: Problem, codes: Codes) -> Scores:
 
 
 def _strain(scores: Scores, budgets: Values) -> Values:
-    """Costs as shares of the budgets that are finite, added up (n,)."""
+    """Costs as shares of the finite budgets, added up (n,)."""
     bounded = np.isfinite(budgets)
     found: Values = (scores.costs[:, bounded] / budgets[bounded]).sum(axis=1)
     return found

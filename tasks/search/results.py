@@ -23,7 +23,7 @@ from tasks.search.problem import Codes, Problem, Values, uniform_codes
 
 
 def read_front(file: Path) -> Front:
-    """The front that a search or a refinement wrote. UserError when there is no winner."""
+    """The front that a search or a refinement wrote. UserError if it has no winner."""
     front = Front.read(file)
     if not front.winners:
         raise UserError(f"front '{file}'", "has no winner", next_step="search again: autotailor search …")
@@ -34,7 +34,7 @@ def read_front(file: Path) -> Front:
 class SearchResult:
     """The result of a search. budgets: rows [ms], one column for each device. fastest: code (V,) of the fastest SubNet.
 
-    measured: the winners by measured accuracy, where the search measured it.
+    measured: the winners by measured accuracy, if the search measured it.
     """
 
     budgets: Sequence[tuple[float, ...]]
@@ -44,7 +44,7 @@ class SearchResult:
 
 
 class SubNetRow(TypedDict):
-    """A SubNet with its predictions, as `Predicted` reads it. `predicted_…`: of the costs that have a limit."""
+    """A SubNet with its predictions, in the form that `Predicted` reads. `predicted_…`: costs with a limit."""
 
     digest: str
     config: Config
@@ -58,7 +58,7 @@ class SubNetRow(TypedDict):
 
 
 class WinnerRow(SubNetRow):
-    """A winner, as `Winner` reads it. `budgets_ms`: on all devices, where several were searched together."""
+    """A winner, in the form that `Winner` reads. `budgets_ms`: on all devices, if several were searched together."""
 
     budget_ms: float
     generations: int
@@ -74,7 +74,7 @@ class UniformRow(SubNetRow):
 
 
 class FrontFields(TypedDict):
-    """The content of `front.json`, as `Front` reads it, without the settings and the whole front."""
+    """The content of `front.json`, in the form that `Front` reads, without the settings and the whole front."""
 
     device: str
     winners: list[WinnerRow]
@@ -191,7 +191,7 @@ def whole_front_of(problem: Problem, whole: Points) -> WholeFrontColumns:
 
 
 def write_table(space: Space, codes: Codes, whole: WholeFrontColumns, file: Path) -> None:
-    """Writes a row for each SubNet of the whole front: digest, predictions, each variable's choice (null in skipped blocks).
+    """Write a row for each SubNet of the whole front: digest, predictions, each variable's choice (null in skipped blocks).
 
     codes: (n, V). whole: the result of `whole_front_of`.
     """

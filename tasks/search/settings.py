@@ -26,7 +26,7 @@ LatencyBudget = Annotated[PositiveBudget, BeforeValidator(_without_unit)]
 """A latency [ms]."""
 
 SIZES_OF_SUBNETS = ("parameters", "macs")
-"""The limits that are the same wherever a SubNet runs."""
+"""The limits that are the same on every device."""
 
 
 class WinnerLimits(BaseModel):
@@ -46,12 +46,12 @@ class WinnerLimits(BaseModel):
 
 
 class Settings(BaseModel):
-    """How the best SubNet within a budget is found.
+    """Settings of the search for the best SubNet within a budget.
 
-    exact: the optimum over the complete space, within `tolerance` of the budget (`solvers.exact`); for one device
-    without limits the whole front is listed, too (`solvers.whole`). genetic: as in OFA (ICLR 2020, §3.4 and its
-    released evolution finder), started from a beam; the settings from `population` on are for this method. nsga2: one
-    run of NSGA-II for all budgets, with the same settings except `parent_share`, `populations` and `rebalance`.
+    exact: the optimum over the complete space, within `tolerance` of the budget (`solvers.exact`); for one device without
+    limits the whole front is listed, too (`solvers.whole`). genetic: as in OFA (ICLR 2020, §3.4 and its released evolution
+    finder), started from a beam; the settings from `population` on are for this method. nsga2: one run of NSGA-II for all
+    budgets, with the same settings except `parent_share`, `populations` and `rebalance`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -102,7 +102,7 @@ class Settings(BaseModel):
     def _budgets_rise(self) -> Self:
         of_devices = (
             {} if self.together else self.device_budgets_ms or {}
-        )  # together: the first belong together, and so on
+        )  # together: the budgets of one position belong together
         named = {f"device_budgets_ms.{name}": budgets for name, budgets in of_devices.items()}
         for name, budgets in {"budgets_ms": self.budgets_ms or (), **named}.items():
             if any(later <= earlier for earlier, later in pairwise(budgets)):
@@ -140,7 +140,7 @@ class Settings(BaseModel):
         return self.method == "exact" and len(devices) == 1 and not self.limits_of(devices[0]).given
 
     def budgets_of(self, device: str) -> tuple[float, ...] | None:
-        """Latency budgets of one device [ms]; None: the search makes them. With a placement `budgets_ms` is of all."""
+        """Latency budgets of one device [ms]; None: the search makes them. With a placement `budgets_ms` is for all devices."""
         return (self.device_budgets_ms or {}).get(device, None if device in self.placement else self.budgets_ms)
 
     def of_devices(self, devices: Sequence[str]) -> Self:

@@ -39,7 +39,7 @@ SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 UNKNOWN = Uncertainty()
 
 LEAST_BUDGET = 1.05
-"""The lowest budget over the predicted latency of the fastest SubNet, where budgets are not given."""
+"""The lowest budget, relative to the predicted latency of the fastest SubNet, if no budgets are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,11 @@ def run(
     images: EvaluationData | None = None,
     uncertainty: Uncertainty = UNKNOWN,
 ) -> dict[str, StageResult]:
-    """Searches all budgets of one device, or of several together; returns the content of `front.json` for each.
+    """Search all budgets of one device, or of several together; returns the content of `front.json` for each.
 
     images: for `settings.accuracy=measured`. uncertainty: of accuracies, for `front.json`. The files are written into `out`;
-    for several devices, into a folder for each. UserError when the budgets or the limits cannot be kept, or when predictors
-    that are no sums are to be searched exactly.
+    for several devices, into a folder for each. UserError if the budgets or the limits cannot be kept, or if an exact search is
+    requested with predictors that are no sums.
     """
     net = tailor_ir.load(supernet)
     costs = costs_of(net, targets, settings)
@@ -98,7 +98,7 @@ def run(
 def _whole_front(
     space: Space, problem: Problem, method: Method, device: str, out: Path, progress: Progress
 ) -> WholeFrontColumns:
-    """Lists the whole front, also as a table in `out`."""
+    """List the whole front, and write it as a table into `out`."""
     assert isinstance(method, Exact), "the exact search alone lists whole fronts"
     points = method.whole_front(progress, device)
     whole = whole_front_of(problem, points)
@@ -107,7 +107,7 @@ def _whole_front(
 
 
 def costs_of(net: SuperNet, targets: Sequence[Target], settings: Settings) -> list[Cost]:
-    """The latency on each device, then each cost with a limit: of a device, or of the SubNet.
+    """The latency on each device, then each cost with a limit, of a device or of the SubNet.
 
     A cost that is the same on several devices has the strictest of their limits.
     """
@@ -139,7 +139,7 @@ def find_winners(
 ) -> tuple[list[tuple[float, ...]], list[BestCode]]:
     """Latency budgets [ms], ascending, one for each device, and their winners. costs: the problem's, (K,).
 
-    UserError when the limits are contradictory, or no SubNet within them keeps a budget, before anything is searched.
+    UserError, before any search, if the limits are contradictory, or if no SubNet within them keeps a budget.
     """
     limits = np.array([cost.limit for cost in costs])
     timed = costs[: problem.timed]
@@ -187,11 +187,13 @@ def _refuse_infeasible(
 
 
 def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> list[tuple[float, ...]]:
-    """Budgets [ms] of each device at equal ratios, from just above the fastest SubNet to the best: more time buys nothing.
+    """Budgets [ms] of each device at equal ratios, from just above the fastest SubNet to the best; more time gains nothing.
 
-    The fastest SubNet takes as often more as less than predicted, and no other SubNet would keep a budget of just its latency.
+    The fastest SubNet is as likely slower as faster than predicted, and no other SubNet would keep a budget of just its
+    latency.
 
-    The last budget is that of the largest SubNet where the best SubNet is nearer to the fastest, as in an untrained network.
+    If the best SubNet is nearer to the fastest than to the largest, as in an untrained network, the last budget is that of the
+    largest SubNet.
     """
     best = method.best()
     largest = best if limited else problem.space.canonical_codes(problem.largest[None])[0]
@@ -211,7 +213,7 @@ def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> l
 def method_of(problem: Problem, space: Space, settings: Settings, limits: Values | None = None) -> Method:
     """The method of a search. limits: (K,), inf: none.
 
-    UserError when predictors that are no sums are to be searched exactly.
+    UserError if an exact search is requested with predictors that are no sums.
     """
     accuracy = problem.accuracy
     costs = [found for cost in problem.costs if (found := additive(cost)) is not None]

@@ -23,16 +23,16 @@ from tasks.predict.sums import Sums
 from tasks.search.problem import CostModel
 
 FORBIDDEN_MS = 1e12
-"""The latency of operators that were not measured: no budget allows them."""
-Bounds = tuple[tuple[int, float | None], ...]  # rows, and the most of each; None: the budget
+"""Latency of operators that were not measured: no budget allows them."""
+Bounds = tuple[tuple[int, float | None], ...]  # rows, and the upper bound of each; None: the budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additive:
     """A cost described by `rows`, which are sums of tables.
 
-    The cost keeps a budget when every row keeps its bound in one of `cases`.
-    exact: and only then. Otherwise the rows bound the cost from below, and complete SubNets must be predicted.
+    The cost keeps a budget if every row keeps its bound in one of `cases`. exact: and only then. Otherwise the rows bound the
+    cost from below, and complete SubNets must be predicted.
     """
 
     rows: tuple[tuple[Table, ...], ...]
@@ -41,7 +41,7 @@ class Additive:
 
 
 def additive(cost: CostModel) -> Additive | None:
-    """A cost as sums of tables; None when it is no such sum."""
+    """A cost as sums of tables; None if it is no such sum."""
     match cost:
         case LatencyPredictor():
             return Additive(rows=(tuple(cost_tables(cost)),))
@@ -61,7 +61,7 @@ def _scaled(tables: Sequence[Table], factor: float) -> tuple[Table, ...]:
 
 
 def _energy(energy: EnergyPredictor) -> Additive:
-    """Energy in two cases: weights come from the last cache where all fit into it, else from memory, which costs more."""
+    """Energy in two cases: weights come from the last cache if all fit into it, else from memory, which costs more."""
     bytes_ = _scaled(energy.weights.tables, FLOAT_BYTES)
     cache = energy.settings.cache_bytes[-1]
     near, far = (
@@ -86,7 +86,7 @@ def _calibrated(energy: EnergyPredictor, model: Sequence[Table]) -> tuple[Table,
 
 
 def _memory(memory: MemoryPredictor) -> Additive:
-    """For every moment, the parameters and a lower bound of the values alive then."""
+    """For every moment, the parameters plus a lower bound of the live values."""
     parameters = _scaled(memory.parameters.tables, memory.parameter_bytes / MIB)
     known, terms = len(memory.parameters.all_cardinalities), memory.activations.terms
     cardinalities = (*memory.parameters.cardinalities, *[2] * len(terms.derived))
@@ -96,13 +96,13 @@ def _memory(memory: MemoryPredictor) -> Additive:
 
 
 def _least(table: Table, columns: int) -> Table:
-    """The least of a table over all columns from a number on."""
+    """The minimum of a table over all axes of columns from number `columns` on."""
     axes = tuple(axis for axis, column in enumerate(table.columns) if column >= columns)
     return Table(tuple(column for column in table.columns if column < columns), table.values.min(axis=axes))
 
 
 def gain_tables(space: Space, accuracy: AccuracyPredictor) -> list[Table]:
-    """The score of any code, less the score of the largest SubNet."""
+    """The score of any code, minus the score of the largest SubNet."""
     return canonical_tables(space, accuracy.tables)
 
 
@@ -125,7 +125,7 @@ def chain_of_tables(
     derived: Sequence[Derived] = (),
     groups: Sequence[Sequence[int]] = (),
 ) -> Chain:
-    """A chain of tables. UserError when an entry is no number, or too many variables share tables."""
+    """A chain of tables. UserError if an entry is NaN, or if too many variables share tables."""
     try:
         return Chain(cardinalities, gain, costs, derived, groups)
     except NotANumber as error:
@@ -145,7 +145,7 @@ def chain_of_tables(
 def canonical_tables(space: Space, tables: Sequence[Table]) -> list[Table]:
     """Tables over any codes. Their sum is the sum of `tables` at the canonical code of the same SubNet.
 
-    A canonical code may have another choice of a variable. The other choice depends on the variables of its rule.
+    A canonical code may have another choice of a variable, which depends on the variables of its rule.
     """
     cardinalities = space.all_cardinalities
     scopes = {column: {column} for column in range(len(cardinalities))}

@@ -1,4 +1,4 @@
-"""Images with boxes, from files that the user has: COCO's JSON, or Pascal VOC's XML."""
+"""Images with boxes, from the user's files: COCO's JSON, or Pascal VOC's XML."""
 
 from tasks.data.boxes.coco import open_coco
 from tasks.data.boxes.voc import open_voc

@@ -1,4 +1,4 @@
-"""Annotations of images as files give them, in one form; what is wrong is one line, what is left out is counted."""
+"""Annotations of images in one form for all file formats; errors are one line, skipped boxes are counted."""
 
 import math
 from collections import Counter
@@ -15,12 +15,12 @@ WITHOUT_AREA, OUTSIDE, CUT = (
     "cut at the edge of their image",
 )
 SLACK_PX = 1.0
-"""How far a box may be outside of its image by rounding, without being counted as cut."""
+"""Distance by which rounding may move a box out of its image [px] before it counts as cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatedImage:
-    """An image file, its size [px] as annotations have it, and the boxes (x0, y0, x1, y1) of its objects, in shares of it.
+    """An image file, its size [px] in the annotations, and the boxes (x0, y0, x1, y1) of its objects, as shares of the image.
 
     where: the row of the annotations, for messages.
     """
@@ -35,13 +35,13 @@ class AnnotatedImage:
 
 @dataclass(slots=True)
 class UnusedBoxes:
-    """What annotations have that is not used as it is: how often, and where first."""
+    """Boxes that are left out or changed: their counts, and the first place, by reason."""
 
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
 
     def add(self, reason: str, where: str) -> None:
-        """A box, and the reason in words."""
+        """Count a box, for a reason in words."""
         self.counts[reason] += 1
         self.first.setdefault(reason, where)
 
@@ -54,7 +54,7 @@ class UnusedBoxes:
 
 
 def sized(where: str, width: object, height: object) -> tuple[int, int]:
-    """The size of an image [px]. UserError where it is none."""
+    """The size of an image [px]. UserError if it is invalid."""
     sides = [_number(where, name, value) for name, value in (("width", width), ("height", height))]
     if min(sides) < 1 or any(side % 1 for side in sides):
         raise UserError(where, f"an image of {width} x {height} pixels", allowed="whole numbers from 1")
@@ -62,9 +62,9 @@ def sized(where: str, width: object, height: object) -> tuple[int, int]:
 
 
 def share_of(where: str, corners: Sequence[object], size: tuple[int, int], left_out: UnusedBoxes) -> Box | None:
-    """A box (x0, y0, x1, y1) [px] in shares of its image, cut at its edges; None where nothing of it is there.
+    """A box (x0, y0, x1, y1) [px] as shares of its image, cut at the image's edges; None if nothing of it is left.
 
-    size: (width, height). UserError for values that are no numbers.
+    size: (width, height). UserError for values that are not numbers.
     """
     names = ("left", "top", "right", "bottom")
     edges = [_number(where, name, value) for name, value in zip(names, corners, strict=True)]

@@ -1,6 +1,6 @@
-"""COCO's JSON: PATH/annotations/*.json or PATH/*.json, a file for each split by its name, or one file that is split by us.
+"""COCO's JSON: PATH/annotations/*.json or PATH/*.json, one file per split with the split in its name, or one file to be split.
 
-Images are in PATH/NAME, PATH/images/NAME, PATH/images or PATH, where annotations are in `instances_NAME.json` or `NAME.json`.
+Images are in PATH/NAME, PATH/images/NAME, PATH/images or PATH, with annotations in `instances_NAME.json` or `NAME.json`.
 Source: the format of Microsoft COCO: Common Objects in Context (ECCV 2014), as on cocodataset.org.
 """
 
@@ -20,7 +20,7 @@ CROWD = "around crowds (iscrowd), left out"
 
 
 def open_coco(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: absent or broken annotations with file and row, and absent images."""
+    """The source and its splits. UserError: missing or broken annotations with file and row, and missing images."""
     assert settings.path is not None
     left_out, declared = UnusedBoxes(), dict[str, None]()
     splits = {}
@@ -32,7 +32,7 @@ def open_coco(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarr
 
 
 def _files(root: Path) -> dict[str, Path]:
-    """Annotations by split."""
+    """Annotation files by split."""
     folder = root / "annotations" if (root / "annotations").is_dir() else root
     files = sorted(folder.glob("*.json"))
     found = {split: file for file in files if (split := split_named(file.stem))}
@@ -49,7 +49,7 @@ def _files(root: Path) -> dict[str, Path]:
 
 
 class _Reader:
-    """One file of annotations. names: of the categories, by id."""
+    """One file of annotations. names: names of the categories, by id."""
 
     def __init__(self, file: Path, root: Path, left_out: UnusedBoxes) -> None:
         self._file, self._left_out = file, left_out

@@ -19,19 +19,19 @@ from tasks.problems.detection import Rows, flipped, packed, within
 
 BACKGROUND = "background"
 SEEN = 0.25
-"""The least share of a box inside of an augmented image."""
+"""Least share of a box inside an augmented image."""
 
 
 class BoxedPictures:
-    """Files with boxes, decoded when asked for. `labels`: the rarest class of each image, or one that has images enough.
+    """Files with boxes, decoded on demand. labels: the rarest class of each image, if that has enough images.
 
-    Class 0 is the background; images without boxes are of it.
+    Class 0 is the background; images without boxes belong to it.
     """
 
     scaling = WHOLE_SCALING
 
     def __init__(self, settings: DataSettings, images: Sequence[AnnotatedImage], notes: Sequence[str]) -> None:
-        """notes: what the user should know about the annotations."""
+        """notes: warnings for the user about the annotations."""
         names = sorted({name for image in images for name in image.names})
         self.class_names = (BACKGROUND, *names)
         self.notes = tuple(notes)
@@ -41,7 +41,7 @@ class BoxedPictures:
         self._decoder = Decoder(settings, whole_box)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: each image is a file of its own."""
+        """A random order; any is fine, since each image is its own file."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -50,7 +50,7 @@ class BoxedPictures:
         return self._decoder.batch([(f"'{one.file}' of {one.where}", partial(_opened, one)) for one in own], draws)
 
     def boxed(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x_BCHW float32 in [0, 1], and a target of detection (B, M, 5); `draws` move both alike."""
+        """x_BCHW float32 in [0, 1], and a target of detection (B, M, 5); `draws` transform both alike."""
         rows = [self._rows[index] for index in indices]
         if draws is not None:
             pairs = zip(indices, rows, draws, strict=True)
@@ -79,7 +79,7 @@ def _rows(image: AnnotatedImage, class_names: Sequence[str]) -> Rows:
 
 
 def _augmented(image: AnnotatedImage, rows_N5: Rows, draws_D: np.ndarray) -> Rows:
-    """The boxes as the decoder moves the image."""
+    """The boxes after the decoder's augmentation of the image."""
     top, left, height, width = random_box(image.height, image.width, draws_D)
     window = left / image.width, top / image.height, width / image.width, height / image.height
     inside_N5 = within(rows_N5, window, SEEN)
@@ -92,9 +92,9 @@ def opened_source(
     left_out: UnusedBoxes,
     declared: Sequence[str],
 ) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
-    """The source and its splits; those that are not given are shares of the training images.
+    """The source and its splits; missing splits are shares of the training images.
 
-    declared: names of all classes that annotations list. UserError: no image, or a class that no training image has.
+    declared: names of all classes in the annotations. UserError: no image, or a class without a training image.
     """
     images = [image for own in splits.values() for image in own]
     used = Counter(name for image in images for name in image.names)
@@ -117,7 +117,7 @@ def opened_source(
 
 
 def _check_split(source: BoxedPictures, splits: Mapping[str, np.ndarray], where: str) -> None:
-    """UserError for classes that are not trained, or a split without boxes. What is judged by fewer classes is told."""
+    """UserError for untrained classes, or a split without boxes. A note lists splits that are judged by fewer classes."""
     for name, indices in splits.items():
         counts = source.counts(indices)
         missing = [source.class_names[label] for label in np.flatnonzero(counts[1:] == 0) + 1]
@@ -129,7 +129,7 @@ def _check_split(source: BoxedPictures, splits: Mapping[str, np.ndarray], where:
 
 
 def split_named(name: str) -> str | None:
-    """The split that the name of a file tells: `train`, `validation`, `test`, or None."""
+    """The split in the name of a file: `train`, `validation`, `test`, or None."""
     lower = name.lower()
     return next(
         (split for part, split in (("train", "train"), ("val", "validation"), ("test", "test")) if part in lower), None

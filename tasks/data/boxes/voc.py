@@ -1,6 +1,6 @@
-"""Pascal VOC's XML: PATH/Annotations/*.xml with PATH/JPEGImages/*; splits by PATH/ImageSets/Main/*.txt, or by us.
+"""Pascal VOC's XML: PATH/Annotations/*.xml with PATH/JPEGImages/*; splits from PATH/ImageSets/Main/*.txt, or by shares.
 
-Source: The PASCAL Visual Object Classes Challenge (IJCV 2010). Corners are pixels from 1, both inside of the box.
+Source: The PASCAL Visual Object Classes Challenge (IJCV 2010). Corners are pixels counted from 1, both inside the box.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SETS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def open_voc(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: absent or broken annotations with file and object, and absent images."""
+    """The source and its splits. UserError: missing or broken annotations with file and object, and missing images."""
     assert settings.path is not None
     left_out = UnusedBoxes()
     names = dict(_names(settings.path))
@@ -85,7 +85,7 @@ def _text(entry: Element, path: str, where: str) -> str:
 
 
 def _from_zero(value: str) -> float | str:
-    """The edge before a pixel that is counted from 1; what is no number stays as it is."""
+    """The edge before a pixel that is counted from 1; text that is not a number is returned unchanged."""
     try:
         return float(value) - 1
     except ValueError:

@@ -1,1 +1,1 @@
-"""Images that are drawn in memory, without files: digits, noisy digits, glyphs."""
+"""Images that are drawn in memory, without files: digits, noisy digits, glyphs, scenes."""

@@ -1,7 +1,7 @@
-"""Images of characters before a ground: what is in memory for them, and the threads that draw them.
+"""Images of characters in front of a ground: the data in memory, and the threads that draw.
 
-Everything about image number i follows from the seed and i; the classes take turns.
-Legend: B batch, C channels, H height, W width, F fonts, K characters, M side of a mask.
+Everything about image number i follows from the seed and i; the classes take turns. Legend: B batch, C channels, H height, W
+width, F fonts, K characters, M side of a mask.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ MOST_PIXELS = 128
 
 
 class CharacterImages:
-    """Masks of some characters, textures and noise in memory; a kind of data adds how its images are drawn."""
+    """Masks of some characters, textures and noise in memory; subclasses draw the images."""
 
     scaling = Scaling("none", "none")
     notes: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class CharacterImages:
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="draw")
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: every image is drawn on its own."""
+        """A random order; any is fine, since every image is drawn on its own."""
         return rng.permutation(indices)
 
     def _in_pieces(self, draw: Callable[..., None], indices_B: np.ndarray, *of_each: np.ndarray | torch.Tensor) -> None:
@@ -51,14 +51,14 @@ class CharacterImages:
         list(self._pool.map(draw, np.split(indices_B, starts), *rows))
 
     def _ink(self, font_B: torch.Tensor, character_B: torch.Tensor) -> torch.Tensor:
-        """(B, 1, M, M) in [0, 1]."""
+        """Masks of characters (B, 1, M, M) in [0, 1]."""
         return self._masks_FKMM[font_B, character_B][:, None].float().div_(255)
 
     def _tint(self, numbers: Numbers) -> torch.Tensor:
-        """(B, C): how far each channel is from the brightness of a colour, before their mean is taken off."""
+        """Difference (B, C) of each channel from the brightness of a colour, before their mean is subtracted."""
         return torch.stack([numbers.between(-0.15, 0.15) for _ in range(self._channels)], 1)
 
 
 def colour(level_B: torch.Tensor, tint_BC: torch.Tensor) -> torch.Tensor:
-    """(B, C, 1, 1) of the mean brightness `level_B`."""
+    """A colour (B, C, 1, 1) with the mean brightness `level_B`."""
     return (level_B[:, None] + tint_BC - tint_BC.mean(1, keepdim=True))[:, :, None, None]

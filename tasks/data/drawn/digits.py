@@ -11,7 +11,9 @@ from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
 
 FILE = "sklearn/datasets/data/digits.csv.gz"
-"""Of scikit-learn, which takes more than a second to import: a line of 64 pixels from 0 to 16 and the label for each image."""
+"""File of scikit-learn, whose import takes more than a second: for each image a line of 64 pixels from 0 to 16 and the
+label.
+"""
 CLASSES = 10
 
 
@@ -32,11 +34,11 @@ class Digits:
         self._channels = settings.channels
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: all images are in memory."""
+        """A random order; any is fine, since all images are in memory."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Grey images, repeated over the channels the network wants."""
+        """Grey images, repeated over the channels of the network."""
         x_B1HW = self._pixels_N1HW[torch.from_numpy(indices)]
         if draws is not None:
             x_B1HW = jitter(x_B1HW, draws)

@@ -29,16 +29,16 @@ BLOCKS = (
 WITH_INK = frozenset(("Lu", "Ll", "Lt", "Lo", "Nd", "Nl", "No", *(f"P{kind}" for kind in "cdseifo"), "Sm", "Sc", "So"))
 COMPARED_SIDE = 48
 TOLERANCE = 2
-"""Pixels, of `COMPARED_SIDE`, by which outlines have to differ."""
+"""Distance [pixels], at `COMPARED_SIDE`, by which outlines must differ."""
 
 
 @cache
 def distinct_characters() -> str:
-    """The characters that every font has and draws unlike any other of them, in the order of `BLOCKS`.
+    """The characters that every font has and draws unlike any other character, in the order of `BLOCKS`.
 
-    Two characters are alike when in some font, scaled to the same size, neither has ink further than `TOLERANCE`
-    pixels from that of the other; then the first stays. So there is one of A (Latin), Α (Greek) and А (Cyrillic), one
-    of o and O, and no I beside l.
+    Two characters are alike if in some font, scaled to the same size, neither has ink further than `TOLERANCE` pixels from the
+    other's ink; then the first one is kept. So only one is kept of A (Latin), Α (Greek) and А (Cyrillic), and of o and O, and
+    there is no I beside l.
     """
     faces = [_face(font) for font in FONTS]
     shared = set.intersection(*(set(face.get_charmap()) for face in faces))
@@ -59,7 +59,7 @@ def distinct_characters() -> str:
 
 
 def masks(characters: str, side: int) -> np.ndarray:
-    """(F, K, M, M) uint8, 255 = ink; each character fills the square `side` in height or width and is in its middle."""
+    """Masks (F, K, M, M) uint8, 255 = ink; each character fills the square `side` in height or width and is centred."""
     faces = [_face(font) for font in FONTS]
     return np.stack([np.stack([_mask(face, character, side) for character in characters]) for face in faces])
 
@@ -83,7 +83,7 @@ def _mask(face: FT2Font, character: str, side: int) -> np.ndarray:
 
 
 def _alike(masks_KMM: np.ndarray) -> np.ndarray:
-    """(K, K): whether each has no ink far from that of the other (a Hausdorff distance up to `TOLERANCE`)."""
+    """Whether two characters have no ink far from each other's (a Hausdorff distance up to `TOLERANCE`), (K, K)."""
     ink_KP = (masks_KMM > 127).reshape(len(masks_KMM), -1).astype(np.float32)
     window = (1, 2 * TOLERANCE + 1, 2 * TOLERANCE + 1)
     near_KP = (grey_dilation(masks_KMM, size=window) > 127).reshape(ink_KP.shape).astype(np.float32)

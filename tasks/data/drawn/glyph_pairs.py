@@ -1,4 +1,4 @@
-"""Pairs of images of glyphs, for restoration: with noise and without any, or small and large.
+"""Pairs of images of glyphs, for restoration: with and without noise, or small and large.
 
 Everything about pair number i follows from the seed and i. Legend: B batch, C channels, H height, W width.
 """
@@ -15,12 +15,14 @@ from tasks.data.source import complete_splits
 from tasks.problems.restoration import CHANNELS
 
 DrawPairs = Callable[[np.ndarray, np.ndarray | None], tuple[torch.Tensor, torch.Tensor]]
-"""Images and their targets, (B, C, H, W) in [0, 1], by indices and by draws, which move the character and change the noise."""
+"""Function from indices and draws to images and targets, (B, C, H, W) in [0, 1]; draws move the character and change the
+noise.
+"""
 Opened = tuple["GlyphPairs", dict[str, np.ndarray]]
 
 
 class GlyphPairs:
-    """Splits have all characters alike; `class_names` are those of the channels that networks give."""
+    """Pairs of images; each split has the same characters. `class_names` are those of the output channels of networks."""
 
     notes: tuple[str, ...] = ()
 
@@ -30,7 +32,7 @@ class GlyphPairs:
         self.pairs = pairs
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: every image is drawn on its own."""
+        """A random order; any is fine, since every image is drawn on its own."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -39,13 +41,13 @@ class GlyphPairs:
 
 
 def open_noisy_glyphs(settings: DataSettings) -> Opened:
-    """Images with noise, and without any; splits by shares. UserError: too few images to have each character in all."""
+    """Images with and without noise; splits by shares. UserError: too few images to have each character in all splits."""
     glyphs = Glyphs(settings)
     return _opened(settings, glyphs, glyphs.pairs)
 
 
 def open_small_glyphs(settings: DataSettings) -> Opened:
-    """Images whose pixels are means of squares of their targets; splits by shares. UserError: as of noisy ones."""
+    """Images whose pixels are means of squares of their targets; splits by shares. UserError: as `open_noisy_glyphs`."""
     glyphs = Glyphs(settings.model_copy(update={"resolution": settings.upscale * settings.resolution}))
 
     def pairs(indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:

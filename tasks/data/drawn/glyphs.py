@@ -1,8 +1,8 @@
-"""Glyphs: images of characters in many fonts, drawn when asked for, as many as wanted; nothing is downloaded or stored.
+"""Glyphs: images of characters in many fonts, drawn on demand, in any number; nothing is downloaded or stored.
 
-An image is a character, placed, turned, scaled and sheared at random, over a gradient with a texture and a second,
-fainter character, with noise. Everything about image number i follows from the seed and i; the classes take turns.
-Legend: B batch, C channels, D draws, H height, W width; positions in an image go from -1 to 1, brightness from 0 to 1.
+An image is a character, placed, turned, scaled and sheared at random, over a gradient with a texture and a second, fainter
+character, with noise. Everything about image number i follows from the seed and i; the classes take turns. Legend: B batch, C
+channels, D draws, H height, W width; positions in an image go from -1 to 1, brightness from 0 to 1.
 """
 
 import math
@@ -21,7 +21,7 @@ from tasks.data.source import complete_splits
 from tasks.errors import UserError
 
 FAINT_NOISE, NOISE = (0.02, 0.12), (0.1, 0.3)
-"""The least and the largest deviation of an image's noise, to be seen through and to be taken out."""
+"""Least and largest deviation of an image's noise: for images to be classified, and for noise to be removed."""
 
 
 class Glyphs(CharacterImages):
@@ -49,7 +49,7 @@ class Glyphs(CharacterImages):
     def _drawn(
         self, draw: Callable[..., None], indices: np.ndarray, draws: np.ndarray | None, of_each: int = 1
     ) -> list[torch.Tensor]:
-        """What `draw` fills: so many tensors (B, C, H, W)."""
+        """`of_each` tensors (B, C, H, W), filled by `draw`."""
         nudges = np.full((len(indices), DRAWS), 0.5, dtype=np.float32) if draws is None else draws
         found = [torch.empty(len(indices), self._channels, self._size, self._size) for _ in range(of_each)]
         self._in_pieces(draw, indices, nudges, *found)
@@ -72,7 +72,7 @@ class Glyphs(CharacterImages):
     def _painted(
         self, indices_B: np.ndarray, nudges_BD: np.ndarray, deviations: tuple[float, float]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Images and noise of deviation 1, (B, C, H, W), and its deviation (B, 1, 1, 1), between these."""
+        """Images and noise of deviation 1, (B, C, H, W), and the noise's deviation (B, 1, 1, 1) within `deviations`."""
         numbers = Numbers(self._seed, indices_B)
         nudges_DB = (torch.from_numpy(nudges_BD) * 2 - 1).T
         label_B = torch.from_numpy(self.labels[indices_B])
@@ -84,7 +84,7 @@ class Glyphs(CharacterImages):
         return x_BCHW, grain, per_image(numbers.between(*deviations))
 
     def _character(self, numbers: Numbers, label_B: torch.Tensor, nudges_DB: torch.Tensor) -> torch.Tensor:
-        """(B, 1, H, W) in [0, 1]: the character of the label, upright within 15 degrees, 45 to 85 % of the image high."""
+        """The label's character (B, 1, H, W) in [0, 1], upright within 15 degrees, 45 to 85 % of the image high."""
         half = numbers.between(0.45, 0.85) * (1 + 0.1 * nudges_DB[1])
         stretch = numbers.between(-0.15, 0.15).exp()
         room = (1 - half).clamp_(min=0)
@@ -99,7 +99,7 @@ class Glyphs(CharacterImages):
         return placed(self._ink(numbers.below(len(self._masks_FKMM)), label_B), placing, self._size)
 
     def _clutter(self, numbers: Numbers) -> torch.Tensor:
-        """(B, 1, H, W) in [0, 1]: any character, turned any way, anywhere."""
+        """Any character (B, 1, H, W) in [0, 1], turned any way, anywhere."""
         half = numbers.between(0.4, 1.2)
         placing = Placing(
             half_width=half,
@@ -133,6 +133,6 @@ def _characters(classes: int | None) -> str:
 
 
 def open_glyphs(settings: DataSettings) -> tuple[Glyphs, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. Raises UserError for too few images to have each class in all."""
+    """The source and its splits, by shares and stratified. UserError: too few images to have each class in all splits."""
     source = Glyphs(settings)
     return source, complete_splits({"train": np.arange(settings.images)}, source, settings)

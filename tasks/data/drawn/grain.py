@@ -16,5 +16,5 @@ class Grain:
         self._shape = (channels, size, size)
 
     def stretches(self, start_B: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W): the stretches that start so far along the tape; the fraction of `start_B` counts."""
+        """Stretches of the tape (B, C, H, W); the fraction of `start_B` is the place where each one starts."""
         return self._stretches[(start_B % 1 * OFFSETS).long()].view(-1, *self._shape)

@@ -1,4 +1,4 @@
-"""What lies behind drawn characters. Legend: B batch, H height, W width, M side of a texture, T textures."""
+"""The ground behind drawn characters. Legend: B batch, H height, W width, M side of a texture, T textures."""
 
 import math
 
@@ -13,14 +13,14 @@ TEXTURES, TEXTURE_SIDE = 32, 64
 
 
 class Ground:
-    """Gradients with a texture, in squares of `size` pixels a side."""
+    """Gradients with a texture, in squares with sides of `size` pixels."""
 
     def __init__(self, rng: np.random.Generator, size: int) -> None:
         self._textures_T1MM = _textures(rng)
         self._size = size
 
     def drawn(self, numbers: Numbers) -> torch.Tensor:
-        """(B, 1, H, W) in [0, 1]; takes 10 numbers of each image."""
+        """Grounds (B, 1, H, W) in [0, 1]; takes 10 numbers of each image."""
         half = numbers.between(0.8, 3)
         placing = Placing(
             half_width=half,
@@ -39,7 +39,7 @@ class Ground:
 
 
 def _textures(rng: np.random.Generator) -> torch.Tensor:
-    """(T, 1, M, M), about -1 to 1: noise of four octaves, the coarser ones stronger."""
+    """Textures (T, 1, M, M), about -1 to 1: noise of four octaves, the coarser ones stronger."""
     size = (TEXTURE_SIDE, TEXTURE_SIDE)
     octaves = [
         functional.interpolate(

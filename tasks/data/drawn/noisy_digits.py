@@ -20,7 +20,7 @@ from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
 
 NOISE = 0.1
-"""Standard deviation."""
+"""Standard deviation of the noise."""
 
 
 class NoisyDigits:
@@ -39,11 +39,11 @@ class NoisyDigits:
         self._grain = Grain(np.random.default_rng(settings.seed), self._channels, self._size)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: every image is drawn on its own."""
+        """A random order; any is fine, since every image is drawn on its own."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Drawn images; with `draws` turned, scaled and placed by these, and with other noise."""
+        """Drawn images; `draws` turn, scale and place them, and change the noise."""
         numbers = Numbers(self._seed, indices)
         dark, contrast = numbers.between(0, 0.15), numbers.between(0.3, 0.7)
         if draws is None:
@@ -64,7 +64,7 @@ class NoisyDigits:
 
 
 def open_noisy_digits(settings: DataSettings) -> tuple[NoisyDigits, dict[str, np.ndarray]]:
-    """The source and its splits, by shares of the digits. Raises UserError for too few images to have each class in all."""
+    """The source and its splits, by shares of the digits. UserError: too few images to have each class in all splits."""
     source = NoisyDigits(settings)
     digits = {"train": np.arange(min(settings.images, source.different))}
     held_out = complete_splits(digits, source, settings)

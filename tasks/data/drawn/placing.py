@@ -21,7 +21,7 @@ class Placing(NamedTuple):
 
 
 def placed(squares_B1MM: torch.Tensor, placing: Placing, size: int, padding: str = "zeros") -> torch.Tensor:
-    """(B, 1, H, W) of `size` pixels a side: the squares where `placing` puts them."""
+    """Images (B, 1, H, W) with sides of `size` pixels and the squares at the places of `placing`."""
     cosine, sine, shear = placing.angle.cos(), placing.angle.sin(), placing.shear
     axis = centres(size)
     x_BW, y_BH = axis - rows(placing.x), axis - rows(placing.y)
@@ -39,15 +39,15 @@ def centres(size: int) -> torch.Tensor:
 
 
 def outer_sum(along_x_BW: torch.Tensor, along_y_BH: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """(B, H, W)."""
+    """Sums (B, H, W) of a value along x and a value along y."""
     return torch.add(along_x_BW[:, None, :], along_y_BH[:, :, None], out=out)
 
 
 def rows(value_B: torch.Tensor) -> torch.Tensor:
-    """(B, 1)."""
+    """A column (B, 1)."""
     return value_B[:, None]
 
 
 def per_image(value_B: torch.Tensor) -> torch.Tensor:
-    """(B, 1, 1, 1)."""
+    """A value for each image, (B, 1, 1, 1)."""
     return value_B[:, None, None, None]

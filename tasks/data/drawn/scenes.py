@@ -1,11 +1,10 @@
-"""Scenes of glyphs with masks or boxes: several characters before a ground, the class of each pixel, a box for each character.
+"""Scenes of glyphs with masks or boxes: several characters before a ground, a class for each pixel, a box for each character.
 
-A scene has up to `OBJECTS` characters in many fonts, each placed, turned, scaled and sheared at random and in a colour of its
-own; a later one covers those before it. Class 0 is the background. Everything about scene number i follows from the seed and
-i. The classes take turns: the first character of scene i is of class i modulo their number, and is left out where that is 0.
-A box is around what is seen of a character. Scenes with masks and with boxes are the same pixels.
-Legend: B batch, C channels, H height, W width, O characters of a scene; positions in
-an image go from -1 to 1.
+A scene has up to `OBJECTS` characters in many fonts, each placed, turned, scaled and sheared at random and in its own colour; a
+later one covers those before it. Class 0 is the background. Everything about scene number i follows from the seed and i. The
+classes take turns: the first character of scene i is of class i modulo their number, and is left out if that is 0. A box
+surrounds the visible part of a character. Scenes with masks and with boxes have the same pixels. Legend: B batch, C channels, H
+height, W width, O characters of a scene; positions in an image go from -1 to 1.
 """
 
 import math
@@ -26,21 +25,21 @@ from tasks.problems.segmentation import moved
 
 BACKGROUND = "background"
 CHARACTERS = "0123456789ABCDEFGHJKLMNPRSTUVWXYZ"
-"""All that there are: without letters that look like digits or each other."""
+"""All characters in use, without letters that look like digits or each other."""
 DEFAULT_CHARACTERS = 10
 OBJECTS = 3
 PRESENCE = 0.7
-"""Share of the scenes that have a second character, and of those that have a third one."""
+"""Share of the scenes with a second character, and share with a third one."""
 NUMBERS = 72
-"""Random numbers that a scene can be made from."""
+"""Limit of random numbers per scene."""
 INK = 0.5
-"""The least share of a character in a pixel of its class."""
+"""Least share of a character in a pixel of its class."""
 SEEN = 0.25
-"""The least share of a character's pixels that others leave seen, so that it has a box."""
+"""Least visible share of a character's pixels for it to have a box."""
 
 
 class _Scenes(NamedTuple):
-    """Images; the number of the character that is seen in each pixel (from 1; 0: none); class and pixels of each character."""
+    """Images; the number of the visible character in each pixel (from 1; 0: none); class and pixels of each character."""
 
     x_BCHW: torch.Tensor
     seen_BHW: torch.Tensor
@@ -56,7 +55,7 @@ class GlyphScenes(CharacterImages):
         super().__init__(settings, characters, (BACKGROUND, *characters))
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """The images of scenes. Without masks they cannot be augmented: `draws` is None."""
+        """The images of scenes. They can be augmented only together with masks, so `draws` is None."""
         assert draws is None, "scenes are augmented together with their masks"
         return self.masked(indices)[0]
 
@@ -67,7 +66,7 @@ class GlyphScenes(CharacterImages):
         return scenes.x_BCHW, torch.where(scenes.seen_BHW > 0, y_BHW, 0)
 
     def boxed(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x_BCHW float32 in [0, 1], and a target of detection (B, O, 5); `draws` move both alike."""
+        """x_BCHW float32 in [0, 1], and a target of detection (B, O, 5); `draws` transform both alike."""
         scenes = self._scenes(indices)
         x_BCHW, seen_BHW = scenes.x_BCHW, scenes.seen_BHW
         if draws is not None:
@@ -113,7 +112,7 @@ class GlyphScenes(CharacterImages):
     def _add(
         self, x_BCHW: torch.Tensor, scenes: "_Scenes", number: int, light_B: torch.Tensor, numbers: Numbers
     ) -> torch.Tensor:
-        """The images with a character of each class, which is entered in `scenes`; none where the class is 0."""
+        """The images with a character of each class added and recorded in `scenes`; class 0 adds none."""
         class_B = scenes.class_BO[:, number]
         contrast_B = numbers.between(0.35, 0.7) * torch.where(light_B > 0.5, -1.0, 1.0)
         own_colour = colour(light_B + contrast_B, self._tint(numbers))
@@ -128,7 +127,7 @@ class GlyphScenes(CharacterImages):
 
 
 def _row(is_seen_HW: np.ndarray, label: int, least_pixels: float) -> tuple[float, ...] | None:
-    """A row of a target: the class, and the box around pixels in shares of the image. None where there are too few of them."""
+    """A row of a target: the class, and the box around pixels as shares of the image. None if there are too few pixels."""
     if is_seen_HW.sum() < max(1, least_pixels):
         return None
     rows, columns = np.flatnonzero(is_seen_HW.any(1)), np.flatnonzero(is_seen_HW.any(0))
@@ -144,7 +143,7 @@ def _characters(classes: int) -> str:
 
 
 def _placing(numbers: Numbers) -> Placing:
-    """Upright within 15 degrees, 30 to 55 % of the image high, wholly inside or nearly so."""
+    """A placing upright within 15 degrees, 30 to 55 % of the image high, wholly inside the image or nearly so."""
     half, stretch = numbers.between(0.3, 0.55), numbers.between(-0.15, 0.15).exp()
     room = 1 - half
     return Placing(
@@ -158,6 +157,6 @@ def _placing(numbers: Numbers) -> Placing:
 
 
 def open_scenes(settings: DataSettings) -> tuple[GlyphScenes, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. Raises UserError for too few images to have each class in all."""
+    """The source and its splits, by shares and stratified. UserError: too few images to have each class in all splits."""
     source = GlyphScenes(settings)
     return source, complete_splits({"train": np.arange(settings.images)}, source, settings)

@@ -1,4 +1,4 @@
-"""Drift for measurements: corruptions of small images, and streams of labelled images that drift."""
+"""Drift for experiments: corruptions of small images, and streams of labelled images that drift."""
 
 from typing import TYPE_CHECKING
 

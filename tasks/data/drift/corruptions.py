@@ -1,8 +1,8 @@
 """Corruptions of small images at severities 1 to 5; no image files are needed.
 
-Legend: B batch, C channels (1 or 3), H height, W width; pixels in [0, 1].
-Levels are those of CIFAR-10-C for images of 32 pixels (Hendrycks and Dietterich, ICLR 2019). Larger images look less corrupted
-by the same blur. The random numbers of an image follow from a seed and its place alone, so the size of batches changes nothing.
+Legend: B batch, C channels (1 or 3), H height, W width; pixels in [0, 1]. Levels are those of CIFAR-10-C for images of 32
+pixels (Hendrycks and Dietterich, ICLR 2019). Larger images look less corrupted by the same blur. The random numbers of an image
+follow only from a seed and its place, so they do not depend on the batch size.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from tasks.data.drift.settings import CorruptionName
 Level = tuple[float, ...]
 SEVERITIES = 5
 CLEAN = 0
-"""The severity of an image that stays as it is."""
+"""The severity of an unchanged image."""
 
 
 class Draws:
@@ -28,15 +28,15 @@ class Draws:
         self._generators = [np.random.default_rng((seed, int(place))) for place in places]
 
     def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """(B, *shape), standard normal."""
+        """Numbers (B, *shape), standard normal."""
         return self._stacked(lambda rng, _: rng.standard_normal(shape, dtype=np.float32))
 
     def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """(B, *shape), uniform in [0, 1)."""
+        """Numbers (B, *shape), uniform in [0, 1)."""
         return self._stacked(lambda rng, _: rng.random(shape, dtype=np.float32))
 
     def poisson(self, rate_BCHW: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W), Poisson with these rates."""
+        """Numbers (B, C, H, W), Poisson with these rates."""
         rates = rate_BCHW.double().numpy()
         return self._stacked(lambda rng, row: rng.poisson(rates[row]).astype(np.float32))
 
@@ -45,34 +45,34 @@ class Draws:
 
 
 def gaussian_noise(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """level: (standard deviation,)."""
+    """Add normal noise. level: (standard deviation,)."""
     return x_BCHW + level[0] * draws.normal(tuple(x_BCHW.shape[1:]))
 
 
 def shot_noise(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """Poisson noise. level: (photons of a white pixel,)."""
+    """Apply Poisson noise. level: (photons of a white pixel,)."""
     return draws.poisson(x_BCHW * level[0]) / level[0]
 
 
 def impulse_noise(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """Salt and pepper, in equal parts. level: (share of the values,)."""
+    """Apply salt and pepper in equal parts. level: (share of the values,)."""
     u_BCHW = draws.uniform(tuple(x_BCHW.shape[1:]))
     peppered = torch.where(u_BCHW < level[0] / 2, 0.0, x_BCHW)
     return torch.where(u_BCHW >= 1 - level[0] / 2, 1.0, peppered)
 
 
 def gaussian_blur(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """level: (standard deviation in pixels,)."""
+    """Blur with a Gaussian. level: (standard deviation in pixels,)."""
     return gaussian_blurred(x_BCHW, level[0])
 
 
 def defocus_blur(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """level: (radius of the disc in pixels, standard deviation in pixels that smooths its rim)."""
+    """Blur with a disc. level: (radius of the disc in pixels, standard deviation in pixels that smooths its rim)."""
     return defocused(x_BCHW, *level)
 
 
 def fog(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """Plasma noise is added, and the image scaled so that its brightest value stays. level: (amount, decay of the noise)."""
+    """Add plasma noise, and scale the image so that its brightest value stays. level: (amount, decay of the noise)."""
     amount, decay = level
     haze_BHW = plasma(lambda side: draws.uniform((side, side)), max(x_BCHW.shape[-2:]), decay)
     height, width = x_BCHW.shape[-2:]
@@ -81,32 +81,32 @@ def fog(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
 
 
 def brightness(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """The value of HSV is raised; hue and saturation stay. level: (by how much,)."""
+    """Raise the value of HSV; hue and saturation stay. level: (amount,)."""
     value_B1HW = x_BCHW.amax(1, keepdim=True)
     raised = (value_B1HW + level[0]).clamp(max=1)
     return torch.where(value_B1HW > 0, x_BCHW * raised / value_B1HW.clamp(min=1e-12), raised)
 
 
 def contrast(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """Each channel is pulled to its mean. level: (share of the contrast that is left,)."""
+    """Pull each channel towards its mean. level: (remaining share of the contrast,)."""
     mean = x_BCHW.mean((2, 3), keepdim=True)
     return mean + level[0] * (x_BCHW - mean)
 
 
 def pixelate(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """level: (share of the pixels that are left along each axis,)."""
+    """Reduce and restore the resolution. level: (remaining share of the pixels along each axis,)."""
     height, width = x_BCHW.shape[-2:]
     return box_resized(box_resized(x_BCHW, (int(height * level[0]), int(width * level[0]))), (height, width))
 
 
 def jpeg(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """level: (quality of the compression, 1 to 100,)."""
+    """Compress as JPEG. level: (quality of the compression, 1 to 100,)."""
     return compressed(x_BCHW, int(level[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """levels: for severities 1 to 5."""
+    """A corruption. levels: for severities 1 to 5."""
 
     apply: Callable[[torch.Tensor, Level, Draws], torch.Tensor]
     levels: tuple[Level, ...]
@@ -133,7 +133,7 @@ CORRUPTIONS: dict[CorruptionName, Corruption] = {
 def corrupt(
     x_BCHW: torch.Tensor, name: CorruptionName, severity: int, *, seed: int, places: Sequence[int]
 ) -> torch.Tensor:
-    """The images corrupted, in [0, 1]; severity 0: as they are. places: of each image in its stream (B,)."""
+    """The corrupted images, in [0, 1]; unchanged at severity 0. places: of each image in its stream (B,)."""
     if severity == CLEAN:
         return x_BCHW
     found = CORRUPTIONS[name]

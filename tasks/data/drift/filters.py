@@ -9,11 +9,11 @@ from PIL import Image
 from torch.nn import functional
 
 TRUNCATION = 4
-"""Standard deviations after which the kernel of a Gaussian blur ends."""
+"""Number of standard deviations at which the kernel of a Gaussian blur ends."""
 
 
 def _gaussian(deviation: float, radius: int) -> torch.Tensor:
-    """(2 · radius + 1,), its sum 1."""
+    """A kernel (2 · radius + 1,) with sum 1."""
     offsets = torch.arange(-radius, radius + 1, dtype=torch.float32)
     weights = torch.exp(-0.5 * (offsets / deviation) ** 2)
     return weights / weights.sum()
@@ -27,13 +27,13 @@ def _filtered(x_BCHW: torch.Tensor, kernel_KK: torch.Tensor, padding: str) -> to
 
 
 def gaussian_blurred(x_BCHW: torch.Tensor, deviation: float) -> torch.Tensor:
-    """Convolved with a Gaussian of this standard deviation [pixels]; the rim is repeated."""
+    """Images convolved with a Gaussian of this standard deviation [pixels]; the rim is repeated."""
     along = _gaussian(deviation, int(TRUNCATION * deviation + 0.5))
     return _filtered(_filtered(x_BCHW, along[None, :], "replicate"), along[:, None], "replicate")
 
 
 def defocused(x_BCHW: torch.Tensor, radius: float, smoothing: float) -> torch.Tensor:
-    """Convolved with a disc of this radius [pixels], itself smoothed by a 3 × 3 Gaussian; the rim is mirrored."""
+    """Images convolved with a disc of this radius [pixels], smoothed by a 3 × 3 Gaussian; the rim is mirrored."""
     reach = math.ceil(radius) + 1
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float32)
     disc_KK = ((offsets[:, None] ** 2 + offsets[None, :] ** 2) <= radius**2).float()
@@ -43,13 +43,13 @@ def defocused(x_BCHW: torch.Tensor, radius: float, smoothing: float) -> torch.Te
 
 
 def box_resized(x_BCHW: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Scaled to (height, width); every new pixel is the mean of the old ones whose centres it covers, as Pillow's BOX."""
+    """Images scaled to (height, width); a new pixel is the mean of the old ones whose centres it covers, as Pillow's BOX."""
     rows, columns = (_box_weights(old, new) for old, new in zip(x_BCHW.shape[-2:], size, strict=True))
     return rows @ x_BCHW @ columns.T
 
 
 def _box_weights(old: int, new: int) -> torch.Tensor:
-    """(new, old), each row's sum 1."""
+    """Weights (new, old); each row sums to 1."""
     scale = old / new
     centre = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
     distance = (torch.arange(old, dtype=torch.float64) + 0.5 - centre[:, None]) / max(scale, 1.0)
@@ -58,7 +58,7 @@ def _box_weights(old: int, new: int) -> torch.Tensor:
 
 
 def compressed(x_BCHW: torch.Tensor, quality: int) -> torch.Tensor:
-    """Through JPEG and back."""
+    """Images after JPEG compression."""
     pixels = (x_BCHW.movedim(1, -1) * 255).round().to(torch.uint8).numpy()
     found = np.stack([_through_jpeg(each, quality) for each in pixels])
     return torch.from_numpy(found).movedim(-1, 1).float() / 255

@@ -1,4 +1,4 @@
-"""Plans of streams: which image comes when, with which corruption. Legend: N images of the stream, K classes."""
+"""Plans of streams: the order of images, and the corruption of each. Legend: N images of the stream, K classes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +13,9 @@ Indices = NDArray[np.int64]
 
 
 class StreamPlan(NamedTuple):
-    """All (N,). image: index of the image. corruption: index into `DriftSettings.corruptions`. severity: 0: clean."""
+    """The columns of a plan, (N,) each. image: index of the image. corruption: index into `DriftSettings.corruptions`.
+    severity: 0: clean.
+    """
 
     image: Indices
     corruption: Indices
@@ -24,12 +26,12 @@ Planner = Callable[[DriftSettings, NDArray[np.int64], np.random.Generator], Stre
 
 
 def plan_stream(settings: DriftSettings, labels: NDArray[np.int64]) -> StreamPlan:
-    """The plan of a stream over images with these labels (M,). It depends on settings and labels alone."""
+    """The plan of a stream over images with these labels (M,); depends only on settings and labels."""
     return PLANNERS[settings.stream](settings, labels, np.random.default_rng(settings.seed))
 
 
 def drawn(count: int, available: int, rng: np.random.Generator) -> Indices:
-    """(count,) image indices in random order; each image as often as any other, or once more."""
+    """Image indices (count,) in random order; numbers of occurrences differ by at most one."""
     rounds = [rng.permutation(available) for _ in range(-(-count // available))]
     return np.concatenate(rounds)[:count]
 
@@ -62,7 +64,7 @@ def _mixed(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -
 
 
 def _gradual(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
-    """Severities 1 … s … 1, each for as many images, within the images of a corruption."""
+    """Severities 1 … s … 1, each for equally many images, within the images of a corruption."""
     plan = _continual(settings, labels, rng)
     assert settings.severity <= SEVERITIES
     steps = [*range(1, settings.severity + 1), *range(settings.severity - 1, 0, -1)]
@@ -80,10 +82,10 @@ def _correlated(settings: DriftSettings, labels: Indices, rng: np.random.Generat
 
 
 def correlated_order(labels: Indices, concentration: float, rng: np.random.Generator) -> Indices:
-    """(N,) an order in which classes come in runs.
+    """An order (N,) in which classes come in runs.
 
-    There are K slots. Dirichlet shares tell which part of each class is in each slot; within a slot the classes come one after
-    another, in random order. Source: RoTTA (Yuan et al., CVPR 2023), §4, after NOTE (Gong et al., NeurIPS 2022).
+    There are K slots. Dirichlet shares decide which part of each class is in each slot; within a slot the classes follow one
+    another in random order. Source: RoTTA (Yuan et al., CVPR 2023), §4, after NOTE (Gong et al., NeurIPS 2022).
     """
     classes = np.unique(labels)
     slots: list[list[Indices]] = [[] for _ in classes]
@@ -105,7 +107,7 @@ def _returning(settings: DriftSettings, labels: Indices, rng: np.random.Generato
 
 
 def _shares(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
-    """Each phase has class shares of its own, by which images are drawn with replacement."""
+    """Draw images of each phase with replacement, by the phase's own class shares."""
     by_class = [np.flatnonzero(labels == name) for name in np.unique(labels)]
     parts = []
     for _ in range(settings.phases):

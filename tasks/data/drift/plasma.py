@@ -1,4 +1,4 @@
-"""Plasma noise, by which fog is made. Legend: B batch, S side of the square, a power of two."""
+"""Plasma noise for fog. Legend: B batch, S side of the square, a power of two."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,10 @@ import torch
 
 
 def plasma(uniform: Callable[[int], torch.Tensor], side: int, decay: float) -> torch.Tensor:
-    """(B, S, S) in [0, 1], S the power of two that is not below `side`: the diamond-square algorithm on a torus.
+    """Noise (B, S, S) in [0, 1] by the diamond-square algorithm on a torus; S is the least power of two not below `side`.
 
-    uniform: a side to (B, side, side) uniform in [0, 1). decay: the amplitude of the noise falls by its square from one step to
-    the next, as levels of CIFAR-10-C mean it; the smaller, the rougher. Source: Fournier, Fussell and Carpenter,
+    uniform: from a side to (B, side, side) uniform in [0, 1). decay: the amplitude of the noise is divided by its square at
+    each step, as the levels of CIFAR-10-C require; the smaller, the rougher. Source: Fournier, Fussell and Carpenter,
     Communications of the ACM 25(6), 1982.
     """
     size = 1 << max(1, (side - 1).bit_length())

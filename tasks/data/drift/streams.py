@@ -1,4 +1,4 @@
-"""Streams of labelled images that drift. Legend: M images, B batch, C channels, H height, W width."""
+"""Streams of drifting labelled images. Legend: M images, B batch, C channels, H height, W width."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +18,7 @@ READ = 256
 
 
 class LabelledImages(NamedTuple):
-    """x_MCHW: pixels in [0, 1]; label_M; mean and deviation (C, 1, 1), by which networks get them normalised."""
+    """x_MCHW: pixels in [0, 1]; label_M; mean and deviation (C, 1, 1), for normalising them."""
 
     x_MCHW: torch.Tensor
     label_M: NDArray[np.int64]
@@ -27,7 +27,7 @@ class LabelledImages(NamedTuple):
 
     @classmethod
     def of(cls, dataset: Dataset, most: int | None = None) -> "LabelledImages":
-        """Images of a split in their order, at its resolution; at most so many, None: all."""
+        """Images of a split in their order, at its resolution; at most `most`, None: all."""
         settings = dataset.settings
         mean, deviation = (
             torch.tensor(settings.per_channel(values)).reshape(-1, 1, 1)
@@ -45,12 +45,12 @@ class LabelledImages(NamedTuple):
         return cls(torch.cat(pixels), np.concatenate(labels), mean, deviation)
 
     def normalised(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Pixels as networks get them."""
+        """Normalised pixels, the input of networks."""
         return (x_BCHW - self.mean) / self.deviation
 
 
 class StreamBatch(NamedTuple):
-    """x_BCHW: normalised; y_B: labels; plan: of these images; place: of the first one in the stream."""
+    """x_BCHW: normalised; y_B: labels; plan: of these images; place: of the first image in the stream."""
 
     x_BCHW: torch.Tensor
     y_B: torch.Tensor
@@ -59,7 +59,7 @@ class StreamBatch(NamedTuple):
 
 
 def stream(settings: DriftSettings, images: LabelledImages) -> Iterator[StreamBatch]:
-    """All batches of a stream, in order. Images of one place have the same pixels for every batch size."""
+    """All batches of a stream, in order. The pixels at a place do not depend on the batch size."""
     plan = plan_stream(settings, images.label_M)
     for start in range(0, len(plan.image), settings.batch_size):
         part = StreamPlan(*(column[start : start + settings.batch_size] for column in plan))
@@ -68,7 +68,7 @@ def stream(settings: DriftSettings, images: LabelledImages) -> Iterator[StreamBa
 
 
 def _corrupted(x_BCHW: torch.Tensor, plan: StreamPlan, settings: DriftSettings, start: int) -> torch.Tensor:
-    """Images of the same corruption and severity are corrupted together."""
+    """The corrupted images; images of the same corruption and severity are processed together."""
     found = x_BCHW.clone()
     for number, severity in sorted(set(zip(plan.corruption.tolist(), plan.severity.tolist(), strict=True))):
         if severity == CLEAN:

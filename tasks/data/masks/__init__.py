@@ -1,4 +1,4 @@
-"""Images with the class of each pixel, from files: masks in PNG."""
+"""Images with a class for each pixel, from files: masks in PNG."""
 
 from tasks.data.masks.pictures import MaskedPictures, open_masks
 

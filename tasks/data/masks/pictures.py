@@ -1,9 +1,8 @@
 """Images with masks in PNG: PATH/images/* with PATH/masks/*.png of the same names, or the same in folders train, val and test.
 
-A list `pairs.csv` may stand in place of the two folders (`tasks.data.pairs.files`). A pixel of a mask, which is grey or has a
-palette, is the number of its class, or 255: nobody has labelled it. Names of classes are the lines of PATH/classes.txt, in
-order from 0; without that file they are the numbers. Images are scaled as a whole.
-Legend: B batch, H height, W width, K classes.
+A list `pairs.csv` may replace the two folders (`tasks.data.pairs.files`). A pixel of a mask, which is grey or has a palette, is
+the number of its class, or 255: unlabelled. Names of classes are the lines of PATH/classes.txt, in order from 0; without that
+file they are the numbers. Images are scaled as a whole. Legend: B batch, H height, W width, K classes.
 """
 
 from collections.abc import Sequence
@@ -29,19 +28,19 @@ UNLABELLED = 255
 NAMES_FILE = "classes.txt"
 SIDES = Side("image", "images"), Side("mask", "masks", (".png",))
 MODES = ("L", "P")
-"""Of Pillow: a byte a pixel, which is its brightness, or its place in a palette."""
+"""Modes of Pillow with a byte per pixel: its brightness, or its index into a palette."""
 
 
 class MaskedPictures:
-    """Files with masks, decoded when asked for. `labels`: the rarest class of each image, or one that has images enough.
+    """Files with masks, decoded on demand. labels: the rarest class of each image, if that has enough images.
 
-    All masks are looked at once: occurring: the classes of each image, without `UNLABELLED`.
+    All masks are read once. occurring: the classes of each image, without `UNLABELLED`.
     """
 
     scaling = WHOLE_SCALING
 
     def __init__(self, settings: DataSettings, files: Sequence[FilePair]) -> None:
-        """UserError: a mask is none of its image, or has a class without a name."""
+        """UserError: a mask does not fit its image, or has a class without a name."""
         assert settings.path is not None
         self.notes: tuple[str, ...] = ()
         self._files, self._size = files, (settings.resolution, settings.resolution)
@@ -54,16 +53,16 @@ class MaskedPictures:
         self.labels = rarest_classes(self.occurring, len(self.class_names))
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: each image is a file of its own."""
+        """A random order; any is fine, since each image is its own file."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Decoded images. Without masks they cannot be augmented: `draws` is None."""
+        """Decoded images. They can be augmented only together with masks, so `draws` is None."""
         assert draws is None, "images are augmented together with their masks"
         return self._decoder.files([self._files[index].image for index in indices], None)
 
     def masked(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """x_BCHW float32 in [0, 1], and the class of each pixel y_BHW int64, of the nearest pixel of the mask."""
+        """x_BCHW float32 in [0, 1], and the class of each pixel y_BHW int64, from the nearest pixel of the mask."""
         masks = list(self._pool.map(self._scaled, indices))
         y_BHW = torch.from_numpy(np.stack(masks).astype(np.int64))
         return self.images(indices, None), torch.where(y_BHW == UNLABELLED, IGNORED, y_BHW)
@@ -74,7 +73,7 @@ class MaskedPictures:
 
 
 def _names(root: Path) -> tuple[str, ...]:
-    """Of the classes; () where there is no file of them. UserError: two have the same name, or there are too many."""
+    """Names of the classes; () without a file of names. UserError: two names are equal, or the number of names is wrong."""
     file = root / NAMES_FILE
     if not file.is_file():
         return ()
@@ -92,7 +91,7 @@ def _names(root: Path) -> tuple[str, ...]:
 
 
 def _mask(file: Path) -> NDArray[np.uint8]:
-    """(H, W) as stored. UserError: it cannot be decoded, or has no byte for each pixel."""
+    """A mask (H, W) as stored. UserError: it cannot be decoded, or does not have one byte per pixel."""
     try:
         with Image.open(file) as opened:
             if opened.mode in MODES:
@@ -105,7 +104,7 @@ def _mask(file: Path) -> NDArray[np.uint8]:
 
 
 def _classes_of(classes: int, pair: FilePair) -> NDArray[np.int64]:
-    """The numbers that a mask has, ascending. UserError: one is that of no class, or its image has another size."""
+    """The class numbers in a mask, ascending. UserError: a number is of no class, or the image has another size."""
     mask_HW = _mask(pair.partner)
     height, width = mask_HW.shape
     check_sizes(SIDES[1], pair, (width, height), head_of("image", pair.image))
@@ -119,9 +118,9 @@ def _classes_of(classes: int, pair: FilePair) -> NDArray[np.int64]:
 
 
 def open_masks(settings: DataSettings) -> tuple[MaskedPictures, dict[str, np.ndarray]]:
-    """The source and its splits; those without a folder are shares of the training images.
+    """The source and its splits; splits without a folder are shares of the training images.
 
-    UserError: absent folders, files that do not belong together, or a class that no training image has.
+    UserError: missing folders, files that do not belong together, or a class without a training image.
     """
     files, splits = file_pairs(settings, *SIDES)
     source = MaskedPictures(settings, files)
@@ -133,7 +132,7 @@ def open_masks(settings: DataSettings) -> tuple[MaskedPictures, dict[str, np.nda
 
 
 def _check_classes(source: MaskedPictures, splits: dict[str, np.ndarray], settings: DataSettings) -> None:
-    """UserError for a class that is not trained and yet judged. Classes that a split does not have are told."""
+    """UserError for a class that is judged but not trained. Notes list the classes that a split lacks."""
     has = {split: {int(label) for index in own for label in source.occurring[index]} for split, own in splits.items()}
     nowhere = [name for label, name in enumerate(source.class_names) if not any(label in one for one in has.values())]
     if nowhere:

@@ -1,4 +1,4 @@
-"""Pictures in pairs of files, and pairs of images of which networks make one of the other."""
+"""Pictures in pairs of files, and pairs of images for networks that compute one from the other."""
 
 from tasks.data.pairs.pictures import PairedPictures, open_pairs
 

@@ -18,9 +18,9 @@ LIST_FILE = "pairs.csv"
 
 
 class Side(NamedTuple):
-    """The pictures or their partners. called: one of them, in messages and as the column of a list.
+    """One side of the pairs: the pictures or their partners. called: one of them, in messages and as the column of a list.
 
-    folder: of their files, in that of a split. suffixes: of their names.
+    folder: of their files, inside that of a split. suffixes: of their names.
     """
 
     called: str
@@ -29,7 +29,7 @@ class Side(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """In patterns: the only one, or any."""
+        """The suffix in patterns; "" if there are several."""
         return self.suffixes[0] if len(self.suffixes) == 1 else ""
 
 
@@ -41,7 +41,7 @@ class FilePair(NamedTuple):
 
 
 class PictureHead(NamedTuple):
-    """What a picture is. mode: of Pillow: what a pixel is made of."""
+    """Mode and size of a picture. mode: Pillow's, the content of a pixel."""
 
     mode: str
     width: int
@@ -49,7 +49,7 @@ class PictureHead(NamedTuple):
 
 
 def file_pairs(settings: DataSettings, image: Side, partner: Side) -> tuple[list[FilePair], dict[str, np.ndarray]]:
-    """All pairs, and which are of splits with folders of their own.
+    """All pairs, and the pairs of each split that has its own folder.
 
     UserError: no folders or no pictures in them, a file without its partner, or a broken list.
     """
@@ -64,7 +64,7 @@ def file_pairs(settings: DataSettings, image: Side, partner: Side) -> tuple[list
 
 
 def head_of(called: str, file: Path) -> PictureHead:
-    """Of a picture that is not decoded. UserError: it is none."""
+    """The head of a picture, without decoding it. UserError: it is not a picture."""
     try:
         with Image.open(file) as opened:
             return PictureHead(opened.mode, *opened.size)
@@ -73,7 +73,7 @@ def head_of(called: str, file: Path) -> PictureHead:
 
 
 def undecoded(called: str, file: Path, error: Exception) -> UserError:
-    """The error of a file that is no picture."""
+    """The error for a file that is not a picture."""
     got = f"cannot be decoded ({type(error).__name__})"
     return UserError(f"{called} '{file}'", got, next_step="remove or replace it")
 
@@ -86,7 +86,7 @@ def check_sizes(
     upscale: int = 1,
     next_step: str = "replace one of them",
 ) -> None:
-    """UserError for a partner that is not so many times as wide and as high as its image. own: its width and height."""
+    """UserError unless the partner is `upscale` times as wide and as high as its image. own: its width and height."""
     width, height = upscale * image.width, upscale * image.height
     if own != (width, height):
         got = f"{own[0]} x {own[1]} pixels, but '{pair.image}' has {image.width} x {image.height}"
@@ -95,7 +95,7 @@ def check_sizes(
 
 
 def _equally_named(folder: Path, image: Side, partner: Side) -> list[FilePair]:
-    """The pictures of a split. UserError: none, or one without its partner."""
+    """The pairs of a split. UserError: no pictures, or a file without its partner."""
     images, partners = folder / image.folder, folder / partner.folder
     if not (images.is_dir() and partners.is_dir()):
         patterns = " and ".join(f"{side.folder}/*{side.suffix}" for side in (image, partner))
@@ -120,7 +120,7 @@ def _equally_named(folder: Path, image: Side, partner: Side) -> list[FilePair]:
 
 
 def _by_name(files: Iterable[Path], side: Side) -> dict[str, Path]:
-    """Name without suffix -> the picture. UserError: two have the same one."""
+    """Name without suffix -> the picture. UserError: two have the same name."""
     found: dict[str, Path] = {}
     for file in sorted(files):
         if file.suffix.lower() in side.suffixes and not file.name.startswith("."):
@@ -132,7 +132,7 @@ def _by_name(files: Iterable[Path], side: Side) -> dict[str, Path]:
 
 
 def _listed(file: Path, image: Side, partner: Side, settings: DataSettings) -> list[FilePair]:
-    """The rows of a list. UserError: it cannot be read, or a row is not what it has to be, with its number from 1 on."""
+    """The rows of a list. UserError: it cannot be read, or a row (numbered from 1) is invalid."""
     where, columns = f"list '{file}'", (image.called, partner.called)
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:

@@ -1,9 +1,8 @@
 """Images with targets, both in files: PATH/input/* with PATH/target/* of the same names, or in folders train, val and test.
 
-A list of them may stand in place of the two folders (`tasks.data.pairs.files`). Networks see a part of each image, of as many
-pixels as they take, and the same part of its target, which may be larger by a whole factor: scaling would take out what is to
-be restored, as it takes out noise.
-Legend: B batch, C channels, H height, W width, N images.
+A list of them may replace the two folders (`tasks.data.pairs.files`). Networks see a part of each image, in their input size,
+and the same part of its target, which may be larger by a whole factor. Images are not scaled, because scaling would remove what
+is to be restored, just as it removes noise. Legend: B batch, C channels, H height, W width, N images.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +23,22 @@ from tasks.problems.restoration import CHANNELS, MOST_UPSCALE
 
 SIDES = Side("input", "input"), Side("target", "target")
 MODES = {1: ("L",), 3: ("L", "RGB")}
-"""Of Pillow, by channels of data: a byte for each pixel, or for each of its colours."""
+"""Modes of Pillow, by channels of data: a byte for each pixel, or for each of its colours."""
 
 
 class PairedPictures:
-    """Files with targets, decoded when asked for. `class_names` are those of the channels that networks give.
+    """Files with targets, decoded on demand. `class_names` are those of the output channels of networks.
 
-    Heads of all files are looked at once. Images are alike to splits: `labels` (N,) are 0.
+    Heads of all files are read once. All images count alike for splits: `labels` (N,) are 0.
     """
 
     scaling = Scaling("none", "none")
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, pairs: Sequence[FilePair]) -> None:
-        """UserError: a file is no picture of these channels, smaller than networks take, or does not fit its partner."""
+        """UserError: a file is not a picture of these channels, is smaller than the network's input, or does not fit its
+        partner.
+        """
         self.class_names = CHANNELS[settings.channels]
         self.labels = np.zeros(len(pairs), dtype=np.int64)
         self._pairs = pairs
@@ -49,11 +50,11 @@ class PairedPictures:
             list(pool.map(partial(_check, settings), pairs))
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: each image is a file of its own."""
+        """A random order; any is fine, since each image is its own file."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """The middles of images; `draws` take other parts of them, and flip these."""
+        """The middles of images; `draws` choose other parts, and flip them."""
         return self._decoder.files([self._pairs[index].image for index in indices], draws)
 
     def pairs(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +66,7 @@ class PairedPictures:
 def _part_of_target(
     upscale: int, part: Callable[..., PixelBox], height: int, width: int, *draws_D: np.ndarray
 ) -> PixelBox:
-    """The part of a target, which is `upscale` times as high and as wide as its image, that is `part` of the image."""
+    """The part of a target that shows the same as `part` of the image; the target is `upscale` times as high and wide."""
     top, left, rows, columns = part(height // upscale, width // upscale, *draws_D)
     return upscale * top, upscale * left, upscale * rows, upscale * columns
 
@@ -100,9 +101,9 @@ def _checked(side: Side, file: Path, channels: int) -> PictureHead:
 
 
 def open_pairs(settings: DataSettings) -> tuple[PairedPictures, dict[str, np.ndarray]]:
-    """The source and its splits; those without a folder are shares of the training images.
+    """The source and its splits; splits without a folder are shares of the training images.
 
-    UserError: absent folders, files that do not belong together, or too few of them.
+    UserError: missing folders, files that do not belong together, or too few of them.
     """
     pairs, splits = file_pairs(settings, *SIDES)
     source = PairedPictures(settings, pairs)

@@ -1,8 +1,8 @@
 """A camera sees a character, and an accelerometer feels how the device moves: a class is a character and a kind of motion.
 
-Neither input alone tells the class: of the image it can be as many as there are motions, and of the motion as many as there are
-characters. Everything about sample number i follows from the seed and i; the classes take turns.
-Legend: B batch, A three axes, T samples of a signal, D draws.
+Neither input alone decides the class: an image leaves as many classes as there are motions, a motion as many as there are
+characters. Everything about sample number i follows from the seed and i; the classes take turns. Legend: B batch, A three axes,
+T samples of a signal, D draws.
 """
 
 import numpy as np
@@ -20,18 +20,18 @@ MOTIONS = ("walking", "upstairs", "cycling")
 CHARACTERS = 4
 IMAGE, MOTION = "image", "motion"
 MEAN_G = (0.0, 0.0, 0.8)
-"""Gravity, as a device feels it that is turned a little."""
+"""Mean of gravity on a slightly turned device [g]."""
 
 
 class SeenAndFelt:
-    """Images of `tasks.data.drawn.glyphs` beside signals of `tasks.data.signals.motion`, in g; both from numbers."""
+    """Images of `tasks.data.drawn.glyphs` beside signals of `tasks.data.signals.motion`, in g; both synthesised."""
 
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings) -> None:
         drawn = settings.model_copy(update={"classes": settings.classes or CHARACTERS})
         self._glyphs = Glyphs(drawn)
-        # other numbers than the image's, and the labels of all motions that there are
+        # another seed than the image's, and labels among all motions
         self._motion = SynthesisedMotion(drawn.model_copy(update={"classes": None, "seed": settings.seed + 1}))
         characters = self._glyphs.class_names
         self.class_names = tuple(f"{character} {motion}" for character in characters for motion in MOTIONS)
@@ -44,11 +44,11 @@ class SeenAndFelt:
         self.scaling = Scaling("none", "none", inputs={IMAGE: None, MOTION: motion})
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: every sample is made on its own."""
+        """A random order; any is fine, since every sample is made on its own."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
-        """Images (B, C, H, W) and motion (B, A, T); `draws` (B, D) change each a little."""
+        """Images (B, C, H, W) and motion (B, A, T); `draws` (B, D) change both a little."""
         felt_BAT = self._motion.signals(indices, draws)
         return self._glyphs.images(indices, draws), torch.from_numpy(felt_BAT)
 

@@ -1,6 +1,6 @@
-"""Tables of samples, in CSV or Parquet: PATH/*, split by us, or PATH/train/*, PATH/val/*, PATH/test/*.
+"""Tables of samples, in CSV or Parquet: PATH/*, split by shares, or PATH/train/*, PATH/val/*, PATH/test/*.
 
-A row is a sample: columns name files of images or sounds, below the table's folder, or have texts or numbers; `label` is the
+A row is a sample: columns name files of images or sounds, below the table's folder, or contain texts or numbers; `label` is the
 class, or several columns are classes of one sample. Legend: B batch, R rows of all tables, V numbers of an input, T words of a
 text, A targets.
 """
@@ -36,7 +36,7 @@ SUFFIXES = (".csv", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A file of R `rows`. files: their names by input, of images and sounds; texts, numbers (R, V): by input.
+    """A file with R `rows`. files: file names of images and sounds, by input; texts, numbers (R, V): by input.
 
     labels (R,): by target, as texts.
     """
@@ -50,9 +50,10 @@ class _Table:
 
 
 class TableSamples:
-    """All rows of all tables: texts and numbers in memory, files decoded when asked for. `learn` is called once, before use.
+    """All rows of all tables: texts and numbers in memory, files decoded on demand. Call `learn` once before use.
 
-    classes: their names by target. targets (R, A): the class of each. heads: numbers of classes. `labels` are of the first one.
+    classes: their names by target. targets (R, A): the class of each target. heads: numbers of classes. `labels` are those of
+    the first target.
     """
 
     notes: tuple[str, ...] = ()
@@ -76,9 +77,9 @@ class TableSamples:
         self.scaling = SCALING
 
     def learn(self, train: np.ndarray) -> None:
-        """Take mean and deviation of all numbers, and the words of all texts, from the samples of training.
+        """Compute mean and deviation of all numbers, and the vocabulary of all texts, from the training samples.
 
-        UserError: no word is there often enough.
+        UserError: no word occurs often enough.
         """
         if self._settings.has_one_image:
             return
@@ -104,14 +105,14 @@ class TableSamples:
         self.scaling = SCALING._replace(inputs=found, vocabulary=vocabulary)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: each image is a file of its own."""
+        """A random order; any is fine, since each image is its own file."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """Images (B, C, H, W), spectrograms of sounds (B, 1, H, W), texts (B, T) and numbers (B, V).
 
-        All images of a sample are cut and flipped alike by `draws`, which change sounds and leave out words, too. An image
-        that is the only input is a tensor by itself, as of other kinds of data.
+        With `draws`, all images of a sample are cut and flipped alike, sounds are changed, and words are left out. An image
+        that is the only input is a single tensor, as for other kinds of data.
         """
         found = tuple(self._input(name, wanted, indices, draws) for name, wanted in self._inputs.items())
         return found[0] if self._settings.has_one_image else found
@@ -141,21 +142,21 @@ class TableSamples:
 
 
 def _classes(names_R: NDArray[np.str_]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The names of classes, and the class of each row; whole numbers are in their order."""
+    """The names of classes, and the class of each row; whole numbers are sorted as numbers."""
     are_numbers = all(WHOLE.fullmatch(name) for name in np.unique(names_R))
     classes, labels_R = np.unique(names_R.astype(np.int64) if are_numbers else names_R, return_inverse=True)
     return tuple(map(str, classes.tolist())), labels_R
 
 
 def _named(classes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The names of all classes; of several targets, `TARGET: CLASS`."""
+    """The names of all classes; for several targets, `TARGET: CLASS`."""
     if len(classes) == 1:
         return next(iter(classes.values()))
     return tuple(f"{target}: {name}" for target, names in classes.items() for name in names)
 
 
 def _numbers_preparation(names: tuple[str, ...], values_RV: NDArray[np.float64]) -> NumbersPreparation:
-    """By mean and deviation of the samples of training."""
+    """The preparation of numbers, by mean and deviation of the training samples."""
     deviation_V = values_RV.std(0)
     return NumbersPreparation(
         names=names,
@@ -166,7 +167,7 @@ def _numbers_preparation(names: tuple[str, ...], values_RV: NDArray[np.float64])
 
 
 def open_table(settings: DataSettings) -> tuple[TableSamples, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: no tables, or a row that is not what it has to be, with its file and number."""
+    """The source and its splits. UserError: no tables, or an invalid row, with its file and number."""
     tables: list[_Table] = []
     splits: dict[str, np.ndarray] = {}
     rows = 0
@@ -197,7 +198,7 @@ def _check(source: TableSamples, splits: Mapping[str, np.ndarray], settings: Dat
 
 
 def _read(file: Path, settings: DataSettings) -> _Table:
-    """UserError: the file cannot be read, or a row is not what it has to be, with its number from 1 on."""
+    """A table. UserError: the file cannot be read, or a row (numbered from 1) is invalid."""
     assert settings.inputs is not None
     where = f"table '{file}'"
     try:
@@ -223,7 +224,7 @@ def _read(file: Path, settings: DataSettings) -> _Table:
 
 
 def _csv(file: Path, settings: DataSettings) -> pyarrow.Table:
-    """Labels, texts and names of files are texts, whatever they look like: 01 is not 1. Texts may have several lines."""
+    """A table from CSV. Labels, texts and file names are read as texts: 01 is not 1. Texts may have several lines."""
     inputs = settings.inputs or {}
     texts = [*(settings.targets or (LABEL,)), *(name for name, wanted in inputs.items() if isinstance(wanted, str))]
     options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pyarrow.string()))

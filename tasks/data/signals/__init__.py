@@ -1,4 +1,4 @@
-"""Sounds and motion with one class each, as spectrograms: synthesised ones, folders of WAV files, and tables of series."""
+"""Sounds and motion with one class each, as spectrograms: synthesised, or from folders of WAV files and tables of series."""
 
 from tasks.data.signals.motion import SynthesisedMotion, open_motion
 from tasks.data.signals.series import SeriesWindows, open_series

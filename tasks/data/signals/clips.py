@@ -16,16 +16,16 @@ from tasks.data.signals.sounds import sound_spectrogram
 from tasks.errors import UserError
 
 LOUDER = 2.0
-"""By so much, or by its inverse, sounds of training are louder at most."""
+"""Largest factor by which training sounds are made louder or softer."""
 
 
 class WavClips:
-    """Files with the sampling rate of the first one, decoded when asked for. spectrogram: of a clip of each."""
+    """Files with the sampling rate of the first one, decoded on demand. spectrogram: of a clip of each file."""
 
     def __init__(self, settings: DataSettings, files: Sequence[Path], names: Sequence[str]) -> None:
         """names: the files in messages, each in quotes, with its row if it has one.
 
-        UserError: one has another sampling rate, or none that is of use.
+        UserError: a file has another sampling rate than the first, or the rate is out of range.
         """
         assert settings.clip_s is not None
         self._files, self._names = files, names
@@ -34,7 +34,7 @@ class WavClips:
         self.spectrogram = sound_spectrogram(rate_hz, round(settings.clip_s * rate_hz), settings.resolution)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Spectrograms (B, 1, H, W) of the middle of each sound; `draws` take another part, and another loudness."""
+        """Spectrograms (B, 1, H, W) of the middle of each sound; `draws` change the part and the loudness."""
         rows = [None] * len(indices) if draws is None else list(draws)
         return torch.from_numpy(np.concatenate(list(self._pool.map(self._one, indices, rows))))
 
@@ -58,11 +58,11 @@ class WavClips:
 
 
 def _read(file: Path, name: str) -> tuple[NDArray[np.float32], int]:
-    """(T,) the sound in [-1, 1], and its sampling rate in Hz. UserError: it cannot be read, or is empty."""
+    """The sound (T,) in [-1, 1], and its sampling rate in Hz. UserError: it cannot be read, or is empty."""
     where, mend = f"sound {name}", "remove or replace it"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of parts of the file that are not the sound
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # for parts of the file other than the sound
             rate_hz, content = wavfile.read(file)
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise UserError(where, f"cannot be decoded ({type(error).__name__})", next_step=mend) from error
@@ -79,7 +79,7 @@ def _read(file: Path, name: str) -> tuple[NDArray[np.float32], int]:
 
 
 def _rate_hz(file: Path, name: str) -> int:
-    """Of the head of a file alone, where that is possible: samples of 24 bits cannot be mapped."""
+    """The sampling rate from the head of a file; files with 24-bit samples cannot be mapped and are read whole."""
     try:
         return int(wavfile.read(file, mmap=True)[0])
     except (OSError, ValueError, EOFError, TypeError):

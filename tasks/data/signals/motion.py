@@ -1,7 +1,7 @@
-"""Motion: what an accelerometer feels in ten kinds of motion, synthesised when asked for; nothing is downloaded or stored.
+"""Motion: signals of an accelerometer in ten kinds of motion, synthesised on demand; nothing is downloaded or stored.
 
-The device lies turned at random by up to 40 degrees, and its sensor adds noise.
-Legend: B batch, A three axes, T samples, D draws.
+The device is turned at random by up to 40 degrees, and its sensor adds noise. Legend: B batch, A three axes, T samples, D
+draws.
 """
 
 import math
@@ -22,7 +22,7 @@ NAMES = tuple(ACTIVITIES)
 FULL_SCALE_G = 4.0
 AXES = 3
 MOST = NUMBERS + AXES + 3
-"""Numbers of a signal: P, an angle for each axis, the start, the noise, and where it is on the tape."""
+"""Numbers of a signal: P, an angle for each axis, the start, the noise, and its place on the tape."""
 NOISE_G = (0.01, 0.15)
 MOST_TURNED = math.radians(40)
 START_S = 10.0
@@ -31,7 +31,7 @@ LEAST_SAMPLES = 16
 
 
 class SynthesisedMotion(SynthesisedSignals):
-    """A tape of noise in memory; signals are made from numbers."""
+    """Synthesised signals, with a tape of noise in memory."""
 
     def __init__(self, settings: DataSettings) -> None:
         assert settings.clip_s is not None
@@ -49,7 +49,7 @@ class SynthesisedMotion(SynthesisedSignals):
         self._tape = np.lib.stride_tricks.sliding_window_view(tape, AXES * samples)
 
     def signals(self, indices_B: np.ndarray, nudges_BD: np.ndarray | None = None) -> NDArray[np.float32]:
-        """(B, A, T) in g. nudges_BD: of the rate, two angles, the start, and the noise's place on the tape."""
+        """Signals (B, A, T) in g. nudges_BD: for the rate, two angles, the start, and the noise's place on the tape."""
         numbers_BM = uniforms(self.seed, indices_B, MOST).T.copy()
         if nudges_BD is not None:
             centred_BD = nudges_BD.astype(np.float32) - np.float32(0.5)
@@ -74,7 +74,7 @@ class SynthesisedMotion(SynthesisedSignals):
 
 
 def _turns(angles_BA: Array) -> Array:
-    """(B, A, A) rotations around the three axes, one after the other."""
+    """Rotations (B, A, A) around the three axes, one after the other."""
     turns_BAA = np.broadcast_to(np.eye(AXES, dtype=np.float32), (len(angles_BA), AXES, AXES))
     for axis in range(AXES):
         one, other = (axis + 1) % AXES, (axis + 2) % AXES

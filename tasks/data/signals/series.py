@@ -1,8 +1,8 @@
-"""Tables of series, in CSV or Parquet: PATH/*, split by us, or PATH/train/*, PATH/val/*, PATH/test/*.
+"""Tables of series, in CSV or Parquet: PATH/*, split by shares, or PATH/train/*, PATH/val/*, PATH/test/*.
 
 Columns: `series` (rows of one recording follow each other), `time_s`, `label`, and one or three channels of numbers. A series
-is cut into windows of `clip_s`, all of which are in one split.
-Legend: B batch, W windows, R rows, S series, C channels, T samples, D draws.
+is cut into windows of `clip_s`, all of which are in one split. Legend: B batch, W windows, R rows, S series, C channels, T
+samples, D draws.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ KEYS = ("series", "time_s", "label")
 SUFFIXES = (".csv", ".parquet")
 COLUMNS = "series, time_s, label, and one or three channels"
 STEP_OFF = 0.1
-"""By so much of it a time step may be another one."""
+"""Share by which a time step may differ from the usual one."""
 RATES_HZ = (0.01, 192_000.0)
 
 
@@ -43,7 +43,7 @@ class _Table:
 
 
 class SeriesWindows:
-    """All windows of all series, in memory as numbers. `series_W`: the number of the series of each window."""
+    """All windows of all series, in memory as numbers. `series_W`: the number of each window's series."""
 
     notes: tuple[str, ...] = ()
 
@@ -74,7 +74,7 @@ class SeriesWindows:
         self.labels = np.searchsorted(self.class_names, labels_S)[self.series_W].astype(np.int64)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: all is in memory."""
+        """A random order; any is fine, since everything is in memory."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -91,7 +91,7 @@ class SeriesWindows:
 
 
 def _read(file: Path) -> _Table:
-    """UserError: the file cannot be read, or a row is not what it has to be, with its number from 1 on."""
+    """A table. UserError: the file cannot be read, or a row (numbered from 1) is invalid."""
     try:
         table = pyarrow.csv.read_csv(file) if file.suffix == ".csv" else pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:
@@ -158,7 +158,7 @@ def _check_labels(file: Path, labels_R: NDArray[np.str_], inside_R: NDArray[np.b
 
 
 def _step_s(file: Path, time_R: NDArray[np.float64], inside_R: NDArray[np.bool_]) -> float:
-    """Between two rows of a series. UserError: the steps differ, or there is none."""
+    """The time step between two rows of a series. UserError: the steps differ, or there is none."""
     rows = np.flatnonzero(inside_R)
     if not len(rows):
         raise UserError(f"series '{file}'", "every series has one row", allowed="several rows of a series in a row")
@@ -185,7 +185,7 @@ def _check_like(first: _Table, table: _Table) -> None:
 
 
 def open_series(settings: DataSettings) -> tuple[SeriesWindows, dict[str, np.ndarray]]:
-    """The source and its splits: of whole series. Raises UserError for an absent or empty folder, or broken tables."""
+    """The source and its splits, by whole series. Raises UserError for a missing or empty folder, or broken tables."""
     tables: list[_Table] = []
     count_of: dict[str, int] = {}
     for split, folder in split_folders(settings).items():

@@ -1,4 +1,4 @@
-"""Kinds of sound events, as waves. Legend: N sounds, T samples, P numbers that a sound follows from, each in [0, 1).
+"""Kinds of sound events, as waves. Legend: N sounds, T samples, P numbers that determine a sound, each in [0, 1).
 
 A wave (N, T) is made from the times (N, T) since its start in seconds, negative before it, and from numbers (N, P).
 """
@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.floating[Any]]
 NUMBERS = 4
-"""P: pitch, and three for what is special to a kind."""
+"""P: pitch, and three for properties of a kind."""
 PARTIALS = (1.0, 2.76, 5.4)
-"""Of a struck bar (Fletcher and Rossing, The Physics of Musical Instruments, 1998, §2.15)."""
+"""Partials of a struck bar (Fletcher and Rossing, The Physics of Musical Instruments, 1998, §2.15)."""
 HARMONICS = 6
 
 
 def between(share_N: Array, low: float, high: float) -> Array:
-    """(N, 1) numbers from `low` to `high`, evenly spread by ratio: as pitches and rates are heard."""
+    """Numbers (N, 1) from `low` to `high`, evenly spread by ratio: as pitches and rates are heard."""
     numbers_N1: Array = np.float32(low) * np.float32(high / low) ** share_N[:, None]
     return numbers_N1
 
 
 def sine(cycles_NT: Array) -> Array:
-    """Of phases in cycles."""
+    """The sine of phases in cycles."""
     wave_NT: Array = np.sin(np.float32(2 * np.pi) * (cycles_NT % 1))
     return wave_NT
 
@@ -35,7 +35,7 @@ def _tone(t_NT: Array, p_NP: Array) -> Array:
 
 
 def _sweep(t_NT: Array, low_N1: Array, octaves: Array | float) -> Array:
-    """A pitch that rises by so many octaves a second."""
+    """A tone whose pitch rises by `octaves` per second."""
     rate = np.float32(np.log(2)) * octaves
     return sine(low_N1 * (np.exp(rate * t_NT) - 1) / rate)
 
@@ -49,14 +49,14 @@ def _falling(t_NT: Array, p_NP: Array) -> Array:
 
 
 def _siren(t_NT: Array, p_NP: Array) -> Array:
-    """Of a pitch that goes up and down."""
+    """A tone whose pitch goes up and down."""
     pitch, rate = between(p_NP[:, 0], 400, 1800), between(p_NP[:, 1], 2, 6)
     swing = between(p_NP[:, 2], 0.12, 0.4) * pitch / rate
     return sine(pitch * t_NT - swing / np.float32(2 * np.pi) * np.cos(np.float32(2 * np.pi) * rate * t_NT))
 
 
 def _tremolo(t_NT: Array, p_NP: Array) -> Array:
-    """Of a loudness that goes up and down."""
+    """A tone whose loudness goes up and down."""
     return _tone(t_NT, p_NP) * (1 + sine(between(p_NP[:, 1], 4, 12) * t_NT)) / 2
 
 
@@ -65,7 +65,7 @@ def _beeps(t_NT: Array, p_NP: Array) -> Array:
 
 
 def _bell(t_NT: Array, p_NP: Array) -> Array:
-    """Of partials that fade, the higher ones sooner."""
+    """Partials that fade, the higher ones sooner."""
     pitch, fading = between(p_NP[:, 0], 250, 1200), between(p_NP[:, 1], 3, 9)
     since_NT = np.maximum(t_NT, 0)
     parts = (sine(pitch * ratio * t_NT) * np.exp(-fading * ratio**0.5 * since_NT) / ratio**0.5 for ratio in PARTIALS)
@@ -73,13 +73,13 @@ def _bell(t_NT: Array, p_NP: Array) -> Array:
 
 
 def _buzz(t_NT: Array, p_NP: Array) -> Array:
-    """Of all harmonics."""
+    """All harmonics of a pitch."""
     pitch = between(p_NP[:, 0], 90, 400)
     return np.add.reduce([sine(pitch * number * t_NT) / number for number in range(1, HARMONICS + 1)])
 
 
 def _hollow(t_NT: Array, p_NP: Array) -> Array:
-    """Of the odd harmonics alone."""
+    """Only the odd harmonics of a pitch."""
     pitch = between(p_NP[:, 0], 90, 400)
     return np.add.reduce([sine(pitch * number * t_NT) / number for number in range(1, 2 * HARMONICS, 2)])
 

@@ -1,7 +1,7 @@
-"""Sounds: events of ten kinds, synthesised when asked for, as many as wanted; nothing is downloaded or stored.
+"""Sounds: events of ten kinds, synthesised on demand, in any number; nothing is downloaded or stored.
 
-A sound is an event with a start, a length, a pitch and a loudness at random, over a fainter event of any kind, in noise that
-is from 20 dB softer to 5 dB louder than the event. Legend: B batch, T samples, D draws, P numbers of an event.
+A sound is an event with a random start, length, pitch and loudness, over a fainter event of any kind, in noise that is from 20
+dB softer to 5 dB louder than the event. Legend: B batch, T samples, D draws, P numbers of an event.
 """
 
 import numpy as np
@@ -20,22 +20,22 @@ NAMES = tuple(EVENTS)
 OF_EVENT = NUMBERS + 3
 """Numbers of an event: P, and its start, length and loudness."""
 MOST = 2 * OF_EVENT + 3
-"""And the kind of the fainter event, the loudness of the noise, and where it starts on the tape."""
+"""Numbers of a sound: two events, the kind of the fainter one, the loudness of the noise, and its start on the tape."""
 NOISE_DB, FAINTER_DB, LOUDEST = (-20.0, 5.0), (-20.0, -6.0), (0.05, 0.5)
-"""Beside the event: the noise, and the fainter event. Amplitude of the event."""
+"""Relative to the event: the noise, and the fainter event. Then the event's amplitude."""
 EDGE_S = 0.02
-"""An event fades in and out."""
+"""Time in which an event fades in, and out."""
 TAPE_S = 20
 
 
 def sound_spectrogram(sampling_rate_hz: int, samples: int, bands: int) -> Spectrogram:
-    """That of sounds in [-1, 1]."""
+    """The spectrogram of sounds in [-1, 1]."""
     window = window_samples(SOUND_WINDOW_S, sampling_rate_hz, samples)
     return Spectrogram(sampling_rate_hz=sampling_rate_hz, samples=samples, window=window, bands=bands)
 
 
 class SynthesisedSounds(SynthesisedSignals):
-    """A tape of noise in memory; sounds are made from numbers."""
+    """Synthesised sounds, with a tape of noise in memory."""
 
     def __init__(self, settings: DataSettings) -> None:
         assert settings.clip_s is not None
@@ -47,7 +47,7 @@ class SynthesisedSounds(SynthesisedSignals):
         self._tape = tape / tape.std()
 
     def signals(self, indices_B: np.ndarray, nudges_BD: np.ndarray | None = None) -> NDArray[np.float32]:
-        """(B, 1, T) in [-1, 1]. nudges_BD: of pitch, start, length, loudness, and the noise's place on the tape."""
+        """Sounds (B, 1, T) in [-1, 1]. nudges_BD: for pitch, start, length, loudness, and the noise's place on the tape."""
         numbers_BM = uniforms(self.seed, indices_B, MOST).T.copy()
         kind_B, noise_B, start_B = numbers_BM[:, 2 * OF_EVENT :].T
         if nudges_BD is not None:
@@ -68,7 +68,7 @@ class SynthesisedSounds(SynthesisedSignals):
         return np.clip(loud_B[:, None] * mixed_BT, -1, 1).astype(np.float32)[:, None]
 
     def _events(self, labels_B: np.ndarray, numbers_BP: Array) -> Array:
-        """(B, T) events of classes, as loud as each other: their mean power is 1/2 while they sound."""
+        """Events of classes (B, T), equally loud: their mean power is 1/2 while they sound."""
         start_B, length_B = numbers_BP[:, NUMBERS], numbers_BP[:, NUMBERS + 1]
         length_B = self._clip_s * (0.4 + 0.4 * length_B)
         start_B = start_B * (self._clip_s - length_B)

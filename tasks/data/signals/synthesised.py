@@ -1,4 +1,4 @@
-"""What kinds of synthesised signals share. Legend: N classes, B batch, C channels, T samples, D draws."""
+"""The common part of synthesised signals. Legend: N classes, B batch, C channels, T samples, D draws."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ PIECE = 16
 
 
 class SynthesisedSignals:
-    """Signals that follow from the seed and their number; the classes take turns. A kind adds how they are made."""
+    """Signals that follow from the seed and their number; the classes take turns. Subclasses make the signals."""
 
     notes: tuple[str, ...] = ()
 
@@ -36,10 +36,10 @@ class SynthesisedSignals:
 
     @abstractmethod
     def signals(self, indices_B: np.ndarray, nudges_BD: np.ndarray | None = None) -> NDArray[np.float32]:
-        """(B, C, T). nudges_BD: changes in [0, 1), of which 0.5 changes nothing."""
+        """Signals (B, C, T). nudges_BD: changes in [0, 1); 0.5 changes nothing."""
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: every signal is made on its own."""
+        """A random order; any is fine, since every signal is made on its own."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -55,5 +55,5 @@ Signals = TypeVar("Signals", bound=SynthesisedSignals)
 
 
 def with_splits(source: Signals, settings: DataSettings) -> tuple[Signals, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. Raises UserError for too few signals to have each class in all."""
+    """The source and its splits, by shares and stratified. UserError: too few signals to have each class in all splits."""
     return source, complete_splits({"train": np.arange(settings.images)}, source, settings)

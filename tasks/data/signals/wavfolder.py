@@ -15,7 +15,7 @@ SUFFIXES = (".wav", ".wave")
 
 
 class WavFolder:
-    """The files of all splits, decoded when asked for."""
+    """The files of all splits, decoded on demand."""
 
     notes: tuple[str, ...] = ()
 
@@ -27,16 +27,16 @@ class WavFolder:
         self.scaling = Scaling("none", "none", self.spectrogram)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: each sound is a file of its own."""
+        """A random order; any is fine, since each sound is its own file."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Spectrograms (B, 1, H, W) of the middle of each sound; `draws` take another part, and another loudness."""
+        """Spectrograms (B, 1, H, W) of the middle of each sound; `draws` change the part and the loudness."""
         return self._clips.images(indices, draws)
 
 
 def open_wavfolder(settings: DataSettings) -> tuple[WavFolder, dict[str, np.ndarray]]:
-    """The source and its splits. Raises UserError for an absent or empty folder, classes that differ, or a broken file."""
+    """The source and its splits. UserError: a missing or empty folder, classes that differ, or a broken file."""
     found = class_files(settings, "sounds", SUFFIXES)
     source = WavFolder(settings, found.files, found.labels, found.class_names)
     return source, complete_splits(found.splits, source, settings)

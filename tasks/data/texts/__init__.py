@@ -1,4 +1,4 @@
-"""Texts with one class each, or with one for each word, as numbers of words: sentences of a grammar, and JSON lines."""
+"""Texts with one class each, or one class per word, as numbers of words: sentences of a grammar, and JSON lines."""
 
 from tasks.data.texts.jsonl import open_jsonl
 from tasks.data.texts.sentences import open_sentences

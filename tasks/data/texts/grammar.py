@@ -1,8 +1,8 @@
-"""A context-free grammar of short opinions in six classes, and their noise. Legend: a rule is one way to write a symbol.
+"""A context-free grammar of short opinions in six classes, with noise. Legend: a rule is one way to write a symbol.
 
-The class is a property of the sentence. Each clause is good or bad by its adjective and by whether that is negated. Of two
-clauses the main one counts more, and connectives say which that is: "although A, B" and "B although A" both mean B. So no
-single word tells the class, and neither does the set of words alone.
+The class is a property of the sentence. Each clause is good or bad by its adjective and its negation. Of two clauses the main
+one counts more, and connectives mark it: "although A, B" and "B although A" both mean B. Therefore neither a single word nor
+the set of words determines the class.
 """
 
 import numpy as np
@@ -44,14 +44,14 @@ RULES: dict[str, tuple[str, ...]] = {
     "PLEASANT": ("good", "great", "warm", "clean", "quiet", "friendly", "fresh", "cheap", "bright", "nice"),
     "UNPLEASANT": ("bad", "awful", "cold", "dirty", "loud", "rude", "stale", "expensive", "dark", "poor"),
 }
-"""Symbol -> its rules; what is no symbol is a word. Classes are symbols, too."""
+"""Symbol -> its rules; everything else is a word. Classes are symbols, too."""
 CLASSES = ("praise", "complaint", "relief", "regret", "wish", "doubt")
 TAGS = ("other", "thing", "place", "time", "good", "bad", "wished")
-"""Classes of words. An adjective is good, bad or wished as its clause is: the pleasant one of "not pleasant" is bad."""
+"""Classes of words. An adjective is good, bad or wished like its clause: "pleasant" in "not pleasant" is bad."""
 _TAG_OF = {"NOUN": "thing", "PLACE": "place", "DAY": "time"}
 _CLAUSES = {"GOOD": "good", "BAD": "bad", "WISHED": "wished"}
 LOST, MISSPELT = 0.01, 0.02
-"""Shares of the words that are left out, and that lack a letter."""
+"""Share of the words that are left out, and share that lack a letter."""
 
 
 def sentence(name: str, rng: np.random.Generator) -> str:
@@ -60,13 +60,13 @@ def sentence(name: str, rng: np.random.Generator) -> str:
 
 
 def tagged_sentence(name: str, rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """The words of such a sentence, and the tag of each."""
+    """The words of a sentence of a class with its noise, and the tag of each."""
     noisy = [(_noisy(word, rng), tag) for word, tag in _derived(name.upper(), rng)]
     return [word for word, _ in noisy if word], [tag for word, tag in noisy if word]
 
 
 def _derived(symbol: str, rng: np.random.Generator, clause: str = "", tag: str = TAGS[0]) -> list[tuple[str, str]]:
-    """Words with their tags. clause: what adjectives are here. tag: of the symbol that this one is of."""
+    """Words with their tags. clause: the tag of adjectives here. tag: of the parent symbol."""
     if symbol not in RULES:
         return [(symbol, tag)]
     clause = _CLAUSES.get(symbol, clause)

@@ -1,4 +1,4 @@
-"""Files with a JSON object in each line, of a text and its class, or the class of each word.
+"""Files with a JSON object per line: a text and its class, or the class of each word.
 
 They are PATH/*.jsonl, or in folders train, val and test.
 """
@@ -20,9 +20,9 @@ from tasks.errors import UserError, shortened
 Read = TypeVar("Read")
 SUFFIX = ".jsonl"
 MOST_BYTES = 2 << 30
-"""Of all files together: texts are held in memory."""
+"""Limit of all files together: texts are held in memory."""
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-"""JSON can spell it, and no file in UTF-8 can have it."""
+"""A lone surrogate: valid in JSON, but impossible in a UTF-8 file."""
 
 
 class _Row(NamedTuple):
@@ -50,7 +50,7 @@ def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray
 
 
 def tagged_rows(settings: DataSettings) -> tuple[list[Tagged], dict[str, np.ndarray]]:
-    """All texts with the classes of their words, and which are of splits with folders of their own.
+    """All texts with the classes of their words, and the texts of each split that has its own folder.
 
     UserError as `open_jsonl`.
     """
@@ -60,7 +60,7 @@ def tagged_rows(settings: DataSettings) -> tuple[list[Tagged], dict[str, np.ndar
 def _read(
     settings: DataSettings, read: Callable[[str, TextFields], Read], allowed: str
 ) -> tuple[list[Read], dict[str, np.ndarray]]:
-    """All lines, and which are of splits with folders of their own. allowed: what the label of a text is."""
+    """All lines, and the lines of each split that has its own folder. allowed: the form of a text's label."""
     assert settings.fields is not None
     rows: list[Read] = []
     splits: dict[str, np.ndarray] = {}
@@ -72,13 +72,13 @@ def _read(
 
 
 def _names(labels: set[str | int]) -> list[str]:
-    """Of the classes: whole numbers by their size where all labels are some, else by the alphabet."""
+    """Names of the classes: sorted as whole numbers if all labels are whole numbers, else alphabetically."""
     whole = sorted(label for label in labels if isinstance(label, int))
     return list(map(str, whole)) if len(whole) == len(labels) else sorted(set(map(str, labels)))
 
 
 def _files(settings: DataSettings) -> dict[str, list[Path]]:
-    """The files of each split that has a folder of its own."""
+    """The files of each split that has its own folder."""
     found: dict[str, list[Path]] = {}
     for split, folder in split_folders(settings).items():
         found[split] = sorted(file for file in folder.iterdir() if file.suffix == SUFFIX)
@@ -94,7 +94,7 @@ def _files(settings: DataSettings) -> dict[str, list[Path]]:
 
 
 def _bytes(file: Path) -> int:
-    """Of a file. UserError: there is none, as behind a link to nothing."""
+    """Bytes of a file. UserError: it cannot be read, e.g. a broken link."""
     try:
         return file.stat().st_size
     except OSError as error:
@@ -102,9 +102,9 @@ def _bytes(file: Path) -> int:
 
 
 def _rows(file: Path, fields: TextFields, read: Callable[[str, TextFields], Read], allowed: str) -> Iterator[Read]:
-    """The lines of a file; empty lines count, and are passed over. UserError: a line is not what it has to be.
+    """The lines of a file; empty lines are counted but skipped. UserError: a line is invalid.
 
-    allowed: what the label of a text is.
+    allowed: the form of a text's label.
     """
     number = 0
     try:
@@ -133,7 +133,7 @@ def _checked(
 
 
 class _BrokenLine(Exception):
-    """What is wrong with a line."""
+    """The fault of a line."""
 
 
 def _tagged_row(line: str, fields: TextFields) -> Tagged:
@@ -162,7 +162,7 @@ def _check_characters(*values: tuple[str, str | int]) -> None:
 
 
 def _fields(line: str, fields: TextFields) -> tuple[str, Any]:
-    """The text of a line, which has words, and its label, whatever that is."""
+    """The text of a line, which has words, and its unchecked label."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ from tasks.problems.tagging import IGNORED
 
 
 class TaggedTexts(TextSource):
-    """Texts whose words have classes, of which `class_names` are the names; the source of `TextSource` has the texts."""
+    """Texts whose words have classes, named by `class_names`; the base class holds the texts."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class TaggedTexts(TextSource):
         tags: Sequence[Sequence[str]],
         names: Sequence[str],
     ) -> None:
-        """labels (N,): by which texts are split alike. tags: of each word of each text."""
+        """labels (N,): by which texts are stratified. tags: for each word of each text."""
         super().__init__(settings, texts, labels, names)
         numbers = {name: number for number, name in enumerate(names)}
         self.tags_NT = np.full((len(texts), settings.resolution), IGNORED, np.int64)

@@ -23,7 +23,7 @@ from tasks.data.source import Scaling
 from tasks.errors import UserError
 
 WORD_DROPOUT = 0.02
-"""Share of the words of an augmented text that become `UNKNOWN`, so that networks learn to do without them."""
+"""Share of the words in augmented texts that become `UNKNOWN`, so that networks learn to do without them."""
 DRAW_LEVELS = 1 << 24
 Tokens = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class TextSource:
         self.scaling = Scaling("none", "none")
 
     def learn_words(self, indices: np.ndarray, settings: DataSettings) -> None:
-        """Make the vocabulary of the texts of the training split. UserError: no word is there often enough."""
+        """Make the vocabulary from the texts of the training split. UserError: no word occurs often enough."""
         assert settings.vocabulary is not None
         self.vocabulary = vocabulary_of([self.texts[index] for index in indices], settings)
         self.scaling = Scaling("none", "none", vocabulary=self.vocabulary)
@@ -50,7 +50,7 @@ class TextSource:
         self.notes = told_longer(self.texts, self._length)
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: all is in memory."""
+        """A random order; any is fine, since everything is in memory."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -59,7 +59,7 @@ class TextSource:
 
 
 def augmented(x_BT: Tokens, draws_BD: np.ndarray | None) -> torch.Tensor:
-    """Numbers of words, of which those become `UNKNOWN` that `draws_BD` leave out; None: as they are."""
+    """Numbers of words; `draws_BD` replace some with `UNKNOWN`; None: no change."""
     if draws_BD is not None:
         drawn_B = (draws_BD[:, 0] * DRAW_LEVELS).astype(np.int64)
         dropped_BT = uniforms(0, drawn_B, x_BT.shape[1]).T < WORD_DROPOUT
@@ -68,21 +68,23 @@ def augmented(x_BT: Tokens, draws_BD: np.ndarray | None) -> torch.Tensor:
 
 
 def told_longer(texts: Sequence[str], length: int) -> tuple[str, ...]:
-    """A line on how many texts have more words and are cut; nothing where none has."""
+    """A line on the share of texts with more words, which are cut; () if none has more."""
     longer = float(np.mean([len(words_of(text)) > length for text in texts]))
     return (f"data: {longer:.1%} of the texts have more than {length} words and are cut",) if longer else ()
 
 
 def text_preparation(vocabulary: Vocabulary, length: int, size: int) -> TextPreparation:
-    """Of texts of `length` words, of which a network takes the first `size`; all fields are set, and so are stored."""
+    """The preparation of texts of `length` words, of which a network takes the first `size`; all fields are set, and so
+    stored.
+    """
     words = {"words": vocabulary.size, "length": length, "size": (size,)}
     return TextPreparation.model_validate({"layout": "NT", "vocabulary": VOCABULARY_FILE, **words})
 
 
 def vocabulary_of(texts: Sequence[str], settings: DataSettings) -> Vocabulary:
-    """The most frequent words of texts, words of one frequency by the alphabet; none of more than `LONGEST_WORD` characters.
+    """The most frequent words of texts, ties in alphabetical order; without words of more than `LONGEST_WORD` characters.
 
-    UserError: none is there `settings.vocabulary.least_count` times.
+    UserError: no word occurs `settings.vocabulary.least_count` times.
     """
     wanted = settings.vocabulary
     assert wanted is not None

@@ -1,4 +1,4 @@
-"""Accuracy of SubNets, each with its own BatchNorm statistics, taken from training images, never shared."""
+"""Accuracy of SubNets, each with its own BatchNorm statistics, computed from training images, never shared."""
 
 from tasks.evaluation.subnets.images import (
     UPDATE_SECONDS,

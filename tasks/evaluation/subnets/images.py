@@ -1,4 +1,4 @@
-"""What SubNets are evaluated on, and what evaluates them elsewhere: in another precision, or in other processes.
+"""Images for evaluating SubNets, and interfaces for evaluation in another precision or in other processes.
 
 Legend: B batch, C channels, H height, W width.
 """
@@ -28,7 +28,7 @@ UPDATE_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _Cache:
-    """Resized images while there is room for them."""
+    """Resized images, as long as there is room for them."""
 
     left_bytes: float
     batches: dict[tuple[Dataset, bool, Size, int], list[Batch]] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class OtherPrecision(Protocol):
 
     @property
     def key(self) -> Mapping[str, bool | str]:
-        """The facts besides the images that its accuracies depend on."""
+        """Facts besides the images on which its accuracies depend."""
         ...
 
     def accuracy(self, net: Any, config: Config, statistics: Statistics, data: "EvaluationData") -> Accuracy:
-        """Accuracy of one SubNet with its BatchNorm statistics. Threads call it side by side."""
+        """Accuracy of one SubNet with its BatchNorm statistics. Threads call it concurrently."""
         ...
 
 
@@ -70,10 +70,10 @@ class EvaluationWorkers(Protocol):
     def evaluated(
         self, net: Any, configs: Mapping[str, Config], data: "EvaluationData"
     ) -> Generator[FinishedSubNets, None, None]:
-        """SubNets of `configs` (by digest) as they are finished, in any order; of a SuperNet that was loaded from a folder.
+        """SubNets of `configs` (by digest) as they are finished, in any order; the SuperNet was loaded from a folder.
 
-        Something comes at least each `UPDATE_SECONDS`. Threads call it side by side. What is not finished when the generator is
-        closed is given up.
+        A result comes at least every `UPDATE_SECONDS`. Threads call it concurrently. Closing the generator abandons unfinished
+        SubNets.
         """
         ...
 
@@ -81,12 +81,10 @@ class EvaluationWorkers(Protocol):
 class EvaluationData:
     """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
 
-    At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; what does not fit is
-    read or resized anew each time. BatchNorm statistics are kept, too: `known`.
-    dtype: of the images.
-    features_mib: what may be kept of the features that SubNets share while they are evaluated together.
-    precision: in which `accuracies` evaluates SubNets; None: torch does.
-    workers: the processes in which `accuracies` evaluates SubNets of a SuperNet with a folder; None: in this one.
+    At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; others are read or resized anew each
+    time. BatchNorm statistics are kept, too, in `known`. dtype: of the images. features_mib: limit for features that SubNets
+    share while they are evaluated together. precision: in which `accuracies` evaluates SubNets; None: torch's. workers:
+    processes in which `accuracies` evaluates SubNets of a SuperNet with a folder; None: this process.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class EvaluationData:
 
     @property
     def tells_confusions(self) -> bool:
-        """Whether accuracies have a confusion matrix: those of the test split, on which few networks are evaluated."""
+        """Whether accuracies have a confusion matrix: only on the test split, on which few networks are evaluated."""
         return self._dataset.split == "test"
 
     @property
@@ -141,7 +139,7 @@ class EvaluationData:
 
     @property
     def recipe(self) -> EvaluationRecipe:
-        """The settings by which another process loads these images; of splits as `load_splits` makes them."""
+        """Settings with which another process loads these images; only for splits from `load_splits`."""
         split = self._dataset.split
         assert split is not None
         assert (self._train.split, self._train.settings) == ("train", self._dataset.settings)
@@ -158,7 +156,7 @@ class EvaluationData:
         )
 
     def of(self, dataset: Dataset, *, limited: bool = True) -> "EvaluationData":
-        """Other images to evaluate on, with the same training images and statistics. limited: as many images as here."""
+        """Other images to evaluate on, with the same training images and statistics. limited: with the same limit."""
         other = copy.copy(self)
         other._dataset = dataset
         other._limit = self._limit if limited else None
@@ -175,7 +173,7 @@ class EvaluationData:
         return self._resized(False, size)
 
     def calibration(self, size: Size) -> Iterable[Any]:
-        """Training samples in a size, x of their batches: shuffled once and for all, not augmented."""
+        """Training samples in a size (x of their batches), shuffled in a fixed order, not augmented."""
         return (x_BCHW for x_BCHW, _ in self._resized(True, size))
 
     def _resized(self, calibration: bool, size: Size) -> Iterable[Batch]:

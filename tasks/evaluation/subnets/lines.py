@@ -1,4 +1,4 @@
-"""Accuracies of many SubNets, each written down as soon as it is known, here and in the store that stages share."""
+"""Accuracies of many SubNets, each written as soon as it is known, here and in the store that stages share."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,11 +17,11 @@ from tasks.progress import Progress
 def accuracy_lines(
     store: SubNetStore, supernet: Path, split: str, data: EvaluationData, own: Path, progress: Progress
 ) -> SubNetLines:
-    """Accuracies of SubNets of the SuperNet in a folder on a split: a stage's own lines, and those in the store."""
+    """Accuracies of a SuperNet's SubNets on a split: a stage's own lines, and those in the store. supernet: its folder."""
     other = {} if data.precision is None else data.precision.key
     judged = {} if (metric := other_metric(data.problem)) is None else {"metric": metric}
     key = {"measured": "accuracy", "supernet": digest_of(supernet), "split": split, **data.counts, **other, **judged}
-    key["largest"] = "stored statistics"  # until 0.16 they were taken anew, too
+    key["largest"] = "stored statistics"  # until 0.16 they were computed anew, too
     return SubNetLines(own, "digest", store.open(key, progress))
 
 
@@ -39,14 +39,14 @@ def accuracies(
     name: str = "accuracy",
     known: dict[str, Accuracy] | None = None,
 ) -> list[Accuracy]:
-    """Accuracy of each SubNet, in order, as `accuracy` gives it, or in the precision of `data`.
+    """Accuracy of each SubNet, in order, as from `accuracy`, or in the precision of `data`.
 
-    Each is written to `file`; a second call goes on.
-    known: what the file has, by digest, where the caller keeps that; new ones are added.
+    Each is written to `file`; a second call continues. known: the content of the file by digest, if the caller keeps it; new
+    accuracies are added.
 
-    SubNets that have their first steps in common are evaluated together (`tailor_ir.subnets.prefixes`), a group at a time
-    and all of it on each batch. On a CPU groups are evaluated side by side, one thread each: small networks gain nothing from
-    several threads. With `data.workers` other processes evaluate the groups.
+    SubNets with common first steps are evaluated together (`tailor_ir.subnets.prefixes`), a group at a time and all of it on
+    each batch. On a CPU groups run concurrently, with one thread each: small networks gain nothing from several threads. With
+    `data.workers` other processes evaluate the groups.
     """
     lines = file if isinstance(file, SubNetLines) else SubNetLines(file, "digest")
     digests = [net.space.digest(config) for config in configs]
@@ -62,6 +62,6 @@ def accuracies(
                 known[digest] = one
                 lines.append(one.line(digest, missing[digest]))
                 bar.advance()
-            bar.advance(0)  # ends the work where the run was interrupted
+            bar.advance(0)  # ends the work if the run was interrupted
             bar.note(note)
     return [known[digest] for digest in digests]

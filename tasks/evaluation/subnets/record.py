@@ -28,9 +28,9 @@ class EvaluatedLine(TypedDict):
 class Accuracy(NamedTuple):
     """Correct answers for `total` images, and the mean loss.
 
-    correct: as many as are classified correctly; where answers are more or less good, `total` times the learning problem's
-    score (`tasks.problems.Tallied`). hits: which are classified correctly, bits in base64. scores: those of single images
-    in other problems, float16 in base64. confusion: samples by class (rows) and answer (columns), (K, K); None: not kept.
+    correct: number of correctly classified images; if answers are graded, `total` times the learning problem's score
+    (`tasks.problems.Tallied`). hits: whether each image is classified correctly, bits in base64. scores: of single images in
+    other problems, float16 in base64. confusion: samples by class (rows) and answer (columns), (K, K); None: not kept.
     """
 
     correct: float
@@ -48,7 +48,7 @@ class Accuracy(NamedTuple):
 
     @classmethod
     def tallied(cls, found: Tallied, *, confusions: bool = False) -> "Accuracy":
-        """The accuracy of a network whose answers are tallied. confusions: whether `confusion` is kept."""
+        """The accuracy from tallied answers of a network. confusions: whether `confusion` is kept."""
         total, confusion = len(found.each_N), confusion_of(found) if confusions else None
         if found.each_N.dtype == np.bool_:
             right_N = found.each_N.astype(np.bool_)
@@ -58,7 +58,7 @@ class Accuracy(NamedTuple):
         return cls(found.score * total, total, found.loss, scores=scores, confusion=confusion)
 
     def line(self, digest: str, config: Config) -> EvaluatedLine:
-        """The accuracy of a SubNet, as a file has it."""
+        """The accuracy of a SubNet as a line of a file."""
         line = EvaluatedLine(
             digest=digest, config=config, correct=self.correct, total=self.total, loss=self.loss, hits=self.hits
         )
@@ -77,7 +77,7 @@ class Accuracy(NamedTuple):
 
     @property
     def each(self) -> NDArray[np.float64]:
-        """The score of each image alone (total,), in [0, 1]: 1 and 0 where it is classified."""
+        """The score of each single image (total,), in [0, 1]; 1 or 0 in classification."""
         if not self.scores:
             return self.right.astype(np.float64)
         found = np.frombuffer(base64.b64decode(self.scores), "<f2").astype(np.float64)

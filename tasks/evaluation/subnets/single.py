@@ -1,4 +1,4 @@
-"""One network after the other: its answers, its accuracy, and its BatchNorm statistics.
+"""Single networks: their answers, accuracy, and BatchNorm statistics.
 
 Legend: B batch, C channels, H height, W width, K classes.
 """
@@ -24,7 +24,7 @@ def tallied(
     batches: Iterable[Batch],
     problem: LearningProblem = CLASSIFICATION,
 ) -> Tallied:
-    """How good the answers of `forward` are (x_BCHW, or each of several inputs -> raw outputs, such as logits_BK)."""
+    """Tally of the answers of `forward` (x_BCHW, or each of several inputs -> raw outputs, such as logits_BK)."""
     tally = problem.tally()
     for x_BCHW, target in batches:
         tally.add(answers(forward, x_BCHW), target)
@@ -47,7 +47,7 @@ def evaluated(forward: Callable[..., torch.Tensor], size: Size, data: Evaluation
 
 
 def known_statistics(net: Any, config: Config, data: EvaluationData) -> Statistics | None:
-    """BatchNorm statistics of a SubNet that need not be taken from training images any more."""
+    """BatchNorm statistics of a SubNet if they are known without training images; else None."""
     own: Statistics | None = net.own_statistics(config)
     return data.known.get(net.elastic, net.space.digest(config)) if own is None else own
 
@@ -67,7 +67,7 @@ def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
 
 
 def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
-    """Accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
+    """Accuracy of one SubNet with recalibrated BatchNorm; the stored statistics do not change."""
     net.elastic.activate(config, statistics_of(net, config, data))
     net.elastic.eval()
     return evaluated(net.elastic, net.input_size(config), data)
@@ -75,7 +75,7 @@ def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
 
 def recalibrate_module(module: nn.Module, batches: Iterable[Inputs]) -> None:
     """Set BatchNorm statistics of an ordinary network to the mean over `batches`; leaves it in eval mode."""
-    torch.optim.swa_utils.update_bn(((x,) for x in batches), _OfBatch(module))  # it takes the first of a tuple
+    torch.optim.swa_utils.update_bn(((x,) for x in batches), _OfBatch(module))  # update_bn takes the first of a tuple
     module.eval()
 
 
@@ -87,5 +87,5 @@ class _OfBatch(nn.Module):
         self.network = network
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        """Its answers."""
+        """The network's answers."""
         return answers(self.network, x)

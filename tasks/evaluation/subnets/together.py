@@ -1,4 +1,4 @@
-"""Groups of SubNets that have their first steps in common, evaluated together in threads of this process.
+"""Groups of SubNets with common first steps, evaluated together in threads of this process.
 
 Legend: B batch, C channels, H height, W width.
 """
@@ -23,7 +23,7 @@ from tasks.evaluation.subnets.single import known_statistics
 
 Item = TypeVar("Item")
 MOST_TOGETHER = 32
-"""SubNets that are evaluated together, and so that a killed run loses at most; more would share little more."""
+"""Most SubNets that are evaluated together, and so lost with a killed run; larger groups would share little more."""
 
 
 def evaluated_here(
@@ -49,7 +49,7 @@ def evaluated_here(
 def evaluate_together(
     net: Any, configs: Sequence[Config], data: EvaluationData, each_batch: Callable[[], None] | None = None
 ) -> list[Accuracy]:
-    """Accuracy of each SubNet of one resolution, in order, as `accuracies` gives it; here and now, in this thread.
+    """Accuracy of each SubNet of one resolution, in order, as from `accuracies`; runs in this thread.
 
     each_batch: called before each batch of images.
     """
@@ -57,7 +57,7 @@ def evaluate_together(
 
 
 def pieces_of(net: Any, configs: Mapping[str, Config], data: EvaluationData, workers: int) -> list[list[str]]:
-    """Digests of SubNets to evaluate together, for so many workers, those with most work first; in another precision alone."""
+    """Digests of SubNets to evaluate together, for `workers`, those with most work first; one by one in another precision."""
     digests = list(configs)
     if data.precision is not None:
         return [[digest] for digest in digests]
@@ -107,7 +107,7 @@ class _Work:
         return [found[digest] or {} for digest in digests]
 
     def _together(self, configs: Sequence[Config]) -> Prefixes:
-        with self._lock:  # the network makes what is needed for a SubNet when it is first asked for it
+        with self._lock:  # the network makes parts of a SubNet on first request
             return Prefixes(self.net.elastic, configs, self.kept_mib)
 
     def _counted(self, batches: Iterable[Item]) -> Iterator[Item]:
@@ -123,7 +123,7 @@ class _Work:
 
 @contextmanager
 def _pool(device: torch.device, count: int) -> Iterator[tuple[ThreadPoolExecutor, int]]:
-    """Worker threads for so many SubNets, and how many; torch's own threads are divided among them."""
+    """Worker threads for `count` SubNets, and their number; torch's own threads are divided among them."""
     workers = 1 if device.type != "cpu" else max(1, min(len(os.sched_getaffinity(0)), count))
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // workers))

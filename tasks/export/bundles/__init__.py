@@ -1,4 +1,4 @@
-"""Bundles: all winners of a device in one folder, to switch between at run time (`adaptive_runtime.bundles`)."""
+"""Bundles: all winners of a device in one folder, for switching between them at run time (`adaptive_runtime.bundles`)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What SubNets of a bundle need to adapt their BatchNorm statistics on the device.
+"""Files by which SubNets of a bundle adapt their BatchNorm statistics on the device.
 
 Legend: N images, A labelled images, C channels, H height, W width, K classes.
 """
@@ -29,24 +29,24 @@ from tasks.export.settings import Settings
 
 SOURCE_IMAGES_FILE = "source_images.npz"
 LABELLED, USUAL = 64, 256
-"""Images with labels that the bundle has, and others that tell what is usual, at most."""
+"""The most images with labels in the bundle, and the most further images that represent usual input."""
 FEWEST_USUAL = 64
 DRAWING = 0
-"""Seed of the drawing of images."""
+"""Seed for drawing the images."""
 NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 def require_adaptable(settings: Settings, net: SuperNet) -> None:
-    """UserError where SubNets are to adapt and have no BatchNorm."""
+    """UserError if SubNets shall adapt but have no BatchNorm."""
     if settings.adaptable and not any(isinstance(layer, NORMS) for layer in net.build(net.max_config).modules()):
         got = "true, but the network has no BatchNorm: there is nothing to adapt by statistics"
         raise UserError("export.adaptable", got, allowed="false", next_step="export without it")
 
 
 def labelled_images(images: EvaluationData, size: tuple[int, int], count: int) -> tuple[Images, NDArray[np.int64]]:
-    """Images (N, C, H, W) in a size, drawn at random, always the same ones in the same order, and their labels.
+    """Images (N, C, H, W) in a size, drawn at random but always the same in the same order, and their labels.
 
-    Data sets are often sorted by class: their first images would tell what is usual for one class.
+    Data sets are often sorted by class: their first images would represent one class only.
     """
     chosen = np.random.default_rng(DRAWING).permutation(images.counts["images"])[:count]
     found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -61,7 +61,7 @@ def labelled_images(images: EvaluationData, size: tuple[int, int], count: int) -
 
 
 def write_source_images(images: EvaluationData, prepared: ImagePreparation, folder: Path) -> None:
-    """Write labelled images for all SubNets. UserError: there are too few."""
+    """Write labelled images for all SubNets. UserError if there are too few."""
     size = (prepared.resolution, prepared.resolution)
     x_ACHW, label_A = labelled_images(images, size, LABELLED)
     if len(x_ACHW) < FEWEST_LABELLED:
@@ -70,9 +70,9 @@ def write_source_images(images: EvaluationData, prepared: ImagePreparation, fold
 
 
 def usual_images(images: EvaluationData, size: tuple[int, int]) -> Images:
-    """Images (N, C, H, W) that tell what is usual for a SubNet; those with labels are not among them, where there are others.
+    """Images (N, C, H, W) that represent usual input of a SubNet; labelled images are excluded if there are enough others.
 
-    UserError: there are too few.
+    UserError if there are too few.
     """
     x_NCHW, _ = labelled_images(images, size, LABELLED + USUAL)
     found = x_NCHW[LABELLED:] if len(x_NCHW) >= LABELLED + FEWEST_USUAL else x_NCHW
@@ -89,9 +89,9 @@ def _refuse(count: int, fewest: int) -> None:
 def adaptable_net(
     digest: str, images: int, folder: Path, x_NCHW: Images, run_settings: Mapping[str, Setting]
 ) -> AdaptableNet | None:
-    """Write what is usual for a SubNet, by images in its size; None where it has no BatchNorm.
+    """Write the usual features of a SubNet, from images in its size; None if it has no BatchNorm.
 
-    Its ONNX files are in the folder. images: that its file with statistics takes at once.
+    Its ONNX files are in the folder. images: batch size of its file with statistics.
     """
     file = folder / f"{digest}.statistics.onnx"
     if not file.exists():
@@ -120,7 +120,7 @@ def adaptable_net(
 
 
 def observed(net: AdaptableNet, folder: Path, run_settings: Mapping[str, Setting]) -> ObservedNetwork:
-    """The SubNet that tells the statistics of its BatchNorms' inputs."""
+    """The SubNet that also returns the statistics of its BatchNorms' inputs."""
     options = session_options(run_settings)
     return ObservedNetwork(
         lambda: onnxruntime.InferenceSession(folder / net.file, options, providers=["CPUExecutionProvider"]), net

@@ -1,4 +1,4 @@
-"""The segments of blocks in a bundle, from which a device puts SubNets together that nobody has exported."""
+"""The block segments of a bundle, from which a device assembles SubNets that were never exported."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ from tasks.export.settings import Settings
 FILE_NAMES = "blocks.{}.onnx"
 WEIGHT_BYTES = 4
 CHECKED = 3
-"""Random chains that are compared with torch, besides the largest SubNet."""
+"""Random chains that are compared with torch, in addition to the largest SubNet."""
 
 
 def require_blocks(settings: Settings, net: SuperNet) -> None:
-    """UserError where segments of blocks are asked for and no block has alternatives."""
+    """UserError if block segments are requested but no block has alternatives."""
     if settings.blocks and not any(one.kind == "block" for one in net.space.variables):
         got, next_step = "true, but no block has alternatives", "compile with +space.alternatives=auto for some"
         raise UserError("export.blocks", got, allowed="false", next_step=next_step)
@@ -54,10 +54,10 @@ def write_blocks(
     run_settings: Mapping[str, Setting],
     known: Mapping[str, Mapping[str, Accuracy]],
 ) -> float:
-    """Write `blocks.json` for the segments that are in `folder`; the largest difference from torch comes back.
+    """Write `blocks.json` for the segments in `folder`; returns the largest difference from torch.
 
-    inputs: images in the largest SubNet's shape, for the check. known: accuracies by split and digest of SubNet; what is not
-    there stays unknown.
+    inputs: images in the largest SubNet's shape, for the check. known: accuracies by split and digest of SubNet; missing ones
+    stay unknown.
     """
     sessions = [
         onnxruntime.InferenceSession(
@@ -86,7 +86,7 @@ def write_blocks(
 
 
 def _losses(net: SuperNet, known: Mapping[str, Mapping[str, Accuracy]]) -> dict[tuple[str, str], float]:
-    """What the largest SubNet loses on the first split with one alternative alone."""
+    """Loss of accuracy on the first split for each alternative alone in the largest SubNet."""
     of_split = next(iter(known.values()), {})
     largest = of_split.get(net.space.digest(net.max_config))
     if largest is None:

@@ -1,4 +1,4 @@
-"""Further formats of a bundle's SubNets: their files, how they run on the device, and what is known of the SubNets in them."""
+"""Further formats of a bundle's SubNets: their files, their runs on the device, and their costs and accuracy."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -28,10 +28,10 @@ WITH_CHAIN: tuple[BundleFormat, ...] = ("ncnn", "ncnn_bf16")
 
 @dataclass(frozen=True, slots=True)
 class FurtherFormat:
-    """A format besides that of the device which has the bundle.
+    """A format other than that of the bundle's device.
 
-    device: the same machine in this format's runtime and precision. rows: of whole SubNets by digest, where some state prefers
-    them or one of their exits in this format. own: of the same SubNets in the format of the bundle's device.
+    device: the same machine in this format's runtime and precision. rows: whole SubNets by digest, if some state prefers them
+    or one of their exits in this format. own: the same SubNets in the format of the bundle's device.
     """
 
     form: BundleFormat
@@ -40,7 +40,7 @@ class FurtherFormat:
     own: Mapping[str, LevelRow]
 
     def run(self, tolerance: Tolerance) -> BundleRun:
-        """How the files run."""
+        """The runtime, precision and settings with which the files run."""
         device = self.device
         return BundleRun(
             runtime=RUNTIMES[CHAIN_FORMATS[self.form]],
@@ -53,7 +53,9 @@ class FurtherFormat:
         )
 
     def figures(self, card: Card) -> NetFigures:
-        """What is known of a SubNet: costs by its row; accuracy as evaluated in int8, else by what the format changes."""
+        """Costs and accuracy of a SubNet: costs from its row; accuracy as evaluated in int8, else corrected by the format's
+        loss.
+        """
         row = self.rows[card.digest]
         lost, file = self.own[card.digest].accuracy - row.accuracy, card.files.get(FILES[self.form])
         int8 = None if file is None else file.int8
@@ -70,9 +72,9 @@ class FurtherFormat:
         checked: tuple[Images, Images],
         batch: int,
     ) -> BundledNet | None:
-        """Copy the files that the stage has exported from `out` into the bundle `folder`; None where there are none.
+        """Copy the exported files from `out` into the bundle `folder`; None if there are none.
 
-        chain: of the files of ncnn. checked: images (N, C, H, W) in the SubNet's shape, and torch's answers (N, K) for them.
+        chain: of the ncnn files. checked: images (N, C, H, W) in the SubNet's shape, and torch's answers (N, K) for them.
         """
         file = card.files.get(FILES[self.form])
         if card.digest not in self.rows or file is None or file.state != "ok" or file.run is None:
@@ -92,7 +94,7 @@ class FurtherFormat:
         )
 
     def _difference(self, path: Path, file: ExportedFile, checked: tuple[Images, Images], batch: int) -> float:
-        """The largest difference from torch over the largest value: in int8 that of the rounding, too."""
+        """The largest difference from torch over the largest value; in int8 this includes rounding."""
         if self.form != "onnx_int8":
             return file.relative_difference or 0.0
         inputs, expected = checked
@@ -103,20 +105,20 @@ class FurtherFormat:
 
 
 def chain_input(tensors: Iterable[FileTensor]) -> ChainTensor:
-    """The input of a network; of several the first, which has the others beside it."""
+    """The input of a network; if it has several, the first one, with the others in `beside`."""
     first, *others = (ChainTensor.model_validate(one.model_dump()) for one in tensors)
     return first.model_copy(update={"beside": tuple(others)}) if others else first
 
 
 def run_onnx(session: Any, x: Images) -> Images:
-    """The first output of a session of onnxruntime, for a batch of all of its inputs."""
+    """The first output of an onnxruntime session for a batch of all its inputs."""
     names = [one.name for one in session.get_inputs()]
     found: Images = np.asarray(session.run(None, dict(zip(names, unpacked(x), strict=True)))[0])
     return found
 
 
 def further_formats(levels: Levels, devices: Mapping[str, Capabilities]) -> tuple[FurtherFormat, ...]:
-    """The formats of a table besides that of the device which has the bundle. devices: by their names in the run."""
+    """The formats of a table other than that of the bundle's device. devices: by their names in the run."""
     of = {row.format: row.device for row in levels.rows}
     own = next((form for form, name in of.items() if name == levels.device), None)
     kept = {(row.digest, row.format) for row in levels.rows if row.kept}

@@ -1,6 +1,7 @@
-"""SubNets of a bundle over several devices: segments with weights of their own, and the plans among which home changes.
+"""SubNets of a bundle that are split over devices: segments with their own weights, and plans among which the coordinator
+switches.
 
-[SubNets over devices in a bundle](docs/partition.md#in-a-bundle) shows how they are asked for.
+[SubNets over devices in a bundle](docs/partition.md#in-a-bundle) shows how to request them.
 """
 
 import shutil
@@ -28,9 +29,8 @@ PREFIX = "placed"
 
 @dataclass(frozen=True, slots=True)
 class BundlePlacements:
-    """What SubNets over devices are made of. tables: of `settings.devices`, home first. errors: by digest, of the SubNets that
-    the bundle has so, the standard deviation of their latencies, relative. threads: of the runtime at home. ncnn: with files of
-    it.
+    """Inputs for SubNets over devices. tables: of `settings.devices`, coordinator first. errors: relative standard deviation of
+    latencies, by digest, for the SubNets to be split. threads: of the coordinator's runtime. ncnn: write ncnn files, too.
     """
 
     tables: Sequence[DeviceTimes]
@@ -47,9 +47,9 @@ class BundlePlacements:
         folder: Path,
         images: EvaluationData,
     ) -> BundledPlacement | None:
-        """Write the files of a SubNet into a bundle's folder; None: it is not to be there, or sends nothing under any link.
+        """Write the files of a SubNet into a bundle's folder; None: it is not to be split, or offloads nothing under any link.
 
-        images: on which the SubNet is judged where its values are coded. UserError: as `write_plans`.
+        images: on which the SubNet is judged if its values are coded. UserError: as `write_plans`.
         """
         digest = net.space.digest(config)
         if digest not in self.errors:
@@ -78,14 +78,14 @@ class BundlePlacements:
     def _accuracy(
         self, split: SplitSubNet, plans: Sequence[PlannedPlacement], images: EvaluationData, size: Size
     ) -> float | None:
-        """With coded values; None: they cross as they are."""
+        """Accuracy with coded values; None if values are sent uncoded."""
         if self._coding == "fp32":
             return None
         return CodedSubNet(split, plans, self._coding).accuracy(images, size).share
 
 
 def _renamed(manifest: ChainManifest, prefix: str) -> ChainManifest:
-    """The same whose files have other names, in the same order."""
+    """The same manifest with renamed files, in the same order."""
     names = {name: f"{prefix}.{name}" for name in manifest.files}
     segments = tuple(
         one.model_copy(

@@ -1,4 +1,4 @@
-"""What a bundle's manifest says of one SubNet, from its model card and its policy."""
+"""The row of one SubNet in a bundle's manifest, from its model card and its policy."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -31,7 +31,7 @@ def subnet_row(
     thresholds: Thresholds | None,
     policy: SubnetPolicy | None,
 ) -> BundledSubNet:
-    """The row of a SubNet. chain: its segments as timed; None: it passes no exits. policy: what is known of these."""
+    """The row of a SubNet. chain: its timed segments; None: it passes no exits. policy: data on these exits."""
     activations_bytes = net.batch * net.peak_activation_bytes(card.config)
     return BundledSubNet(
         digest=card.digest,
@@ -54,7 +54,7 @@ def subnet_row(
 
 
 def told_preparation(prepared: Preparation | TextPreparation | InputsPreparation) -> SamplePreparation:
-    """What a model card says of samples, as manifests have it."""
+    """The preparation of a model card in the form of manifests."""
     if isinstance(prepared, TextPreparation | InputsPreparation):
         return prepared
     return ImagePreparation.model_validate(prepared.to_json())

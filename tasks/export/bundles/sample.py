@@ -26,7 +26,7 @@ class SampledSubNet:
 
 
 def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> CalibrationSample:
-    """As many of the images as fit into `MOST_BYTES`; where a single one is too much, the largest shapes are left out."""
+    """The most images that fit into `MOST_BYTES`; if even one does not fit, the largest shapes are left out."""
     own = {subnet.card.digest: sample_sizes(subnet.inputs) for subnet in subnets}
     shapes = {own[subnet.card.digest]: half(subnet.inputs) for subnet in subnets}
     answers = {

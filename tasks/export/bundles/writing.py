@@ -1,6 +1,6 @@
-"""A bundle's folder: ONNX files whose common weights are there once, ncnn files where the device runs these, the manifest.
+"""A bundle's folder: ONNX files that store common weights once, ncnn files if the device runs them, and the manifest.
 
-Each SubNet computes what its own files compute. ncnn nets cannot share weights: each has its own.
+Each SubNet computes the same as its own files. ncnn nets cannot share weights: each has its own.
 """
 
 import hashlib
@@ -85,12 +85,12 @@ def write_bundle(
     adapted: Adapted | None = None,
     placements: BundlePlacements | None = None,
 ) -> Bundle:
-    """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
+    """Write `out`/bundle with the SubNets of these model cards, each checked against torch.
 
-    policies: by digest those of SubNets with exits. accuracies: by split and digest those that segments of blocks are told
-    with. rules: by which the device chooses. formats: in which SubNets are there, too. `bytes_alone`: of the ONNX files, where
-    these were exported. adapted: SubNets that are there as they have adapted. placements: SubNets over devices. The folder is
-    there whole, or not at all. UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
+    policies: by digest, of SubNets with exits. accuracies: by split and digest, for block segments. rules: by which the device
+    chooses. formats: further formats of the SubNets. `bytes_alone`: of the ONNX files, if these were exported. adapted: SubNets
+    in adapted form. placements: SubNets over devices. The folder appears whole, or not at all. UserError: the key cannot be
+    read, or rules need unknown values of SubNets.
     """
     _check(settings, images)
     final, partial, key = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial", _key(settings)
@@ -123,13 +123,13 @@ def write_bundle(
 
 
 def _bytes_alone(cards: Sequence[Card]) -> int | None:
-    """Of the ONNX files; None: not all of them were exported."""
+    """The bytes of the separate ONNX files; None if not all of them were exported."""
     alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]
     return None if None in alone else sum(size for size in alone if size is not None)
 
 
 def _check(settings: Settings, images: EvaluationData) -> None:
-    """UserError for what bundles of a learning problem, or of such samples, cannot have."""
+    """UserError for options that bundles of this learning problem, or of such samples, cannot have."""
     for option, asked in (("adaptable", settings.adaptable), ("blocks", settings.blocks)):
         if asked:
             require(images.problem, option, f"export.{option}=true", f"set export.{option}=false")
@@ -145,9 +145,9 @@ def _key(settings: Settings) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes the files of a bundle into `folder`. out: the stage's folder. broken: SubNets whose outputs are no numbers.
+    """Writes the files of a bundle into `folder`. out: the stage's folder. broken: SubNets whose outputs are not finite.
 
-    of_blocks: the largest difference from torch of chains of blocks, where these are written.
+    of_blocks: the largest difference of block chains from torch, if these are written.
     """
 
     settings: Settings
@@ -166,7 +166,7 @@ class _Writer:
     of_blocks: dict[str, float] = field(default_factory=dict)
 
     def write_all(self, cards: Sequence[Card], advance: Callable[[], None]) -> list[BundledSubNet]:
-        """All files but the manifest; the rows of the SubNets."""
+        """Write all files but the manifest; returns the rows of the SubNets."""
         net = self.net
         statistics = {card.digest: self._statistics(card) for card in cards}
         chains = {card.digest: exits for card in cards if (exits := chain_exits(card))}
@@ -203,13 +203,15 @@ class _Writer:
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
 
     def worst(self, rows: Sequence[BundledSubNet]) -> tuple[str, float]:
-        """The digest of the SubNet whose outputs differ most from torch, and by how much; infinite: they are no numbers."""
+        """The SubNet whose outputs differ most from torch, by digest, and the difference; infinite if outputs are not
+        finite.
+        """
         differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
         differences |= {**dict.fromkeys(self.broken, math.inf), **self.of_blocks}
         return max(differences.items(), key=lambda one: one[1])
 
     def manifest(self, cards: Sequence[Card], rows: Sequence[BundledSubNet]) -> BundleManifest:
-        """The manifest of the files that are in the folder."""
+        """The manifest of the files in the folder."""
         errors = [abs(row.predicted_ms / row.latency.p50_ms - 1) for row in rows if row.latency is not None]
         formats = {name for row in rows for name in row.nets}
         manifest = BundleManifest(
@@ -234,7 +236,7 @@ class _Writer:
         return manifest
 
     def _statistics(self, card: Card) -> Statistics:
-        """A SubNet's own tensors, BatchNorm statistics among them; where it is a chain, also those of its heads."""
+        """A SubNet's own tensors, including BatchNorm statistics; for a chain, also those of its heads."""
         own = own_tensors(self.net, dict(card.config), self.images, self.adapted)
         return chain_statistics(self.net, card.config, chain_exits(card), self.images) | own
 
@@ -266,7 +268,7 @@ class _Writer:
         chain: BundledChain | None,
         checked: tuple[Images, Images],
     ) -> dict[BundleFormat, BundledNet]:
-        """The SubNet in further formats. chain: of ncnn, where the device runs it."""
+        """The SubNet in further formats. chain: of ncnn, if the device runs it."""
         found: dict[BundleFormat, BundledNet] = {}
         for one in self.formats:
             if card.digest not in one.rows:
@@ -281,7 +283,7 @@ class _Writer:
         return found
 
     def _onnx(self, card: Card, inputs: Images, expected: Images, chain: BundledChain | None) -> BundledNet:
-        """Tell the file its facts, and compare it with torch."""
+        """Write the facts into the file, and compare it with torch."""
         file = self.folder / f"{card.digest}.onnx"
         file.write_bytes(tell(file.read_bytes(), card))
         options = session_options(self._run("onnx").settings)
@@ -308,7 +310,7 @@ class _Writer:
         )
 
     def _adaptable(self, card: Card, inputs: Images, expected: Images) -> tuple[AdaptableNet | None, float]:
-        """What a SubNet needs to adapt, and by how much its file with statistics differs from torch."""
+        """Files by which a SubNet adapts, and the difference from torch of its file with statistics."""
         if not self.settings.adaptable:
             return None, 0.0
         height, width = card.input_shape[-2:]
@@ -343,13 +345,13 @@ class _Writer:
         return "ncnn" in self.device.formats
 
     def _runs(self, names: Collection[BundleFormat]) -> dict[BundleFormat, BundleRun]:
-        """How files of some formats run."""
+        """The run of files in each of some formats."""
         runs: dict[BundleFormat, BundleRun] = {name: self._run(name) for name in FORMATS}
         runs |= {one.form: one.run(self.settings.tolerance) for one in self.formats}
         return {name: run for name, run in runs.items() if name in names}
 
     def _run(self, name: ChainFormat) -> BundleRun:
-        """How files of one format run: as on the device, or where it does not take them in as many threads."""
+        """The run of files in one format: as on the device, or, if it does not take them, with as many threads."""
         device = self.device
         measured = device.backend == RUNTIMES[name] and device.provider in ON_CPU
         settings = device.engine.applied(device.settings, device.engine_options)

@@ -1,4 +1,4 @@
-"""The chain of a SubNet inside a bundle: its ONNX segments refer to the bundle's weights, which all SubNets share."""
+"""The chain of a SubNet inside a bundle: its ONNX segments refer to the shared weights of the bundle."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ CHAIN = "onnx_segments"
 
 
 def chain_exits(card: Card) -> tuple[str, ...]:
-    """The exits of a SubNet's chain of ONNX files; () where there is none."""
+    """The exits of a SubNet's chain of ONNX files; () if there is none."""
     return tuple(segment.exit for segment in card.files[CHAIN].segments) if CHAIN in card.files else ()
 
 
@@ -47,10 +47,10 @@ def bundle_chain(
     inputs: Images,
     settings: Mapping[str, Setting],
 ) -> BundledChain:
-    """Write the manifest of the segments `DIGEST.0.onnx`, … that are in the bundle `folder`, and their thresholds.
+    """Write the manifest of the segments `DIGEST.0.onnx`, … in the bundle `folder`, and their thresholds.
 
-    out: the stage's folder, which has the chain's own files. inputs: images for the check (N, C, H, W). settings: of the
-    runtime. The difference is inf where it is no number.
+    out: the stage's folder with the chain's own files. inputs: images for the check (N, C, H, W). settings: of the runtime. The
+    difference is inf if it is not finite.
     """
     own = out / f"{card.digest}.onnx.segments"
     alone = ChainManifest.read(own / SEGMENTS_FILE)
@@ -83,7 +83,7 @@ def bundle_chain(
 
 
 def copy_ncnn_chain(card: Card, out: Path, folder: Path) -> BundledChain | None:
-    """Copy the chain that stage export has made for ncnn and checked into the bundle `folder`; None where there is none."""
+    """Copy the checked ncnn chain of stage export into the bundle `folder`; None if there is none."""
     file = card.files.get("ncnn_segments")
     if file is None or file.state != "ok" or file.relative_difference is None:
         return None

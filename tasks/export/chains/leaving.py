@@ -1,4 +1,4 @@
-"""The exits of a chain: all that a SubNet passes, or, with thresholds, those whose heads have to run."""
+"""The exits of a chain: all that a SubNet passes, or, with thresholds, those whose heads must run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ THRESHOLDS_FILE = "thresholds.json"
 class ChainPlan:
     """A SubNet up to the last exit of its chain, and the chain's exits in order.
 
-    thresholds: for these exits; None: nothing is known of when samples leave. shares: of the test images that leave at each.
+    thresholds: for these exits; None: unknown. shares: of the test images that leave at each exit.
     """
 
     config: Config
@@ -26,7 +26,7 @@ class ChainPlan:
 
     @property
     def thresholds_file(self) -> dict[str, bytes]:
-        """Its content by name; nothing without thresholds."""
+        """The file with thresholds, content by name; {} without thresholds."""
         return {} if self.thresholds is None else {THRESHOLDS_FILE: self.thresholds.to_json().encode()}
 
     def expected_ms(self, segments: Sequence[ExportedSegment]) -> float | None:
@@ -38,7 +38,7 @@ class ChainPlan:
 
 
 def plan_of(net: SuperNet, card: Card, policy: SubnetPolicy | None) -> ChainPlan:
-    """The chain of a SubNet; policy: its thresholds, where it has some."""
+    """The chain of a SubNet; policy: source of its thresholds, if it has any."""
     if policy is None or policy.thresholds is None:
         return ChainPlan(config=card.config, exits=net.exits(card.config))
     thresholds = Thresholds.model_validate(policy.thresholds)

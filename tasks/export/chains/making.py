@@ -24,9 +24,9 @@ NCNN_FILES = ("segments.param", "segments.bin")
 class MadeChain:
     """A chain in one format.
 
-    contents: of the files, by name. jobs: by the samples of one run, one job for each exit in order: ONNX has the segment that
-    ends there; ncnn has the whole net, and asks for the answers of all exits up to that one. batch: of the jobs by which the
-    chain is timed and described. free: the number of samples is open. masks: of ncnn's layers.
+    contents: of the files, by name. jobs: by samples per run, one job for each exit in order: in ONNX the segment that ends
+    there; in ncnn the whole net, with the answers of all exits up to that one. batch: of the jobs that are timed and described.
+    free: the number of samples is open. masks: of ncnn's layers.
     """
 
     format: ChainFormat
@@ -38,7 +38,7 @@ class MadeChain:
 
     @property
     def own_jobs(self) -> Sequence[ModelJob]:
-        """The jobs by which the chain is timed and described."""
+        """The jobs that are timed and described."""
         return self.jobs[self.batch]
 
 
@@ -51,7 +51,7 @@ def chain_statistics(net: SuperNet, config: Config, exits: Sequence[str], images
 
 
 def make_chain(name: ChainFormat, maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
-    """The chain of a SubNet in one format. ConversionError where there is none."""
+    """The chain of a SubNet in one format. ConversionError if it has none."""
     return _onnx(maker, digest, plan, statistics) if name == "onnx" else _ncnn(maker, digest, plan, statistics)
 
 

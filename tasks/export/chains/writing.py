@@ -1,4 +1,4 @@
-"""Chains as files beside the other files of a SubNet: checked, timed, and told by a manifest."""
+"""Chains as files beside the other files of a SubNet: checked, timed, and described by a manifest."""
 
 import hashlib
 import math
@@ -36,7 +36,7 @@ FORMATS: tuple[ChainFormat, ...] = ("onnx", "ncnn")
 
 
 def require_exits(settings: Settings, net: SuperNet) -> None:
-    """UserError where chains are asked for and the space has no exits."""
+    """UserError if chains are requested but the space has no exits."""
     if settings.segments is True and not net.exits(net.max_config):
         next_step = "compile with space.exits=auto for some"
         raise UserError(
@@ -56,7 +56,7 @@ class ChainWriter:
     def write(self, card: Card, inputs: Images) -> dict[str, ExportedFile]:
         """The chain of a SubNet in each exported format that has one, by name: `onnx_segments`, `ncnn_segments`.
 
-        None for a SubNet that passes no exit before its own. inputs: images for the check (N, C, H, W).
+        {} for a SubNet that passes no exit before its own. inputs: images for the check (N, C, H, W).
         """
         maker = self.maker
         if maker.settings.segments is False or len(maker.net.exits(card.config)) < 2:
@@ -114,7 +114,7 @@ class ChainWriter:
         ]
 
     def _timed(self, made: MadeChain) -> list[float | None]:
-        """Latency of each segment on the device [ms], p50; in ncnn what its exit takes more than the one before it."""
+        """Latency of each segment on the device [ms], p50; in ncnn the difference between its exit and the one before."""
         maker = self.maker
         meter = SubNetMeter(maker.net, maker.client, maker.settings.measure, maker.settings.limits)
         times_ms = [one.p50_ms for one in meter.time(made.own_jobs)]
@@ -141,7 +141,7 @@ def _manifest(card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) 
     for at, (row, job) in enumerate(zip(file.segments, made.own_jobs, strict=True)):
         read, given = _tensors(job, free=made.free), _tensors(job, inputs=False, free=made.free)
         own = {"file": f"{at}.onnx"} if made.format == "onnx" else {}
-        if made.format == "ncnn":  # goes on from what it has computed
+        if made.format == "ncnn":  # ncnn continues from values it has computed
             read, given = () if at else read, given[-1:]
         segments.append(ChainSegment(**own, inputs=read, outputs=given, **row.model_dump()))
     return ChainManifest(

@@ -1,1 +1,1 @@
-"""Where the ranks and nodes of a training meet: addresses of machines, and stores that listen at one of them alone."""
+"""Rendezvous of ranks and nodes: addresses of machines, and stores that listen on a single address."""

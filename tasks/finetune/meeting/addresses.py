@@ -1,4 +1,4 @@
-"""The meeting place of several nodes, as this machine reaches it."""
+"""The rendezvous of several nodes, as this machine reaches it."""
 
 import ipaddress
 import socket
@@ -13,7 +13,7 @@ ALLOWED_HOST = "HOST:PORT of the first node, as the others reach it"
 
 
 class MeetingPlace(NamedTuple):
-    """host, port: where nodes meet. own: this machine's address on the way there."""
+    """host, port: address of the rendezvous. own: this machine's address on the route to it."""
 
     host: str
     port: int
@@ -21,12 +21,12 @@ class MeetingPlace(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine has the place."""
+        """Whether this machine hosts the rendezvous."""
         return self.host == self.own
 
 
 def meeting_place(rendezvous: str) -> MeetingPlace:
-    """The place of a setting HOST:PORT. UserError when there is no way to it, or none for other machines."""
+    """The rendezvous of a setting HOST:PORT. UserError if this machine, or no other machine, can reach it."""
     name, _, port = rendezvous.rpartition(":")
     name = name.strip("[]")
     try:
@@ -42,7 +42,7 @@ def meeting_place(rendezvous: str) -> MeetingPlace:
 
 
 def interface_of(own: str) -> str:
-    """Name of the network interface with this address, so that ranks listen nowhere else."""
+    """Name of the network interface with this address; ranks listen only there."""
     return next(
         name
         for name, addresses in psutil.net_if_addrs().items()

@@ -1,4 +1,4 @@
-"""Stores by which nodes and ranks find each other. torch's own listen on all interfaces of a machine, these at one address."""
+"""Stores by which nodes and ranks find each other. Unlike torch's own, they listen on one address, not on all interfaces."""
 
 import errno
 import socket
@@ -12,7 +12,7 @@ from tasks.finetune.meeting.addresses import MeetingPlace
 
 
 def listening(host: str, port: int, timeout: timedelta) -> distributed.TCPStore:
-    """A store at an address of this machine, as long as it is referred to. OSError: the port is taken."""
+    """A store that listens on an address of this machine while it is referenced. OSError: the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     return distributed.TCPStore(
@@ -21,7 +21,7 @@ def listening(host: str, port: int, timeout: timedelta) -> distributed.TCPStore:
 
 
 def of_ranks(host: str, port: int, rank: int, timeout: timedelta) -> distributed.TCPStore:
-    """The store of the ranks of several nodes; the first of them has it."""
+    """The store of the ranks of several nodes; rank 0 hosts it."""
     if rank == 0:
         return listening(host, port, timeout)
     return distributed.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -29,7 +29,7 @@ def of_ranks(host: str, port: int, rank: int, timeout: timedelta) -> distributed
 
 @contextmanager
 def hosted(place: MeetingPlace | None, timeout: timedelta) -> Iterator[None]:
-    """The store of the meeting place until the block ends, where the place is here and no other node here has its store."""
+    """Host the rendezvous store until the block ends, if the rendezvous is here and no other node on this machine hosts it."""
     if place is None or not place.is_here:
         yield
         return

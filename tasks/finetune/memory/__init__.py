@@ -1,4 +1,4 @@
-"""Fine-tuning within a budget of memory: a plan before the first step, its steps, and their peak beside the plan."""
+"""Fine-tuning within a memory budget: the plan before the first step, its steps, and their peak compared with the plan."""
 
 from tasks.finetune.memory.steps import BudgetedSteps, TrialStep
 from tasks.finetune.memory.telling import PlanTeller

@@ -1,4 +1,4 @@
-"""Steps of one rank within a budget. Legend: B batch, C channels, H height, W width."""
+"""Steps of one rank within a memory budget. Legend: B batch, C channels, H height, W width."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,10 +18,10 @@ from tasks.training_memory.saved import SavingPlan, StepMemory, fit
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """What is tried out before training: the passes of a step, gradients exchanged, without an update.
+    """The trial before training: the passes of a step, with exchange of gradients but no update.
 
-    run: the passes. module: whose gradients are forgotten then, and whose buffers are put back. there: what is in memory
-    before a step, but for gradients. optimiser: whose state counts, also while it is not there yet.
+    run: the passes. module: its gradients are dropped afterwards, and its buffers are restored. there: tensors in memory before
+    a step, without gradients. optimiser: its state counts even if it does not exist yet.
     """
 
     run: Callable[[], None]
@@ -31,7 +31,7 @@ class TrialStep:
 
 
 class BudgetedSteps:
-    """Carries the plan of one phase out; without a budget, steps are plain and nothing is counted."""
+    """Carries out the plan of one phase; without a budget, steps are plain and nothing is counted."""
 
     def __init__(self, settings: TrainSettings, folder: Path, device: torch.device) -> None:
         self._budget_mib = settings.memory_mib if isinstance(settings, Settings) else None
@@ -50,16 +50,16 @@ class BudgetedSteps:
         return self._budget_mib is not None
 
     def fit(self, trial: TrialStep, first_step: int, *, tells: bool) -> None:
-        """Make the plan before the first step of a phase. tells: leave it where the launcher looks.
+        """Make the plan before the first step of a phase. tells: write it to the file that the launcher reads.
 
-        UserError for a budget that cannot be met, with the least that can.
+        UserError if the budget cannot be met, with the smallest budget that can.
         """
         assert self._budget_mib is not None
         before = [(buffer, buffer.clone()) for buffer in trial.module.buffers()]
         trained = [weight for weight in trial.module.parameters() if weight.requires_grad]
         state = 0.0 if trial.optimiser.state else measure_optimiser(trial.optimiser).state
         sizes = [weight.nbytes for weight in trained]
-        copied = max(sizes, default=0)  # smaller SubNets copy the part of a weight that they have
+        copied = max(sizes, default=0)  # smaller SubNets copy their part of a weight
         stand_in = torch.empty(int(state * sum(sizes)) + copied, dtype=torch.uint8)
 
         def step(memory: StepMemory) -> None:
@@ -83,20 +83,20 @@ class BudgetedSteps:
             write_json(plan_file(self._folder, first_step), asdict(self.plan))
 
     def _forget_gradients(self, trained: Sequence[nn.Parameter]) -> None:
-        """Gradients end in the buffers of their exchange, which stay."""
+        """Drop gradients, but remember their exchange buffers, which stay in memory."""
         self._exchanged = [weight.grad for weight in trained if weight.grad is not None]
         for weight in trained:
             weight.grad = None
 
     def forward(self, staying: Callable[[], Sequence[Tensor]]) -> AbstractContextManager[None]:
-        """A forward pass. staying: weights and the like."""
+        """A forward pass. staying: weights and other tensors that stay in memory."""
         return self._memory.forward(staying()) if self.budgeted else nullcontext()
 
     @contextmanager
     def counted(self, there: Callable[[], Sequence[Tensor]]) -> Iterator[None]:
-        """A step with its update. The second one is counted, since the optimiser's state is there by then.
+        """A step with its update. Only the second step is counted, since the optimiser's state exists by then.
 
-        there: what is in memory before a step, but for gradients.
+        there: tensors in memory before a step, without gradients.
         """
         if self.plan is None or self._steps != 1:
             yield
@@ -107,18 +107,18 @@ class BudgetedSteps:
         self._steps += 1
 
     def measured(self) -> dict[str, float]:
-        """For the history: the peak of the step that has just been counted, beside the predicted one; of others nothing."""
+        """Measured and predicted peak of the step just counted, for the history; {} after other steps."""
         if self.plan is None or self.peak_mib is None or self._steps != 2:
             return {}
         return {"step_peak_mib": self.peak_mib, "step_predicted_mib": self.plan.peak_mib}
 
     def close(self) -> None:
-        """What waited on disk is gone."""
+        """Remove activations that wait on disk."""
         self._memory.close()
 
 
 def _largest_of_ranks(mib: float) -> float:
-    """So that all ranks come to the same plan."""
+    """The maximum over all ranks, so that all make the same plan."""
     found = torch.tensor(mib, dtype=torch.float64)
     distributed.all_reduce(found, distributed.ReduceOp.MAX)
     return float(found)

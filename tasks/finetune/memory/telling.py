@@ -1,4 +1,4 @@
-"""What the launcher tells of the plans that ranks have made."""
+"""Messages of the launcher on the memory plans of ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ from tasks.training_memory.saved import SavingPlan
 
 
 def plan_file(folder: Path, first_step: int) -> Path:
-    """Where the first rank leaves the plan of the phase that begins after `first_step` finished steps."""
+    """The file into which the first rank writes the plan of the phase that begins after `first_step` finished steps."""
     return folder / f"memory-{first_step}.json"
 
 
 class PlanTeller:
-    """Tells each new plan of a job's folder, in words and as metrics, and the peak that was measured."""
+    """Reports each new plan in a job's folder, in words and as metrics, and the measured peak."""
 
     def __init__(self, folder: Path, name: str, progress: Progress) -> None:
         self._folder, self._name, self._progress = folder, name, progress
@@ -24,7 +24,7 @@ class PlanTeller:
             file.unlink()
 
     def look(self, done: int) -> None:
-        """Tell of plans that are new. done: steps that are finished."""
+        """Report new plans. done: number of finished steps."""
         for file in sorted(set(self._folder.glob("memory-*.json")) - self._told):
             self._told.add(file)
             self._plan = SavingPlan(**read_json(file))
@@ -39,7 +39,7 @@ class PlanTeller:
             )
 
     def measured(self, line: dict[str, Any]) -> None:
-        """Tell the peak beside the prediction, in the line of the step that was counted."""
+        """Report the measured peak beside the prediction, if `line` is of the counted step."""
         if "step_peak_mib" in line and self._plan is not None:
             self._progress.say(
                 f"{self._name}: step {line['step']} took {line['step_peak_mib']:.1f} MiB; "

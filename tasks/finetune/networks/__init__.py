@@ -1,4 +1,4 @@
-"""Networks in training, one class for each way of training: they say what a step trains, and its losses."""
+"""Networks in training, one class for each way of training; each defines what a step trains, and its losses."""
 
 from tasks.finetune.networks.opening import open_network
 from tasks.finetune.networks.plain import TrainableNetwork

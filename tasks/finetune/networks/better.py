@@ -1,4 +1,4 @@
-"""The better weights of a fine-tuned SuperNet: those after it, or those before where it did harm."""
+"""The better weights of a fine-tuned SuperNet: those after fine-tuning, or those before if it did harm."""
 
 from collections.abc import Callable
 from typing import Self
@@ -16,7 +16,7 @@ GENTLER = "a lower finetune.learning_rate, or finetune.teacher=base, changes it 
 
 
 class BeforeWeights:
-    """The weights of a SuperNet before it is fine-tuned, and the accuracies of its ends with them."""
+    """The weights of a SuperNet before fine-tuning, and the accuracies of its ends with them."""
 
     def __init__(self, net: SuperNet, ends: Ends) -> None:
         self._net = net
@@ -25,14 +25,14 @@ class BeforeWeights:
 
     @classmethod
     def of(cls, net: SuperNet, data: EvaluationData) -> Self:
-        """The accuracies of a SuperNet as it is now."""
+        """The current weights and accuracies of a SuperNet."""
         return cls(net, ends_on(net, data))
 
     def better(self, after: Ends, say: Callable[[str], None]) -> tuple[Ends, BeforeTuning]:
-        """Leave the better weights in the SuperNet; the accuracies of its ends with them, and what is told of them.
+        """Keep the better weights in the SuperNet; returns the accuracies of its ends with them, and a comparison to report.
 
-        after: with the weights that it has now. Where these made the largest SubNet worse, beyond the standard error of the
-        difference, that is said, and the weights are kept whose largest and smallest SubNets are better on average.
+        after: accuracies with the current weights. A message reports if these made the largest SubNet worse, beyond the
+        standard error of the difference; the weights are then kept whose largest and smallest SubNets are better on average.
         """
         found = change(self._ends.largest, after.largest)
         kept = found.is_loss and self._ends.mean >= after.mean

@@ -1,4 +1,4 @@
-"""Branch-wise distillation: each alternative by itself learns what the original network computes in its place.
+"""Branch-wise distillation: each alternative by itself learns to reproduce the part of the original network that it replaces.
 
 Legend: B batch, C channels, H height, W width. Source: AdaptiveNet (MobiCom 2023) §4.2.
 """
@@ -21,7 +21,7 @@ from tasks.finetune.settings import Settings
 
 
 class BranchRunner(nn.Module):
-    """Runs several branches in one forward pass, those `chosen`."""
+    """Runs several branches, those in `chosen`, in one forward pass."""
 
     def __init__(self, net: SuperNet) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class BranchRunner(nn.Module):
 
     @cached_property
     def branches(self) -> Branches:
-        """Those of the network; asked for once it is on its device, where its modules are made anew."""
+        """Branches of the network; read once it is on its device, since moving it makes its modules anew."""
         return Branches(self.elastic)
 
     def forward(self, features: Features) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ class BranchRunner(nn.Module):
 
 
 class TrainableBranches:
-    """A SuperNet whose alternatives are trained one by one, on the frozen original's features of a micro-batch."""
+    """A SuperNet whose alternatives are trained one by one, on features of the frozen original for each micro-batch."""
 
     def __init__(self, net: SuperNet, original: FrozenOriginal, settings: Settings) -> None:
         self.net = net
@@ -54,19 +54,19 @@ class TrainableBranches:
 
     @cached_property
     def _branches(self) -> Sequence[Branch]:
-        """Those that have something to train."""
+        """Branches with parameters to train."""
         return [one for one in self.runner.branches.branches if not self._originals.issuperset(one.parameters)]
 
     def undecayed(self) -> Sequence[torch.Tensor]:
-        """None: every matrix of an alternative decays."""
+        """Empty: every matrix of an alternative decays."""
         return ()
 
     def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """None: all is trained alike."""
+        """Empty: all parameters have the same learning rate."""
         return (), 1.0
 
     def roles(self, step: int) -> list[Role]:
-        """One, with the branches of this step."""
+        """One role, with the branches of this step."""
         rng = np.random.default_rng((self._settings.seed, step))
         exits = [branch.exit for branch in self._branches]
         return [Role("branches", {}, True, draw_branches(exits, self._settings.branches_per_step, rng))]
@@ -74,7 +74,7 @@ class TrainableBranches:
     def losses(
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
-        """The mean of the branches' distances from the original's results."""
+        """The mean distance of the branches' results from the original's."""
         features = self.runner.branches.features(x_BCHW)
         for role in roles:
             chosen = self.runner.chosen = [self._branches[position] for position in role.branches]
@@ -84,9 +84,9 @@ class TrainableBranches:
 
 
 def draw_branches(exits: Sequence[str], count: int | None, rng: np.random.Generator) -> tuple[int, ...]:
-    """Positions of random branches, ascending; `exits`: the exit of each. None: one for each exit.
+    """Positions of random branches, ascending. exits: the exit of each branch. count: None draws one branch per exit.
 
-    A number: so many, or all; a second one of an exit only where all other exits have as many.
+    Otherwise `count` branches, or all; an exit gets a second branch only if all other exits have as many as it has.
     """
     seen: Counter[str] = Counter()
     ranked: list[tuple[int, int]] = []

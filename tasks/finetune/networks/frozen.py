@@ -1,4 +1,4 @@
-"""The user's network inside a SuperNet whose alternatives alone are trained: its weights stay as they are."""
+"""The user's network inside a SuperNet of which only alternatives are trained: its weights do not change."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -14,8 +14,8 @@ from tasks.data.batches import Inputs
 class FrozenOriginal:
     """Makes everything but the alternatives' own parameters constant.
 
-    refit: the network was trained in the phase before, so that its BatchNorm statistics and the first weights of its
-    alternatives are made anew when this one begins. Random numbers follow from the seed.
+    refit: the phase before trained the network, so `begin` makes its BatchNorm statistics and the first weights of its
+    alternatives anew. Random numbers follow from the seed.
     """
 
     def __init__(self, net: SuperNet, seed: int, *, refit: bool) -> None:
@@ -24,7 +24,7 @@ class FrozenOriginal:
             net.elastic.tensor(name).requires_grad_(False)
 
     def begin(self, batches: Iterable[Inputs]) -> None:
-        """Take statistics and first weights, where that is wanted, from training images (B, C, H, W)."""
+        """If `refit`, compute statistics and first weights from training images (B, C, H, W)."""
         if self._refit:
             images = list(batches)
             self._net.set_statistics(self._net.recalibrate(self._net.max_config, images))
@@ -32,10 +32,10 @@ class FrozenOriginal:
 
     @cached_property
     def _branches(self) -> Branches:
-        """The alternatives; asked for once the network is on its device, where its modules are made anew."""
+        """The alternatives; read once the network is on its device, since moving it makes its modules anew."""
         return Branches(self._net.elastic)
 
     def logits(self, x_BCHW: Inputs) -> torch.Tensor:
-        """The network's answers (B, K); BatchNorm by its statistics."""
+        """The network's answers (B, K), with stored BatchNorm statistics."""
         (output,) = self._net.structure.graph.outputs
         return self._branches.features(x_BCHW, {output})[output]

@@ -1,4 +1,4 @@
-"""The network of a phase of a job, with the weights that the job begins with."""
+"""The network of a phase of a job, with the job's initial weights."""
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from tasks.problems import LearningProblem
 
 
 def open_network(job: Job, phase: TrainingPhase, dataset: Dataset) -> Trainable:
-    """The network, which trains as the phase says."""
+    """The network in the training mode of the phase."""
     if job.finetune is not None:
         assert job.supernet is not None
         return _supernet(tailor_ir.load(job.supernet), job, phase, job.finetune, dataset.problem)

@@ -33,23 +33,23 @@ class TrainableNetwork:
         self._settings, self._problem = settings, problem
 
     def undecayed(self) -> Sequence[torch.Tensor]:
-        """None: every matrix decays."""
+        """Empty: every matrix decays."""
         return ()
 
     def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """None: all is trained alike."""
+        """Empty: all parameters have the same learning rate."""
         return (), 1.0
 
     def begin(self, batches: Iterable[Inputs]) -> None:
-        """Do nothing: the network is as it was made."""
+        """Do nothing: the network is used as it was made."""
 
     def roles(self, step: int) -> list[Role]:
-        """Itself."""
+        """One role, the network itself."""
         return [Role("network", {}, False)]
 
     def losses(
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
-        """That of the targets."""
+        """The loss from the targets."""
         outputs = answers(forward, resize(x_BCHW, self.base_size))
         yield loss_of(outputs, target, self._settings, problem=self._problem)

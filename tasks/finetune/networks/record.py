@@ -1,4 +1,4 @@
-"""What a network in training is to the loop. Legend: B batch, C channels, H height, W width, K classes."""
+"""Interfaces between the training loop and a network. Legend: B batch, C channels, H height, W width, K classes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What has a loss of its own in a step: its name in the history, the config of its SubNet, whether it has a teacher.
+    """A part of a step with a loss of its own: its name in the history, the config of its SubNet, whether it has a teacher.
 
-    branches: positions of alternatives that are trained by themselves. parts: names and weights of the losses (P,) that its
-    loss is the sum of; () where it is a single one.
+    branches: positions of alternatives that are trained by themselves. parts: names and weights of the losses (P,) that sum to
+    its loss; () if it has a single loss.
     """
 
     name: str
@@ -31,16 +31,16 @@ class Role:
     parts: tuple[tuple[str, float], ...] = ()
 
     def total(self, losses: torch.Tensor) -> torch.Tensor:
-        """Its loss (), from the losses of its parts (P,), or from itself ()."""
+        """The total loss (), from the losses of the parts (P,) or the single loss ()."""
         return losses @ losses.new_tensor([weight for _, weight in self.parts]) if self.parts else losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a judge has found after a step.
+    """The verdict of a judge after a step.
 
     accuracies: for the history, by name. ended: the phase is over before its last step. changed: other parameters are trained
-    from now on, so that the optimiser begins anew.
+    from now on, so the optimiser starts anew.
     """
 
     accuracies: dict[str, float]
@@ -52,38 +52,38 @@ class Judge(Protocol):
     """Evaluates a network in training on validation images. All ranks come to the same verdict."""
 
     def begin(self, data: EvaluationData, move: Callable[[], None]) -> None:
-        """Judge the weights that a phase begins with. move: called for each batch of images."""
+        """Judge the weights at the start of a phase. move: called for each batch of images."""
         ...
 
     def go_on(self, data: EvaluationData, state: Mapping[str, Any], kept: Mapping[str, torch.Tensor]) -> None:
-        """Go on in the midst of a phase, with what `state` and `kept` gave when its checkpoint was written."""
+        """Resume in the middle of a phase, with `state` and `kept` from its checkpoint."""
         ...
 
     @property
     def is_due(self) -> Callable[[int], bool]:
-        """Whether it judges after a step."""
+        """A function of a step: whether the judge judges after it."""
         ...
 
     def judge(self, step: int, move: Callable[[], None]) -> Verdict:
-        """Judge the weights after a step; it may put others in their place."""
+        """Judge the weights after a step; may replace them."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What it remembers, as JSON."""
+        """The judge's state, as JSON."""
         ...
 
     @property
     def kept(self) -> Mapping[str, torch.Tensor]:
-        """The tensors that it may put back, by name."""
+        """The tensors that the judge may restore, by name."""
         ...
 
 
 class Trainable(Protocol):
-    """A network, what each step trains of it, and the losses."""
+    """A network, the parts that each step trains, and the losses."""
 
     @property
     def module(self) -> nn.Module:
-        """The network. Its parameters that need gradients are trained; its tensors are what a checkpoint holds."""
+        """The network. Parameters with gradients are trained; a checkpoint holds all its tensors."""
         ...
 
     @property
@@ -93,47 +93,47 @@ class Trainable(Protocol):
 
     @property
     def runner(self) -> nn.Module:
-        """The module whose forward pass `losses` calls; the network itself, or one that holds it."""
+        """The module whose forward pass `losses` calls: the network itself, or a module that contains it."""
         ...
 
     @property
     def teacher(self) -> nn.Module | None:
-        """A frozen network that teaches all SubNets, and is not trained."""
+        """A frozen network that teaches all SubNets."""
         ...
 
     @property
     def judge(self) -> Judge | None:
-        """What looks at the network now and then, and may change what is trained; None: nothing does."""
+        """The judge, which evaluates the network now and then and may change what is trained; None: no judge."""
         ...
 
     @property
     def base_size(self) -> Size:
-        """(height, width), or the length, of the largest SubNet's input, and of the teacher's."""
+        """Input size of the largest SubNet and of the teacher: (height, width), or the length."""
         ...
 
     def undecayed(self) -> Sequence[torch.Tensor]:
-        """The trained matrices that weight decay is not for; asked for once the module is on its device."""
+        """Trained matrices without weight decay; called once the module is on its device."""
         ...
 
     def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """Trained tensors with a lower learning rate, and its factor; asked for once the module is on its device."""
+        """Trained tensors with a lower learning rate, and its factor; called once the module is on its device."""
         ...
 
     def begin(self, batches: Iterable[Inputs]) -> None:
-        """Called before the first step, with the weights there. batches: training images (B, C, H, W) at `base_size`."""
+        """Called before the first step, with weights loaded. batches: training images (B, C, H, W) at `base_size`."""
         ...
 
     def roles(self, step: int) -> list[Role]:
-        """What `step` trains, in the order of its losses."""
+        """The roles that `step` trains, in the order of its losses."""
         ...
 
     def losses(
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
-        """The loss of each role on a micro-batch, () or that of each of its parts (P,).
+        """The loss of each role on a micro-batch: () for a single loss, (P,) for parts.
 
-        One is computed when it is asked for, so that passes go one by one.
+        Each loss is computed only on request, so that passes run one by one.
 
-        `x_BCHW`: at `base_size`. `target`: of the learning problem, as classes (B,), or soft labels (B, K).
+        x_BCHW: at `base_size`. target: of the learning problem, e.g. classes (B,), or soft labels (B, K).
         """
         ...

@@ -21,7 +21,7 @@ def sample_roles(
 ) -> list[Role]:
     """The SubNets of a step, the teacher first if it is one of them. done: share [0, 1] of the strategy's steps before it.
 
-    fixed: choices of the largest SubNet that all SubNets have, whatever is drawn; `tune` draws all.
+    fixed: choices of the largest SubNet that override the drawn ones in all SubNets, except in `tune`.
     """
 
     def subnet(config: Config) -> Config:
@@ -47,16 +47,16 @@ def sample_roles(
 
 
 def uniform(space: Any, rng: np.random.Generator) -> Config:
-    """Each variable uniform over its choices."""
+    """A config with each variable uniform over its choices."""
     codes = rng.integers(0, space.cardinalities).tolist()
     return {variable.name: variable.choices[code] for variable, code in zip(space.variables, codes, strict=True)}
 
 
 def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
-    """A random SubNet of the part of the space that is open when the share `done` [0, 1] of the training is over.
+    """A random SubNet of the part of the space that is open after the share `done` [0, 1] of the training.
 
-    Kinds without a phase, as the resolution, are open from the start. The others open phase after phase, each in two
-    steps: the larger half of the choices, then all. Source: Once-for-all (ICLR 2020), §3.3.
+    Kinds without a phase, such as the resolution, are open from the start. The others open phase by phase, each in two steps:
+    the larger half of the choices, then all. Source: Once-for-all (ICLR 2020), §3.3.
     """
     phase_of = {variable.kind: KINDS[variable.kind].phase for variable in space.variables}
     phases = sorted({phase for phase in phase_of.values() if phase is not None})
@@ -73,9 +73,9 @@ def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
 
 
 def with_alternatives(space: Any, rng: np.random.Generator) -> Config:
-    """A random SubNet that has at least one alternative.
+    """A random SubNet with at least one alternative.
 
-    In a space where hardly any SubNet has one, it is the largest with one block replaced.
+    If random draws find none, the largest SubNet with one block replaced.
     """
     blocks = [variable for variable in space.variables if variable.kind == "block"]
     for _ in range(MOST_DRAWS):
@@ -91,7 +91,7 @@ def with_alternatives(space: Any, rng: np.random.Generator) -> Config:
 def compound(space: Any, rng: np.random.Generator) -> Config:
     """One random size per stage: its depth, width and expansions take the same rank among their choices.
 
-    Variables outside stages (the resolution, the stem) are drawn on their own. Source: CompOFA (ICLR 2021).
+    Variables outside stages (the resolution, the stem) are drawn independently. Source: CompOFA (ICLR 2021).
     """
     stages = {variable.name.rpartition(".")[0] for variable in space.variables if variable.scope == "stage"}
     groups = [_group(variable.name, stages) for variable in space.variables]
@@ -105,5 +105,5 @@ def compound(space: Any, rng: np.random.Generator) -> Config:
 
 
 def _group(name: str, stages: set[str]) -> str:
-    """The stage that a variable belongs to; itself when it belongs to none."""
+    """The stage of a variable; the variable itself if it belongs to no stage."""
     return next((stage for stage in stages if name.startswith(f"{stage}.")), name)

@@ -1,4 +1,4 @@
-"""A SuperNet in training: its SubNets, one after the other. Legend: B batch, C channels, H height, W width, K classes."""
+"""A SuperNet whose SubNets are trained one after the other. Legend: B batch, C channels, H height, W width, K classes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -16,9 +16,10 @@ from tasks.problems import CLASSIFICATION, LearningProblem
 
 
 class TrainableSuperNet:
-    """A SuperNet, and how its SubNets are drawn: `draw` gives those of a step, the teacher first.
+    """A SuperNet in training: `draw` gives the SubNets of a step, the teacher first.
 
-    share: the weight of soft labels. original: where the alternatives alone are trained; it teaches if no other teacher does.
+    share: the weight of soft labels. original: the frozen original, if only alternatives are trained; it teaches if there is no
+    other teacher.
     """
 
     def __init__(
@@ -45,18 +46,18 @@ class TrainableSuperNet:
         return [matrix for matrix in self.net.kernel_matrices if matrix.requires_grad]
 
     def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """None: all is trained alike."""
+        """Empty: all parameters have the same learning rate."""
         return (), 1.0
 
     def begin(self, batches: Iterable[Inputs]) -> None:
-        """Take what the frozen original needs."""
+        """Set up the frozen original, if there is one."""
         if self._original is not None:
             self._original.begin(batches)
 
     def losses(
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
-        """That of each SubNet; without a frozen teacher the first one teaches the others."""
+        """The loss of each SubNet; without a frozen teacher the first SubNet teaches the others."""
         taught = self._taught(x_BCHW)
         for role in roles:
             self.net.elastic.activate(role.config)
@@ -68,7 +69,7 @@ class TrainableSuperNet:
 
     @torch.no_grad()
     def _taught(self, x_BCHW: Inputs) -> torch.Tensor | None:
-        """Raw outputs of the frozen teacher, as logits (B, K); None where there is none, or nothing is asked of it."""
+        """Raw outputs of the frozen teacher, e.g. logits (B, K); None without a teacher or if `share` is 0."""
         if not self._share:
             return None
         x_BCHW = resize(x_BCHW, self.base_size)

@@ -1,4 +1,4 @@
-"""What is trained of a network with exits, and what is constant meanwhile."""
+"""The trained and the constant parts of a network with exits."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ PARTS_KEPT = 32
 
 
 class ExitRunner(nn.Module):
-    """Runs exits of any SubNet in one forward pass, in training with dropout in heads."""
+    """Runs exits of any SubNet in one forward pass; in training with dropout in heads."""
 
     def __init__(self, net: SuperNet, dropout: float = 0.0) -> None:
         super().__init__()
@@ -24,21 +24,21 @@ class ExitRunner(nn.Module):
         self._known: OrderedDict[bytes, ExitParts] = OrderedDict()
 
     def parts(self, config: Config) -> ExitParts:
-        """The parts of a SubNet; asked for once the network is on its device, where its modules are made anew."""
+        """The parts of a SubNet; called once the network is on its device, since moving it makes its modules anew."""
         key = self._space.row(config).tobytes()
         return remembered(self._known, key, PARTS_KEPT, lambda: ExitParts(self.elastic, config))
 
     def forward(self, x_BCHW: torch.Tensor, config: Config, exits: Sequence[int], constant: int) -> list[torch.Tensor]:
-        """The answers (B, K) of some exits; no gradients go to the bodies of the first `constant` parts."""
+        """The answers (B, K) of some exits; the bodies of the first `constant` parts get no gradients."""
         dropout = self._dropout if self.elastic.training else 0.0
         return self.parts(config).answers(x_BCHW, exits, constant, dropout)
 
 
 @dataclass(slots=True)
 class Course:
-    """Positions of the exits that are trained, and how many parts are constant before; both may change on the way.
+    """Positions of the trained exits, and the number of constant parts before them; both may change during training.
 
-    earlier: how many of the parts that are not are trained with a lower rate.
+    earlier: number of parts, of those not constant, that are trained with a lower rate.
     """
 
     exits: tuple[int, ...]
@@ -46,11 +46,11 @@ class Course:
     earlier: int = 0
 
     def freeze_earlier(self) -> None:
-        """Train the last exit alone, and make all parts before it constant."""
+        """Train only the last exit, and make all parts before it constant."""
         self.exits, self.constant, self.earlier = self.exits[-1:], self.exits[-1], 0
 
     def restrict(self, net: SuperNet) -> None:
-        """Let gradients go to what is trained, and to nothing else."""
+        """Enable gradients for the trained tensors only."""
         trained = self.trained(net)
         for name in net.structure.graph.parameters:
             net.elastic.tensor(name).requires_grad_(name in trained)
@@ -63,12 +63,12 @@ class Course:
         return own | {name for position in self.exits for name in parts[position].head_parameters}
 
     def statistics(self, net: SuperNet) -> set[str]:
-        """Names of the BatchNorm statistics that follow from what is trained."""
+        """Names of the BatchNorm statistics that depend on trained tensors."""
         parts = ExitParts(net.elastic, net.max_config).parts
         return {name for part in parts[: max(self.exits) + 1] for name in part.statistics}
 
     def slowed(self, net: SuperNet) -> list[torch.Tensor]:
-        """The trained tensors that are of earlier parts."""
+        """The trained tensors of earlier parts."""
         parts = ExitParts(net.elastic, net.max_config).parts
         earlier = {name for part in parts[: self.earlier] for name in part.parameters}
         return [net.elastic.tensor(name) for name in earlier & self.trained(net)]

@@ -1,4 +1,4 @@
-"""Judges of exits: how good each is on validation images, and what follows for the training.
+"""Judges of exits: they measure exits on validation images and decide how the training goes on.
 
 Legend: B batch, C channels, H height, W width, K classes.
 """
@@ -30,7 +30,7 @@ class ExitMeter:
     def measure(self, data: EvaluationData, exits: Sequence[int], move: Callable[[], None]) -> list[float]:
         """Validation accuracies [0, 1] of some exits. Each rank takes a share of the images; all get the same numbers.
 
-        BatchNorm statistics of what is trained are taken from training images, and stored.
+        BatchNorm statistics of trained parts are computed from training images, and stored.
         """
         net, constant = self._net, self._course.constant
         size, parts = net.input_size(net.max_config), self._runner.parts(net.max_config)
@@ -66,10 +66,10 @@ class _Due:
 
 
 class BestExit:
-    """Finds the exit that is best, which teaches the others."""
+    """Finds the best exit, which teaches the others."""
 
     def __init__(self, meter: ExitMeter, names: Sequence[str], phase: TrainingPhase, steps: int) -> None:
-        """names: of all exits. steps: from one judgement to the next."""
+        """names: of all exits. steps: between two judgements."""
         self._meter, self._names = meter, names
         self.is_due = _Due(phase, steps)
         self.kept: Mapping[str, torch.Tensor] = {}
@@ -78,11 +78,11 @@ class BestExit:
 
     @property
     def best(self) -> int:
-        """The position of the exit that was most accurate when they were last judged; of equals the deepest."""
+        """The position of the exit with the highest accuracy in the last judgement; the deepest of equals."""
         return max(range(len(self._found)), key=lambda position: (self._found[position], position))
 
     def begin(self, data: EvaluationData, move: Callable[[], None]) -> None:
-        """Judge the weights that the phase begins with."""
+        """Judge the weights at the start of the phase."""
         self._data = data
         self._found = self._meter.measure(data, range(len(self._names)), move)
 
@@ -102,16 +102,16 @@ class BestExit:
 
 
 def told(names: Sequence[str], accuracies: Sequence[float]) -> dict[str, float]:
-    """Accuracies of exits as the history names them."""
+    """Accuracies of exits by their names in the history."""
     return {f"accuracy_exit_{name}": share for name, share in zip(names, accuracies, strict=False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTraining:
-    """How far the training of one part has come.
+    """State of the training of one part.
 
-    floors: accuracies that earlier exits had when it began, which they must not fall below. best: the highest accuracy of its
-    own exit that no earlier one has paid for. waited: how often in a row it was no better.
+    floors: accuracies of earlier exits at its start, below which they must not fall. best: the highest accuracy of its own exit
+    without loss at earlier ones. waited: number of judgements in a row without improvement.
     """
 
     floors: tuple[float, ...]
@@ -119,21 +119,21 @@ class PartTraining:
     waited: int = 0
 
     def after(self, found: Sequence[float]) -> tuple["PartTraining", bool, bool]:
-        """The stage when exits have these accuracies, whether an earlier one is worse, and whether its own is better."""
+        """The next state given these accuracies, whether an earlier exit is worse, and whether its own exit is better."""
         worse = any(share < floor for share, floor in zip(found, self.floors, strict=False))
         better = not worse and found[-1] > self.best
         waited = 0 if better else self.waited + 1
         return replace(self, best=found[-1] if better else self.best, waited=waited), worse, better
 
     def is_over(self, target: float | None, patience: int | None) -> bool:
-        """Whether its exit is good enough, or gets no better any more."""
+        """Whether the exit is good enough, or has stopped improving."""
         return (target is not None and self.best >= target) or (patience is not None and self.waited >= patience)
 
 
 class StageJudge:
-    """Ends the training of a part in time, with the best weights that no earlier exit has paid for.
+    """Ends the training of a part early, with its best weights that cost no earlier exit accuracy.
 
-    Where an earlier exit got worse, all weights go back to the last good ones, and earlier parts are constant from then on.
+    If an earlier exit got worse, all weights go back to the last good ones, and earlier parts are constant from then on.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StageJudge:
         phase: TrainingPhase,
         steps_per_epoch: int,
     ) -> None:
-        """names: of the exits up to that of the part."""
+        """names: of the exits up to the part's own."""
         self._net, self._meter, self._course, self._settings = net, meter, course, settings
         self._names, self._last = names, phase.last_step
         self.is_due = _Due(phase, settings.every_epochs * steps_per_epoch)
@@ -160,7 +160,7 @@ class StageJudge:
         return None if targets is None else targets[0 if len(targets) == 1 else len(self._names) - 1]
 
     def begin(self, data: EvaluationData, move: Callable[[], None]) -> None:
-        """Judge and keep the weights that the part begins with."""
+        """Judge and keep the weights at the start of the part."""
         self._data = data
         *floors, best = self._measure(move)
         self._stage = PartTraining(floors=tuple(floors) if self._course.earlier else (), best=best)
@@ -174,7 +174,7 @@ class StageJudge:
             self._freeze()
 
     def judge(self, step: int, move: Callable[[], None]) -> Verdict:
-        """Keep the weights, or put the last good ones back."""
+        """Keep the weights, or restore the last good ones."""
         found = self._measure(move)
         self._stage, worse, better = self._stage.after(found)
         ended = step == self._last or self._stage.is_over(self._target, self._settings.patience)
@@ -190,7 +190,7 @@ class StageJudge:
         return Verdict(accuracies=told(self._names, found), ended=ended, changed=changed)
 
     def state(self) -> dict[str, Any]:
-        """The stage, and whether earlier parts are constant."""
+        """The state of the part, and whether earlier parts are constant."""
         stage, frozen = self._stage, not self._course.earlier
         return {"floors": stage.floors, "best": stage.best, "waited": stage.waited, "frozen": frozen}
 

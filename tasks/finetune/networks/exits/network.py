@@ -16,10 +16,10 @@ from tasks.finetune.settings import Settings
 
 
 class TrainableExits:
-    """A SuperNet, the exits of each of its SubNets trained in one pass: `draw` gives the SubNets of a step, the largest first.
+    """A SuperNet in which all exits of a SubNet are trained in one pass: `draw` gives the SubNets of a step, the largest first.
 
-    share: the weight of soft labels. teaching: the position of the exit of the first SubNet that teaches the others; None: none
-    does. original: where heads alone are trained.
+    share: the weight of soft labels. teaching: position of the exit of the first SubNet that teaches the others; None: no exit
+    teaches. original: the frozen original, if heads alone are trained.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class TrainableExits:
         return [matrix for matrix in self._net.kernel_matrices if matrix.requires_grad]
 
     def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """Weights of earlier parts."""
+        """Weights of earlier parts, and their factor."""
         return self._course.slowed(self._net), self._settings.exits.earlier_rate
 
     def begin(self, batches: Iterable[Inputs]) -> None:
-        """Take what the frozen original needs."""
+        """Set up the frozen original, if there is one."""
         if self._original is not None:
             self._original.begin(batches)
 
     def losses(
         self, roles: Sequence[Role], x: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
-        """Those of the trained exits (P,) of each SubNet."""
+        """Losses (P,) of the trained exits, for each SubNet."""
         net, exits, constant = self._net, self._course.exits, self._course.constant
         x_BCHW = only(x)
         taught_BK = self._taught(x_BCHW)
@@ -81,7 +81,7 @@ class TrainableExits:
 
     @torch.no_grad()
     def _taught(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
-        """Logits (B, K) of the frozen copy, where that teaches."""
+        """Logits (B, K) of the frozen copy; None if it does not teach."""
         if self.teacher is None or not self._share:
             return None
         taught_BK: torch.Tensor = self.teacher(resize(x_BCHW, self.base_size))

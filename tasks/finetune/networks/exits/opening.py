@@ -1,4 +1,4 @@
-"""The network of a phase in which exits are trained."""
+"""The network of a phase that trains exits."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ def open_exits(
     original: FrozenOriginal | None,
     fixed: Mapping[str, Choice],
 ) -> TrainableExits:
-    """The network, which trains as the phase says. original: of `heads`. fixed: choices of all SubNets of `joint`."""
+    """The network in the training mode of the phase. original: for `heads`. fixed: choices of all SubNets in `joint`."""
     names, runner = job.exits, ExitRunner(net, settings.exits.dropout)
     assert phase.strategy is not None
     share = settings.soft_share(phase.strategy)
@@ -75,7 +75,7 @@ def _weighted(names: tuple[str, ...], exits: tuple[int, ...], weights: tuple[flo
 def joint_roles(
     net: SuperNet, settings: Settings, step: int, parts: WeightedNames, fixed: Mapping[str, Choice] = NOTHING
 ) -> list[Role]:
-    """The SubNets of a step, each up to its last exit: those of the sandwich rule where the space has more than exits."""
+    """The SubNets of a step, each up to its last exit; if the space varies more than exits, those of the sandwich rule."""
     space = net.space
     if len(space.variables) == 1:
         return [Role("joint", net.max_config, True, parts=parts)]
