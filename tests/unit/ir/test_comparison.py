@@ -1,5 +1,6 @@
 """A module whose Python code decides by values is told apart from what was traced of it."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import tailor_ir
+from tailor_ir.reading.comparison import difference_of_answers
 from tailor_ir.reading.value_reads import ValueReads
 
 
@@ -174,3 +176,18 @@ def test_sizes_of_stored_tensors_are_no_values() -> None:
 
     torch.jit.trace(sized, torch.randn(2, 8))
     assert reads.places == {}
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "difference"),
+    [
+        ([math.nan, 4.0], [0.0, 3.0], 0.25),
+        ([math.nan, 4.0], [math.inf, 4.0], 0.0),
+        ([0.0, 4.0], [math.nan, 4.0], math.inf),
+        ([math.inf, 4.0], [0.0, 4.0], math.inf),
+    ],
+)
+def test_only_numbers_that_the_original_lacks_are_not_compared(
+    expected: list[float], found: list[float], difference: float
+) -> None:
+    assert difference_of_answers([torch.tensor(expected)], [torch.tensor(found)]) == difference

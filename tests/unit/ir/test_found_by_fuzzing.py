@@ -388,3 +388,20 @@ def test_a_squeeze_that_would_drop_a_single_sample_is_compared_with_several() ->
     squeezed = (Step("Unsqueeze", "u axes", "s"), Step("Squeeze", "s", "t"))
     steps = (CONVOLUTION, *squeezed, Step("ReduceMean", "t", "y", {"axes": [1], "keepdims": 0}))
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants={"axes": [1]}))
+
+
+def test_a_norm_of_a_constant_that_the_runtime_gives_no_number_for_is_not_compared() -> None:
+    """ONNX divides by the deviation plus 1e-9; onnxruntime by the deviation, which is 0 in words that are masked."""
+    words = (Step("Gather", "table x", "t"), Step("Greater", "x limit", "g"), Step("Cast", "g", "m", {"to": 1}))
+    masked = (*words, Step("Unsqueeze", "m last", "u"), Step("Mul", "t u", "v"))
+    norm = Step("MeanVarianceNormalization", "v", "n", {"axes": [2]})
+    network = Network(
+        inputs={"x": ("int64", ("N", 8))},
+        steps=(*masked, norm, Step("MatMul", "n w", "y")),
+        outputs=("y",),
+        weights={"table": (16, 6), "w": (6, 8)},
+        constants={"limit": 4, "last": [2]},
+    )
+    net = tailor_ir.compile(network.model(2))
+    with torch.no_grad():
+        assert net.elastic.eval()(torch.zeros(2, 8, dtype=torch.int64)).isfinite().all()
