@@ -1,4 +1,4 @@
-"""The writer of one pipeline run; run ids are passed explicitly, no run is ever 'active'."""
+"""The writer of one pipeline run; run ids are passed explicitly, and no run is ever 'active'."""
 
 import os
 import re
@@ -31,12 +31,12 @@ KEY_TAG = "autotailor.key"
 STAGE_TAG = "autotailor.stage"
 NOTE_TAG = "mlflow.note.content"
 DIGEST_TAG = "autotailor.digest"
-"""Of a version of a registered model."""
+"""Tag of a registered model's version."""
 FILE_DIGEST_TAG, FILE_ADDRESS_TAG = "z.digest", "z.artifact"
-"""Of a run, by artifact: nobody reads these, so they stand last where tags are sorted by name."""
+"""Tags of a run, by artifact. Nobody reads these, so the names sort last."""
 OUTPUT_TAG = "autotailor.output"
 TOLD_TAG = "autotailor.told"
-"""Of a stage's run: "true" where the pipeline run has everything about it. Of a pipeline run, by what follows the stages."""
+"""Tag of a stage's run: "true" if the pipeline run has all of its data. Prefix of a pipeline run's tags for later steps."""
 NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
 SUPERNET_DESCRIPTION = "SuperNet: tailor_ir.load(folder) opens it"
 KEY_SHOWN = 6
@@ -48,7 +48,7 @@ FLUSH_SECONDS = 1.0
 
 @dataclass(slots=True)
 class MetricLog:
-    """Metrics of one run, written about once a second: a database transaction per training step is too slow."""
+    """Metrics of one run, written about once per second, since a database transaction per training step is too slow."""
 
     client: MlflowClient
     run_id: str
@@ -56,7 +56,7 @@ class MetricLog:
     _written_s: float = field(default_factory=time.monotonic)
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Metrics of one step."""
+        """Add the metrics of one step."""
         now_ms = int(time.time() * 1000)
         self._waiting += [Metric(name, value, now_ms, step) for name, value in values.items()]
         if time.monotonic() - self._written_s > FLUSH_SECONDS or len(self._waiting) >= MAX_METRICS:
@@ -79,32 +79,32 @@ class Tracker:
     run_id: str
 
     def start_stage(self, stage: str, key: str) -> str:
-        """Run id of the stage, nested; a run that was killed in the same stage under the same key goes on.
+        """Run id of the stage, nested; a killed run of the same stage under the same key is continued.
 
-        Stage runs of one name have equal settings, inputs and code.
+        Stage runs of the same name have equal settings, inputs and code.
         """
         name = f"{stage} {key[:KEY_SHOWN]}"
         tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, NAME_TAG: name}
         return _start(self.client, self.experiment, tags)
 
     def has_told(self, stage: str, key: str) -> bool:
-        """Whether the pipeline run has everything about a stage already: by this worker, an earlier one, or another."""
+        """Whether the pipeline run already has all data of a stage, from this worker, an earlier one, or another."""
         tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, TOLD_TAG: "true"}
         return bool(self.client.search_runs([self.experiment], _with(tags), ViewType.ACTIVE_ONLY, max_results=1))
 
     def set_told(self, run_id: str) -> None:
-        """The pipeline run has everything about the stage of this run."""
+        """Mark that the pipeline run has all data of this run's stage."""
         self.tag(run_id, {TOLD_TAG: "true"})
 
     def once(self, what: str, tell: Callable[[], None]) -> None:
-        """Tell the pipeline run something that follows its stages, unless it has that already."""
+        """Log something that follows the stages to the pipeline run, unless it has been logged before."""
         tag = f"{TOLD_TAG}.{what}"
         if tag not in self.client.get_run(self.run_id).data.tags:
             tell()
             self.tag(self.run_id, {tag: "true"})
 
     def describe(self, text: str) -> None:
-        """Markdown for the top of the pipeline run's page, below what stands there; nothing if that has it."""
+        """Append Markdown to the top of the pipeline run's page; no effect if it is already there."""
         known = self.client.get_run(self.run_id).data.tags.get(NOTE_TAG, "")
         if text not in known:
             self.tag(self.run_id, {NOTE_TAG: "\n\n".join(filter(None, (known, text)))})
@@ -114,7 +114,7 @@ class Tracker:
         return MetricLog(self.client, run_id)
 
     def log_params(self, run_id: str, config: Mapping[str, Any]) -> None:
-        """Settings, flattened; values longer than MLflow keeps are cut (the whole config is an artifact)."""
+        """Log settings, flattened; values longer than MLflow's limit are cut (the whole config is an artifact)."""
         known = self.client.get_run(run_id).data.params
         flat = {NAME_FORBIDS.sub("_", key): value[:MAX_PARAM_LENGTH] for key, value in flatten(config)}
         params = [Param(key, value) for key, value in flat.items() if key not in known]
