@@ -125,7 +125,7 @@ def foresee(command: str, config: FlowConfig, question: Question | None = None) 
 
 
 def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | None) -> dict[str, Any]:
-    """Call the flow of a command. Flows are imported on demand: on import, each describes its options to Prefect, which takes
+    """Call the flow of a command. Flows are loaded on demand: each describes its options to Prefect when loaded, which takes
     0.2 s.
     """
     if command == NIGHTLY:

@@ -5,8 +5,7 @@ that
 does not need it, and comes back later.
 
 Results live in our own store and are found there by key, so Prefect neither persists nor caches anything. Only stages that talk
-to
-an agent are retried, with back-off; their measurements are kept, so a retry continues from there.
+to an agent are retried, with back-off; their measurements are kept, so a retry continues from there.
 """
 
 import time

@@ -79,7 +79,7 @@ def alone_at(address: TrackingAddress) -> Iterator[None]:
 
     UserError in one line: a damaged database, a missing folder, or a server that does not answer.
     """
-    from flows.sharing import database_turn  # here because its driver takes 0.2 s to import
+    from flows.sharing import database_turn  # here because loading its driver takes 0.2 s
 
     with ExitStack() as stack:
         stack.enter_context(in_turn(address.uri))

@@ -19,7 +19,7 @@ COMPARED = (
 )
 """Settings by which runs are compared, including those at their defaults."""
 OF_DEVICES = ("backend", "threads", "precision", "batch")
-"""Such settings of each device."""
+"""Device settings by which runs are compared."""
 HEADLINE = ("speed-up", "budgets kept")
 """Cards of a report that the description includes for each device."""
 
@@ -57,7 +57,7 @@ def _budgets(config: FlowConfig, device: str) -> str:
 
 
 def headline_lines(report: Mapping[str, Any]) -> list[str]:
-    """The most important cards of a report: the network's accuracy, and what each device gained."""
+    """The most important cards of a report: the network's accuracy, and the gain on each device."""
     first, *others = report["headline"]
     own = [card for card in others if card["label"].removeprefix(f"{card['device']}: ") in HEADLINE]
     return [f"- {card['label']}: {card['value']} ({card['note']})" for card in (first, *own)]

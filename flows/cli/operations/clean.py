@@ -32,7 +32,7 @@ KINDS = {
 
 
 class CleanConfig(BaseModel):
-    """What is cleaned, the minimum age, and whether anything is removed."""
+    """The output folder, the minimum age, and whether leftovers are removed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
