@@ -1,10 +1,8 @@
 """Finds the report of a complete run again without Prefect, MLflow, or a library that trains or draws.
 
 A finished run leaves `complete.json` in its folder. The same command finds the run by this file, checks each stage as a run
-does,
-puts the report and the exported files in their places, and ends. The normal run is used if anybody else needs the results: a
-Prefect
-server, an MLflow server, other workers, or an output folder at a URL.
+does, puts the report and the exported files in their places, and ends. The normal run is used if anybody else needs the
+results: a Prefect server, an MLflow server, other workers, or an output folder at a URL.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ class CompleteRun(Stored):
     """The sources of a run, and the part of its result that is not in the report.
 
     stages: the folder of each by its title. report: digests of its files by name. code: of the report. tracking: MLflow's
-    address with
-    the run.
+    address with the run.
     """
 
     STAGE: ClassVar[str] = REPORT

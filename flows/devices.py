@@ -77,8 +77,7 @@ class Devices:
         device.
 
         Agents started here keep to their own cores. They take turns if there are too few cores, or if `alone` is set because
-        this process
-        computes between the measurements. After an AgentError the next use reconnects.
+        this process computes between the measurements. After an AgentError the next use reconnects.
         """
         turns = alone or share_cores([profile for profile in self.profiles.values() if profile.is_here])
         with self._alone(name, turns), self._client_or_anew(name) as client:

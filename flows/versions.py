@@ -1,10 +1,8 @@
 """The version of a stage's code: a digest of the source files it can reach inside this project.
 
 Imports are followed, transitively, so that a stage is repeated after a change in a file that it uses, and after no other
-change. They
-are found by regular expressions, since the syntax trees of hundreds of files take seconds; a file in which the word `import`
-occurs
-elsewhere is parsed.
+change. They are found by regular expressions, since the syntax trees of hundreds of files take seconds; a file in which the
+word `import` occurs elsewhere is parsed.
 """
 
 import ast

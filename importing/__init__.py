@@ -1,8 +1,7 @@
 """Disable telemetry of libraries and runtimes: every package of the project loads this one before anything else.
 
 Libraries read most of these settings on loading, so they must be in the environment before. Child processes inherit them.
-Values
-set by the user are kept (docs/security.md). For external commands, `python -m importing` prints the settings.
+Values set by the user are kept (docs/security.md). For external commands, `python -m importing` prints the settings.
 """
 
 import os

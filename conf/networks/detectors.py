@@ -1,8 +1,7 @@
 """Detectors with a single raw output and random weights: SSDLite, RetinaNet and FCOS.
 
 They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite and FCOS on a small residual network. Steps before and
-after
-the network are not included: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and
+after the network are not included: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and
 `tasks.problems`).
 
 Shapes: B batch, C channels, H height, W width, P anchors. Sources: MobileNetV2 (CVPR 2018) §6.2, Focal Loss for Dense Object

@@ -1,7 +1,7 @@
 """The largest network of ElasticViT's SuperNet: mobile convolutions first, then LeViT's transformer blocks.
 
-Source: ElasticViT (Tang et al., ICCV 2023), https://arxiv.org/abs/2303.09730; BatchNorm after every projection, small
-keys and wide values as in LeViT (Graham et al., ICCV 2021), https://arxiv.org/abs/2104.01136.
+Source: ElasticViT (Tang et al., ICCV 2023), https://arxiv.org/abs/2303.09730; BatchNorm after every projection, small keys and
+wide values as in LeViT (Graham et al., ICCV 2021), https://arxiv.org/abs/2104.01136.
 
 Differences from the paper: the second block of the stem, not the first of the first stage, halves the resolution, so that all
 five blocks of that stage can be skipped; blocks that change the shape have no shortcut; there are no relative positions, which

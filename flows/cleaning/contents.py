@@ -1,8 +1,7 @@
 """Contents at a URL that no folder refers to, from replaced stages and abandoned uploads.
 
 A content is in use if the record of a folder, or of one being published (`flows.storage.publishing`), refers to it. Other
-contents
-can be removed after a grace period: a machine that needs one again uploads it again.
+contents can be removed after a grace period: a machine that needs one again uploads it again.
 """
 
 import re

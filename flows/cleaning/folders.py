@@ -44,8 +44,7 @@ class FolderCleaner:
     """Cleans an output folder on a disk (`flows.cleaning.leftovers.OutputCleaner`).
 
     older_than_s: minimum age for removal [s]. stages: whether complete stages count, too. locks: the database by which workers
-    share
-    the folder; None: each run has exclusive use of it. clock: [s since 1970].
+    share the folder; None: each run has exclusive use of it. clock: [s since 1970].
     """
 
     folder: Path

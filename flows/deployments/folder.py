@@ -12,8 +12,7 @@ def check_folder(directory: str = "") -> dict[str, str]:
     """End Prefect's command with one line if deployments could not run: the variable is missing or names a wrong folder.
 
     directory: as in `prefect.yaml`; "{{ … }}" or empty if the variable is not set. A folder that does not exist on this machine
-    may
-    exist on the worker's.
+    may exist on the worker's.
     """
     if fault := fault_of(directory):
         print(f"autotailor: {VARIABLE}: {fault}", file=sys.stderr)

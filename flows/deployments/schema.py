@@ -21,8 +21,7 @@ def settings_schema(model: type[BaseModel]) -> Plain:
     """The schema of some settings of a config. A form shows them section by section; sections open on request.
 
     Defaults are written into descriptions, because a form would send a default like an entered value, which overrides a preset.
-    Devices
-    are a list with names, because forms show a mapping as raw JSON.
+    Devices are a list with names, because forms show a mapping as raw JSON.
     """
     schema = model.model_json_schema()
     definitions = schema["$defs"]

@@ -2,8 +2,7 @@
 WORD…`.
 
 For programs that accept a secret only from the environment, while it should be stored only in a file: container configs, and
-tools
-that show them, then do not contain it.
+tools that show them, then do not contain it.
 """
 
 import os

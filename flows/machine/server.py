@@ -1,8 +1,7 @@
 """A Prefect server for the duration of one command, for users without a server.
 
 Prefect starts one by itself too, but that one survives if the command is killed. This one ends with its parent, listens on
-loopback
-only, and requires a password that nobody else knows.
+loopback only, and requires a password that nobody else knows.
 """
 
 import atexit
@@ -43,10 +42,8 @@ def start_server() -> Callable[[], None]:
     """Start a temporary server, unless the environment names one or a Prefect home with its own settings.
 
     Call it before Prefect is first loaded. Prefect then finds the server in the environment and, at exit, sends its last logs
-    before the
-    server is stopped. Returns a function that waits until the server is ready, and raises UserError if it fails. A second call
-    in this
-    process starts no server, and waits for the same one.
+    before the server is stopped. Returns a function that waits until the server is ready, and raises UserError if it fails. A
+    second call in this process starts no server, and waits for the same one.
     """
     if url := os.environ.get("PREFECT_API_URL"):
         if url in _STARTED:

@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM interrupt the main thread; if a library catches the interruption, the run ends at its next step.
 
 A second signal ends the process at once: remaining clean-up of an interrupted command would fail in many ways, and the same
-command
-continues from any end. Processes that it started end with it.
+command continues from any end. Processes that it started end with it.
 """
 
 import os
@@ -50,8 +49,7 @@ def interruptible() -> Iterator[None]:
     """While inside, Ctrl-C raises KeyboardInterrupt and SIGTERM Terminated; only in the main thread, which alone gets signals.
 
     asyncio keeps a handler that is not Python's own. Otherwise a call of Prefect's client takes Ctrl-C for itself: it cancels
-    the
-    request, a library catches the cancellation, and the run continues.
+    the request, a library catches the cancellation, and the run continues.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,7 @@
 """Changes since the night before, and the stages that were worked again because of them.
 
 The keys of stages decide what is worked, not this module. The records of both nights list the changed stages and the settings
-that
-each was made from, so any machine with the records can report the causes.
+that each was made from, so any machine with the records can report the causes.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """`--dry-run`: the stages of a run that are complete, the stages to be worked, and why. Nothing is worked or written.
 
 A stage's key needs the content of its inputs, and stages still to be worked have not produced these yet. A later stage
-therefore
-is "to work" if the store has no folder of it at all. Otherwise it "depends": it is complete if its inputs come out as before.
+therefore is "to work" if the store has no folder of it at all. Otherwise it "depends": it is complete if its inputs come out as
+before.
 """
 
 import json
@@ -46,8 +46,7 @@ class Expectation:
     """The state of one stage before a run, and the reason. `folder`: of a complete stage.
 
     For a stage to be worked, `device_s` is the time for which its device will be busy, if known, and `last_s` the duration of
-    the
-    latest stage of that name in this output folder, scaled to the same number of epochs.
+    the latest stage of that name in this output folder, scaled to the same number of epochs.
     """
 
     stage: str

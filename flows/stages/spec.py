@@ -220,8 +220,7 @@ class StageSpec:
     """One row of the table.
 
     The key of a stage consists of its name, `settings`, the content of `inputs`, and the source of `modules` with all their
-    imports.
-    Settings that cannot change a result are left out of `settings`, so that changing them repeats nothing.
+    imports. Settings that cannot change a result are left out of `settings`, so that changing them repeats nothing.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """One walk through a table of stages: each stage is a Prefect task, and devices are worked side by side.
 
 Workers that share a run walk through the same table. If another worker is at a stage, a worker continues with the next stage
-that
-does not need it, and comes back later.
+that does not need it, and comes back later.
 
 Results live in our own store and are found there by key, so Prefect neither persists nor caches anything. Only stages that talk
 to an agent are retried, with back-off; their measurements are kept, so a retry continues from there.

@@ -2,8 +2,7 @@
 
 A stage at the URL is downloaded instead of worked. A stage worked here is uploaded when it is complete. While one machine works
 a stage, others that need it wait for it and then download it. Measurements and the stage's partial results are uploaded during
-the
-work: if its machine is lost, the next one continues from there.
+the work: if its machine is lost, the next one continues from there.
 """
 
 import shutil
@@ -73,8 +72,7 @@ class Mirror:
         """The block works a stage in its folder if it is incomplete; afterwards it is at the URL as well.
 
         A stage at the URL is downloaded first. If another machine works it, the block waits for that machine. Files whose
-        transfer failed
-        are transferred again by the next run. say: is called with messages for the user.
+        transfer failed are transferred again by the next run. say: is called with messages for the user.
         """
         name = self._name(folder)
         if folder.complete or self._comes(folder):

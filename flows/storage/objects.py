@@ -2,8 +2,7 @@
 
 Object stores (S3, Google Cloud Storage) do both in one request: `If-None-Match: *`, `ifGenerationMatch=0`. On file systems an
 object is first written under a temporary name beside its own. It then gets its own name by a rename, or, if it has to be new,
-by a
-link or a rename that replaces nothing.
+by a link or a rename that replaces nothing.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The address of MLflow's runs: a server, a PostgreSQL database, or an SQLite database with its artifacts in the same folder.
 
 Without a setting, runs of all output folders are kept together in `mlflow.db` of the working folder, where MLflow's own
-commands
-look for it.
+commands look for it.
 """
 
 import os

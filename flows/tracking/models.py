@@ -48,8 +48,7 @@ def write_models(exports: Exports, exported: Path, folder: Path) -> list[str]:
     names.
 
     The names follow the readable file names. ONNX files are links into `exported`: nothing is copied or converted, and equal
-    files make
-    equal models.
+    files make equal models.
     """
     cards = {card.digest: card for card in exports.subnets}
     names = []

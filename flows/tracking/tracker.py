@@ -133,8 +133,7 @@ class Tracker:
         """Log a file or folder `name` of a folder for this run, and return its address. Address and digest become tags.
 
         Content that another run already has is not stored twice: beside a local database it is linked, and on a server the
-        other run's
-        address is used.
+        other run's address is used.
         """
         digest = digest_of(folder / name)
         holder, own = self._holder(name, digest), self._folder(run_id)
@@ -232,8 +231,7 @@ def start_tracking(address: TrackingAddress, experiment: str, key: str, name: st
     """Open or continue the MLflow run of a pipeline. UserError in one line if the address cannot be used.
 
     A new run is named by `name`, its time and its key. Commands that start together share the database and the experiment, so
-    they
-    make them one after the other.
+    they make them one after the other.
     """
     called = f"{name} {datetime.now():%Y-%m-%d %H:%M:%S} {key[:KEY_SHOWN]}"
     try:

@@ -1,8 +1,7 @@
 """The driver's side: batches of SubNets along the tree of their common first steps, submitted to Dask workers.
 
 Dask places batches, and repeats them if a worker dies. Tasks are strings (`flows.workers.process`). Dask's own protocol pickles
-and
-unpickles, so every peer of it is trusted: docs/security.md.
+and unpickles, so every peer of it is trusted: docs/security.md.
 """
 
 import logging
@@ -147,8 +146,7 @@ class DaskWorkers:
         """Client of processes on this machine. They listen on loopback only, and accept peers with the key that they get: TLS.
 
         Dask's own environment for them has a malloc setting (`MALLOC_TRIM_THRESHOLD_`) that maps torch's tensors anew each
-        time:
-        evaluation takes twice as long with it.
+        time: evaluation takes twice as long with it.
         """
         environment = {"OMP_NUM_THREADS": self._settings.threads}
         with dask.config.set({**QUIET, "distributed.nanny.pre-spawn-environ": environment}):
