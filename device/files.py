@@ -1,4 +1,4 @@
-"""The files of the wheel: the run time, and the modules of the other rooms that it imports, found by their imports."""
+"""The files of the wheel: the runtime, and the modules of other packages that it imports, found by following imports."""
 
 import importlib.util
 from modulefinder import ModuleFinder
@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOM = "adaptive_runtime"
 PAGES = "adaptive_runtime/service/pages"
 PLOTLY = "plotly.min.js"
-"""Draws the charts of the live page, without a network. Of the package plotly the wheel needs this alone."""
+"""Draws the charts of the live page, without a network. It is the only file of the package plotly in the wheel."""
 
 
 def wheel_files() -> dict[Path, str]:
-    """Where each file lies, and its place in the wheel. Of `ROOM` everything, as pages have files that are no modules."""
+    """Path of each file, and its place in the wheel. Includes all of `ROOM`, since pages have files that are not modules."""
     finder = ModuleFinder(path=[str(ROOT)])
     own = [file for file in sorted((ROOT / ROOM).rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
     for file in own:
@@ -26,7 +26,7 @@ def wheel_files() -> dict[Path, str]:
 
 
 def _plotly() -> Path:
-    """FileNotFoundError: the package is not installed where the wheel is built."""
+    """The path of plotly's script. FileNotFoundError if the package is not installed at build time."""
     package = importlib.util.find_spec("plotly")
     for place in (package and package.submodule_search_locations) or ():
         if (file := Path(place) / "package_data" / PLOTLY).is_file():
@@ -35,7 +35,7 @@ def _plotly() -> Path:
 
 
 class WheelFiles(BuildHookInterface):
-    """Puts the files into the wheel."""
+    """Adds the files to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called once, before the wheel is written."""

@@ -1,8 +1,8 @@
-"""A run in which all is complete: its report is found again without Prefect, MLflow, or a library that trains or draws.
+"""Finds the report of a complete run again without Prefect, MLflow, or a library that trains or draws.
 
-A run that has ended leaves `complete.json` in its folder. The same command finds the run by it, looks at each stage as a run
-does, puts the report and the exported files in their places, and ends. It goes another way where anybody else is to be told:
-a Prefect server, a server of MLflow, other workers, or an output folder at a URL.
+A finished run leaves `complete.json` in its folder. The same command finds the run by this file, checks each stage as a run
+does, puts the report and the exported files in their places, and ends. The normal run is used if anybody else needs the
+results: a Prefect server, an MLflow server, other workers, or an output folder at a URL.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ REPORT = "report"
 class CompleteRun(Stored):
     """The sources of a run, and the part of its result that is not in the report.
 
-    stages: the folder of each by its title. report: digests of its files by name. code: of the report. tracking: where MLflow
-    has the run.
+    stages: the folder of each by its title. report: digests of its files by name. code: of the report. tracking: MLflow's
+    address with the run.
     """
 
     STAGE: ClassVar[str] = REPORT
@@ -57,7 +57,7 @@ class CompleteRun(Stored):
 
 
 def remember(config: FlowConfig, folder: Path, stages: Mapping[str, Path], result: Mapping[str, Any]) -> None:
-    """Leave in the folder of a run that it is complete. stages: their folders by their titles. result: beside the report."""
+    """Record in a run's folder that it is complete. stages: folders by title. result: the part that is not in the report."""
     CompleteRun(
         stages={title: str(stage) for title, stage in sorted(stages.items())},
         report=_report_in(folder),
@@ -68,13 +68,13 @@ def remember(config: FlowConfig, folder: Path, stages: Mapping[str, Path], resul
 
 
 def is_remembered(config: FlowConfig) -> bool:
-    """Whether the same run has ended before, and nobody else is to be told of another one."""
+    """Whether the same run has ended before, and no server or other worker needs a new one."""
     alone = config.locks is None and SERVER not in os.environ and not is_shared(config.output_dir)
     return alone and (config.run_folder(REPORT) / COMPLETE_FILE).is_file()
 
 
 def found_again(table: Sequence[StageSpec], config: FlowConfig) -> dict[str, Any] | None:
-    """The result of a run that is remembered, if all its stages are complete; None: something is to be worked or told."""
+    """The result of a remembered run if all its stages are complete; None if something is to be worked or logged."""
     folder = config.run_folder(REPORT)
     try:
         known = CompleteRun.read(folder / COMPLETE_FILE)
@@ -106,7 +106,7 @@ def found_again(table: Sequence[StageSpec], config: FlowConfig) -> dict[str, Any
 
 
 def _is_told(config: FlowConfig, known: CompleteRun) -> bool:
-    """Whether MLflow has the run in a file that is still there."""
+    """Whether MLflow has the run in a file that still exists."""
     address = address_of(config.tracking.uri)
     file = database_of(address.uri)
     return str(address) == known.tracking and file is not None and file.is_file()
@@ -117,7 +117,7 @@ def _report_in(folder: Path) -> dict[str, str]:
 
 
 def _code() -> str:
-    """A digest of the code, the templates and the libraries that a report is made by."""
+    """A digest of the code, the templates and the libraries that make a report."""
     rooms = (Path(tasks.report.__file__).parent, Path(tasks.pages.__file__).parent)
     texts = (file for room in rooms for end in ("html", "css", "js") for file in sorted(room.rglob(f"*.{end}")))
     return digest_of(

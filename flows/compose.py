@@ -1,6 +1,6 @@
-"""Composing a configuration with Hydra, once, at the edge; every complaint becomes one line.
+"""Compose a configuration with Hydra, once, at the entry point; every error becomes one line.
 
-Hydra keeps global state, so nothing below a flow may compose. The result is a plain mapping for pydantic to validate.
+Hydra keeps global state, so nothing below a flow may compose. The result is a plain mapping that pydantic validates.
 """
 
 import itertools
@@ -28,13 +28,13 @@ FREE_MAPPINGS = re.compile(
     r"(model\.options|pretraining\.space|baselines\.files|export\.together|engine\.fixed"
     r"|(search\.)?partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(engine|measure|subnet))[.=]"
 )
-SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read
+SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # Hydra must not parse *, [ and ]
 Groups = dict[str, list[str]]
 SEE_HELP = "see 'autotailor --help'"
 
 
 def compose_config(root: str, overrides: Sequence[str], config_folder: Path | None = None) -> dict[str, Any]:
-    """The resolved mapping of `conf/<root>.yaml` under `overrides`. UserError for whatever Hydra does not accept."""
+    """The resolved mapping of `conf/<root>.yaml` under `overrides`. UserError if Hydra does not accept it."""
     parsed = parse_overrides(overrides)
     for override, text in zip(parsed, overrides, strict=True):
         _check_override(override, text)
@@ -53,7 +53,7 @@ def compose_config(root: str, overrides: Sequence[str], config_folder: Path | No
 
 
 def _unreadable(error: Exception, config_folder: Path | None) -> UserError:
-    """The one line for a YAML file that is none, with the place that the parser tells."""
+    """The line for an invalid YAML file, with the position that the parser reports."""
     mark = getattr(error, "problem_mark", None)
     place = "" if mark is None else f"{mark.name}:{mark.line + 1}: "
     reason = getattr(error, "problem", None) or (
@@ -64,7 +64,7 @@ def _unreadable(error: Exception, config_folder: Path | None) -> UserError:
 
 
 def _with_selectors(config: dict[str, Any], selectors: dict[str, Any]) -> dict[str, Any]:
-    """`space` with the command line's selectors, which come last and take the place of a file's."""
+    """`space` with the command line's selectors, which come last and replace those of a file."""
     if "space" not in config:
         raise _unknown_key(f"space.{next(iter(selectors))}", (), config)
     files = {name: choices for name, choices in (config["space"] or {}).items() if name not in selectors}
@@ -81,13 +81,13 @@ def _compose(root: str, overrides: Sequence[str], search: list[str], groups: Gro
     assert isinstance(container, dict)
     config = {str(key): value for key, value in container.items()}
     if root in WITH_DEVICES:
-        config = {"device": {}} | config  # device=[] leaves none
+        config = {"device": {}} | config  # Hydra drops the group for device=[]
     refuse_instantiation(config)
     return config
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Hydra's own reading of the overrides, of a selector's value only; UserError names the first that is no `key=value`."""
+    """Overrides parsed by Hydra (of selectors only the value); UserError names the first that is not `key=value`."""
     parser = OverridesParser.create()
     parsed: list[Override] = []
     for text in overrides:
@@ -119,7 +119,7 @@ def split_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def refuse_instantiation(value: Any, where: str = "config") -> None:
-    """UserError when a mapping anywhere inside asks for a class to be built: names are looked up, never imported."""
+    """UserError if a mapping anywhere inside asks to instantiate a class: names are looked up, never imported."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if str(key) in INSTANTIATION_KEYS:
@@ -147,7 +147,7 @@ def _check_override(override: Override, text: str) -> None:
 
 
 def _explain(message: str, overrides: Sequence[str], known: Any, groups: Groups) -> UserError:
-    """The one line for a Hydra or OmegaConf complaint."""
+    """The line for an error of Hydra or OmegaConf."""
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", message):
         group, name = match.groups()
         options = groups.get(group, [])

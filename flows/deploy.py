@@ -1,4 +1,4 @@
-"""The flow that puts a bundle and the run time onto a device."""
+"""The flow that deploys a bundle and the runtime on a device."""
 
 from prefect import flow, get_run_logger
 
@@ -9,12 +9,12 @@ from tasks.pages.console import PlainConsole
 
 @flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)
 def deploy(config: DeployConfig, device: str) -> Deployed:
-    """Copy, install, check, start; the former release stays where something is wrong."""
+    """Copy, install, check and start; the former release stays if something fails."""
     return put(config, device)
 
 
 def put(config: DeployConfig, device: str) -> Deployed:
-    """Put the bundle onto the device, inside a flow run."""
+    """Deploy the bundle on the device, inside a flow run."""
     console, logger = PlainConsole(stderr=True), get_run_logger()
 
     def say(line: str) -> None:

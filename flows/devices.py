@@ -1,4 +1,4 @@
-"""The devices of one run: agents elsewhere are reached, agents here and over ssh are started at first need."""
+"""The devices of one run: remote agents are connected; local agents and agents over ssh are started on first use."""
 
 import os
 import threading
@@ -22,14 +22,14 @@ THIS_MACHINE = "this machine"
 
 
 class Devices:
-    """Clients by device name. Use as a context: agents that were started here end with it."""
+    """Clients by device name. Use as a context: agents started here end with it."""
 
     def __init__(
         self,
         profiles: Mapping[str, DeviceProfile],
         turn: Callable[[str], AbstractContextManager[None]] = in_turn,
     ) -> None:
-        """turn: exclusive use of a device that other machines reach, too."""
+        """turn: gives exclusive use of a device that other machines can also reach."""
         self.profiles = dict(profiles)
         self._turn = turn
         self._connected: dict[str, tuple[tuple[AgentClient, ...], ExitStack]] = {}
@@ -42,12 +42,12 @@ class Devices:
         self.close()
 
     def close(self) -> None:
-        """End the agents that were started here, and every connection; whoever waits for an answer gets an AgentError."""
+        """End the agents started here and every connection; callers waiting for an answer get an AgentError."""
         for name in tuple(self._connected):
             self._disconnect(name)
 
     def client(self, name: str) -> AgentClient:
-        """The device's client, the same one for all stages and threads; of several devices, the first that answers."""
+        """The device's client, shared by all stages and threads; for several identical devices, the first that answers."""
         *others, last = self._clients(name)
         for client in others:
             with suppress(AgentError):
@@ -56,7 +56,7 @@ class Devices:
         return last
 
     def capabilities(self, name: str) -> Capabilities:
-        """The capabilities of the device; UserError when they contradict its profile."""
+        """The capabilities of the device; UserError if they contradict its profile."""
         found, profile = self.client(name).capabilities(), self.profiles[name]
         for field in ("backend", "threads", "precision", "cores", "provider"):
             wanted, got = getattr(profile, field), getattr(found, field)
@@ -67,17 +67,17 @@ class Devices:
         return found
 
     def fingerprint(self, name: str, engine: Engine = DEFAULT_ENGINE) -> str:
-        """The fingerprint by which measurements are comparable: of device (checked against the profile), engine and batch."""
+        """Fingerprint of device (checked against the profile), engine and batch; measurements are comparable if it is equal."""
         own, batch = engine.fingerprint(self.capabilities(name).fingerprint), self.profiles[name].batch
         return own if batch == 1 else digest_of(own, batch)
 
     @contextmanager
     def exclusive(self, name: str, engine: Engine = DEFAULT_ENGINE, *, alone: bool = False) -> Iterator[AgentClient]:
-        """A client whose models run with an engine, the device's lease held, with no other run of this machine on that device.
+        """A client whose models run with an engine. It holds the device's lease, and no other run of this machine uses the
+        device.
 
-        Agents that are started here keep to cores of their own; where there are not enough, or `alone` is asked for
-        because this process computes between the measurements, they take turns.
-        After an AgentError the next use connects anew.
+        Agents started here keep to their own cores. They take turns if there are too few cores, or if `alone` is set because
+        this process computes between the measurements. After an AgentError the next use reconnects.
         """
         turns = alone or share_cores([profile for profile in self.profiles.values() if profile.is_here])
         with self._alone(name, turns), self._client_or_anew(name) as client:
@@ -87,7 +87,7 @@ class Devices:
 
     @contextmanager
     def meter(self, name: str, engine: Engine = DEFAULT_ENGINE) -> Iterator[Meter]:
-        """The meter of many models: the device, or all identical devices at once; exclusive until the block ends."""
+        """The meter for many models: the device, or all identical devices at once; exclusive until the block ends."""
         if not self.profiles[name].agents:
             with self.exclusive(name, engine) as client:
                 yield client
@@ -101,7 +101,7 @@ class Devices:
 
     @contextmanager
     def _alone(self, name: str, turns: bool = False) -> Iterator[None]:
-        """No other run on the device; `turns`: on no device of this machine."""
+        """Exclude other runs from the device; `turns`: from all devices of this machine."""
         profile = self.profiles[name]
         with ExitStack() as stack:
             if profile.ssh is not None:
@@ -115,7 +115,7 @@ class Devices:
 
     @contextmanager
     def _client_or_anew(self, name: str) -> Iterator[AgentClient]:
-        """The device's client; after an AgentError the next use connects anew."""
+        """The device's client; after an AgentError the next use reconnects."""
         try:
             with span("device work", device=name):
                 yield self.client(name)
@@ -161,7 +161,7 @@ def _batch_span(device: str, models: int) -> AbstractContextManager[None]:
 
 
 def share_cores(profiles: Sequence[DeviceProfile]) -> bool:
-    """Whether devices of one machine may meet on a core: too many threads, or cores named beside free ones."""
+    """Whether devices of one machine may share a core: too many threads, a core named twice, or only some cores named."""
     named = [core for profile in profiles for core in profile.cores or ()]
     crowded = sum(profile.threads for profile in profiles) > len(os.sched_getaffinity(0))
     mixed = bool(named) and any(profile.cores is None for profile in profiles)

@@ -14,8 +14,8 @@ from tasks.choose import Question
 def pipeline(config: RunConfig, until: RunStage = "report", question: Question | None = None) -> dict[str, Any]:
     """Compile, fine-tune, enumerate, profile, predict, search, export, report: up to and including `until`.
 
-    Stages that are complete in the output folder under the same settings, inputs and code are not repeated. Up to
-    enumerate, plan or profile nothing is trained: the SuperNet has random weights, or those of the .onnx file. "plan"
-    is a dry run of profile: what each device knows already, and how long the rest takes. question: to a search.
+    Stages that are complete in the output folder under the same settings, inputs and code are not repeated. Up to enumerate,
+    plan or profile, nothing is trained: the SuperNet has random weights, or those of the .onnx file. "plan" is a dry run of
+    profile: the operators that each device knows already, and the time for the rest. question: to a search.
     """
     return tailor(PIPELINE, config.answering(question), until, question)

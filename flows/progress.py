@@ -25,11 +25,11 @@ from tasks.progress import Bar
 
 UPDATE_SECONDS = 3.0
 PROGRESS_KEY = "progress"
-"""The key of the artifact in Prefect: one of each run."""
+"""The key of the artifact in Prefect, one per run."""
 
 
 class Stopped(Exception):
-    """The run was interrupted: stages leave at their next step; what they have finished stays on disk."""
+    """The run was interrupted: stages stop at their next step; their finished parts stay on disk."""
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -38,7 +38,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def terminal_bars(console: Console) -> Bars:
-    """Bars for all stages and devices of one run; start and stop it as a context."""
+    """Bars for all stages and devices of one run; use as a context."""
     return Bars(
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=20),
@@ -52,9 +52,9 @@ def terminal_bars(console: Console) -> Bars:
 
 
 class RunProgress:
-    """The progress of a whole run as one artifact in the Prefect UI, brought up to date every few seconds by all its threads.
+    """The progress of a whole run as one artifact in the Prefect UI, updated every few seconds by all threads.
 
-    Its percentage is of the stages that are over; its description has the bars of those at work. A plain class: see `Run`.
+    Its percentage counts finished stages; its description shows the bars of running ones. A plain class: see `Run`.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,9 @@ class RunProgress:
         self._published_s = time.monotonic()
 
     def begin(self, stages: int) -> None:
-        """Begin with so many stages to come. Call it in the flow: the artifact is then the run's, and no task's."""
+        """Begin with this number of stages to come. Call it in the flow, so that the artifact belongs to the run, not to a
+        task.
+        """
         with self._lock:
             self._stages = stages
             found = create_progress_artifact(progress=self._percent(), key=PROGRESS_KEY, description=self._text())
@@ -73,13 +75,13 @@ class RunProgress:
             self._artifact = found
 
     def end_stage(self) -> None:
-        """One more stage is over: worked, or found complete."""
+        """Count one more finished stage: worked, or found complete."""
         with self._lock:
             self._over += 1
             self._publish(at_once=self._over == self._stages)
 
     def tell(self, bar: int, text: str | None) -> None:
-        """The state of one bar by its number; None: it is over."""
+        """Set the text of one bar by its number; None: the bar has ended."""
         with self._lock:
             if text is None:
                 self._at_work.pop(bar, None)
@@ -95,7 +97,7 @@ class RunProgress:
         update_progress_artifact(self._artifact, progress=self._percent(), description=self._text())
 
     def _percent(self) -> float:
-        """All is done of a run without stages; stages that follow a walk have no share."""
+        """Share of finished stages [%]; 100 for a run without stages. Stages after the walk do not count."""
         return 100 * min(1.0, self._over / self._stages) if self._stages else 100.0
 
     def _text(self) -> str:
@@ -104,7 +106,7 @@ class RunProgress:
 
 @dataclass(slots=True)
 class _StageBar:
-    """One bar on the terminal, which is in the description of the run's progress, too."""
+    """One bar on the terminal, which also appears in the description of the run's progress."""
 
     bars: Bars
     task: TaskID
@@ -115,7 +117,7 @@ class _StageBar:
     whole: RunProgress
 
     def advance(self, count: int = 1) -> None:
-        """Count finished pieces; raises Stopped when the run was interrupted."""
+        """Count finished pieces; raises Stopped if the run was interrupted."""
         if self.is_interrupted():
             raise Stopped
         self.done += count
@@ -123,22 +125,22 @@ class _StageBar:
         self.publish()
 
     def note(self, text: str) -> None:
-        """A short state beside the bar."""
+        """Show a short state beside the bar."""
         self.bars.update(self.task, note=text)
 
     def end(self) -> None:
-        """The work is over: what was left out of it, since it was not needed, is missing no more."""
+        """Mark the bar as finished; pieces left out as unnecessary no longer count."""
         self.total = self.done
         self.bars.update(self.task, total=self.done, completed=self.done)
 
     def publish(self) -> None:
-        """Bring the run's progress up to date."""
+        """Update the run's progress."""
         self.whole.tell(self.task, f"{self.description} {self.done} of {self.total}")
 
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """`tasks.progress.Progress` of one stage; use it inside the stage's Prefect task. whole: that of the run."""
+    """`tasks.progress.Progress` of one stage; use it inside the stage's Prefect task. whole: the run's progress."""
 
     stage: str
     bars: Bars
@@ -147,7 +149,7 @@ class StageProgress:
     whole: RunProgress
 
     def bar(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
-        """A bar of `total` pieces of which `done` are there from an earlier, interrupted run."""
+        """A bar of `total` pieces, of which an earlier, interrupted run has completed `done`."""
         return self._bar(name, total, done)
 
     @contextmanager
@@ -165,16 +167,16 @@ class StageProgress:
             self.bars.stop_task(task)
 
     def metrics(self, values: dict[str, float], step: int) -> None:
-        """Metrics of the running stage, to MLflow."""
+        """Log metrics of the running stage to MLflow."""
         self.log_metrics(values, step)
 
     def say(self, line: str) -> None:
-        """On the terminal above the bars, and in the log of the Prefect task."""
+        """Print a line on the terminal above the bars, and log it in the Prefect task."""
         self.bars.console.print(f"{self.stage}: {line}", markup=False, soft_wrap=True)
         get_run_logger().warning(line)
 
 
 def artifact_key(kind: str, name: str) -> str:
-    """A Prefect artifact key (lower case letters, digits, dashes), one per name."""
+    """A Prefect artifact key (lower case letters, digits, dashes), unique per name."""
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
     return f"{kind}-{plain.strip('-')}-{digest_of(name)[:4]}"

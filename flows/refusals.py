@@ -1,6 +1,6 @@
-"""What a run is given that cannot be, told in one line before anything is loaded, started, made or worked.
+"""Impossible inputs of a run, reported in one line before anything is loaded, started, made or worked.
 
-Nothing here may import torch, Prefect or MLflow: what takes a look costs no more than that look.
+Nothing here may load torch, Prefect or MLflow, so that a check costs no more than the check itself.
 """
 
 import os
@@ -14,11 +14,11 @@ from tasks.errors import UserError
 from tasks.models.refusals import check_named
 
 GRAPH_FILE = "graph.json"
-"""The file by which a folder is a SuperNet (`SuperNet.save`)."""
+"""A folder with this file is a SuperNet (`SuperNet.save`)."""
 
 
 def check_given(config: FlowConfig) -> None:
-    """UserError: a network, checkpoint, SuperNet or data folder that is not there, or is something else."""
+    """UserError if a network, checkpoint, SuperNet or data folder does not exist, or is of the wrong kind."""
     if isinstance(config, RunConfig):
         check_named(config.model)
         if config.pretraining.backbone is not None:
@@ -30,13 +30,13 @@ def check_given(config: FlowConfig) -> None:
 
 
 def check_places(config: FlowConfig) -> None:
-    """UserError: an output folder that cannot be written, or an MLflow that does not answer."""
+    """UserError if the output folder cannot be written, or MLflow does not answer."""
     check_writable(config.folder)
     check_usable(address_of(config.tracking.uri))
 
 
 def check_writable(output: Path) -> None:
-    """UserError: neither the folder nor one that it could be made in can be written."""
+    """UserError if neither the folder nor its nearest existing parent can be written."""
     place = output.resolve()
     while not os.path.lexists(place):
         place = place.parent

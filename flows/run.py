@@ -1,4 +1,4 @@
-"""State that all stages of one run share, and the one way a stage is executed: found complete in the store, or worked."""
+"""State that all stages of one run share, and the single way to execute a stage: found complete in the store, or worked."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRun:
-    """One stage of one run: what its key is made of, and which of its files go to MLflow."""
+    """One stage of one run: the components of its key, and the files that are logged to MLflow."""
 
     name: str
     modules: tuple[str, ...]
@@ -99,13 +99,13 @@ class StageRun:
     inputs: tuple[Any, ...] = ()
     artifacts: tuple[str, ...] = ()
     registered: str | None = None
-    """Name in the model registry for the first artifact."""
+    """Model registry name for the first artifact."""
     anew: bool = False
-    """Worked also when it is complete; its folder is then replaced."""
+    """Whether it is worked even if it is complete; its folder is then replaced."""
 
     @property
     def code(self) -> str:
-        """Version of its code."""
+        """Version of the stage's code."""
         return code_version(*self.modules)
 
     def key(self) -> str:
@@ -114,9 +114,9 @@ class StageRun:
 
 
 class Surroundings:
-    """The store of finished stages, and the devices: enough to look at stages. A plain class, as `Run` is.
+    """The store of finished stages, and the devices: enough to inspect stages. A plain class, like `Run`.
 
-    workers: where stages evaluate SubNets; None: in this process. mirror: of an output folder at a URL.
+    workers: processes that evaluate SubNets; None: this process does. mirror: of an output folder at a URL.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Surroundings:
         return self.folder_of(stage.name, stage.key(), anew=stage.anew)
 
     def folder_of(self, stage: str, key: str, *, anew: bool = False) -> StageFolder:
-        """The folder of a stage as it is, from the URL where it is complete there; nothing is mended, made or worked."""
+        """The folder of a stage in its current state, downloaded if complete at the URL; nothing is repaired or worked."""
         folder = self.store.folder(stage, key, anew=anew)
         if self.mirror is not None and not anew and not folder.complete:
             self.mirror.fetch_stage(folder)
@@ -148,7 +148,7 @@ class Surroundings:
 
 
 class Run(Surroundings):
-    """One pipeline run. A plain class: Prefect looks into dataclasses that are passed to tasks, and not into this."""
+    """One pipeline run. This is a plain class because Prefect inspects dataclasses that are passed to tasks."""
 
     def __init__(
         self,
@@ -173,11 +173,11 @@ class Run(Surroundings):
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End stages that work beside this thread at their next steps."""
+        """Make stages in other threads end at their next steps."""
         self._stopped.set()
 
     def is_interrupted(self) -> bool:
-        """Whether the run was stopped, lost its locks, or received Ctrl-C or SIGTERM, also where a library caught it."""
+        """Whether the run was stopped, lost its locks, or received Ctrl-C or SIGTERM, even if a library caught the signal."""
         return self._stopped.is_set() or self.locks.is_lost or is_interrupted()
 
     @property
@@ -190,9 +190,9 @@ class Run(Surroundings):
         return {"run": str(self.folder), "stages": [output.summary() for output in outputs]}
 
     def execute(self, stage: StageRun, body: Body, tell: Callable[[Output], None] | None = None) -> Output:
-        """The stage's output: from the store when complete there, else by `body` in the partial folder.
+        """The stage's output: from the store if complete there, else by `body` in the partial folder.
 
-        tell: tells MLflow the run's numbers of the stage, once in a run, whichever worker gets to it first; None: it has none.
+        tell: logs the run's numbers of the stage to MLflow, once per run, by the first worker; None: there are no numbers.
         StageElsewhere: another worker is at it.
         """
         key = stage.key()
@@ -207,14 +207,14 @@ class Run(Surroundings):
         return output
 
     def keep_own_stages(self) -> None:
-        """Refer to the stages of this run alone, which is complete."""
+        """Refer only to the stages of this run, which is complete."""
         self.stage_list.keep(map(self._place, self.outputs))
 
     def _place(self, output: Output) -> str:
         return output.folder.relative_to(self.store.root).as_posix()
 
     def _found(self, stage: StageRun, key: str, body: Body, tell: Callable[[Output], None] | None) -> Output:
-        """A stage that is this worker's: worked where it is not complete, and told MLflow where it was not yet."""
+        """A stage locked by this worker: worked if incomplete, and logged to MLflow if it was not yet."""
         told = tell is not None and self.tracker.has_told(stage.name, key)
         folder = self.store.open_stage(stage.name, key, anew=stage.anew and not told)
         say = partial(self._say, stage.name)
@@ -245,7 +245,7 @@ class Run(Surroundings):
         self.bars.console.print(f"{stage}: {line}", markup=False, highlight=False, soft_wrap=True)
 
     def _work(self, stage: StageRun, body: Body, folder: StageFolder, run_id: str) -> None:
-        """Run the body and publish its result; the stage's MLflow run says how it ended."""
+        """Run the body and publish its result; the stage's MLflow run records how it ended."""
         metrics = self.tracker.metrics(run_id)
         started = time.monotonic()
         try:
@@ -257,7 +257,7 @@ class Run(Surroundings):
             folder.publish({**result, SECONDS: seconds}, MadeFrom(settings=stage.settings, code=stage.code))
         except BaseException as error:
             if self.locks.is_lost:
-                self.locks.check()  # says so; folder and MLflow run may be another worker's by now
+                self.locks.check()  # raises; folder and MLflow run may belong to another worker by now
             self.tracker.finish(run_id, "KILLED" if is_interruption(error) else "FAILED")
             _remove_if_empty(folder.path)
             if what := shortage(error):
@@ -282,6 +282,6 @@ class Run(Surroundings):
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Leave nothing behind when a stage refused its input before it wrote anything."""
+    """Remove the folder of a stage that refused its input before writing anything."""
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""The frame around a run: its output folder locked, its devices checked first, its MLflow run begun and ended."""
+"""The frame around a run: lock the output folder, check the devices, begin and end the MLflow run."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +30,7 @@ REPORT = "report"
 EXPORTING = ("export", REPORT)
 """Commands that write files under readable names."""
 WITHOUT_EVALUATION = (*WITHOUT_DEVICES, "plan", "profile", STREAM)
-"""Commands up to stages before those that evaluate SubNets; a stream that searches evaluates some."""
+"""Commands up to stages before those that evaluate SubNets; a stream with a search evaluates some."""
 
 
 @contextmanager
@@ -57,14 +57,14 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
 
 
 def _asks_devices(config: FlowConfig, until: str) -> bool:
-    """Whether a run up to a stage measures on devices, or goes on from what was measured there."""
+    """Whether a run up to a stage measures on devices, or continues from measurements there."""
     if until == STREAM and isinstance(config, RunConfig):
         return bool(config.stream.searched)
     return until not in WITHOUT_DEVICES
 
 
 def _begun(config: FlowConfig, until: str, folder: Path, locks: RunLocks) -> Tracker:
-    """The run in its folder, which its key names, and in MLflow; the workers of one run share both."""
+    """Begin the run in its folder, which is named by its key, and in MLflow; the workers of one run share both."""
     plain = config.plain()
     folder.mkdir(parents=True, exist_ok=True)
     StageList(folder).add()
@@ -78,7 +78,7 @@ def _begun(config: FlowConfig, until: str, folder: Path, locks: RunLocks) -> Tra
 
 
 def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
-    """The run; MLflow hears how it ended, also when Prefect cancels it. With workers that go on, a run has not failed."""
+    """The run; MLflow records how it ended, even if Prefect cancels it. A run that other workers continue has not failed."""
     try:
         yield run
         run.keep_own_stages()
@@ -95,7 +95,7 @@ def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
 
 
 def _publish(mirror: Mirror, folder: Path, config: FlowConfig, until: str) -> None:
-    """Bring to the URL what is there for people: the run's folder, the latest report, the latest files of each device."""
+    """Upload files for users: the run's folder, the latest report, and the latest files of each device."""
     exports = [f"{EXPORTS_FOLDER}/{name}" for name in config.device] if until in EXPORTING else []
     files = [file.relative_to(mirror.folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
     mirror.publish_results(exports, [*files, *((PAGE_FILE, DATA_FILE) if until == REPORT else ())])

@@ -1,4 +1,4 @@
-"""The common part of both flows: a walk through their table of stages, and the result that the command asks for."""
+"""The common part of both flows: a walk through their table of stages, and the result that the command needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tasks.plan import ProfilePlan
 
 Conclude = Callable[[Run, Outputs], dict[str, Any]]
-"""What follows a report, while the run still has its devices; what it adds to the result."""
+"""Work after a report, while the run still has its devices; returns additions to the result."""
 
 
 def tailor(
@@ -41,7 +41,7 @@ def tailor(
     question: Question | None = None,
     conclude: Conclude = lambda run, outputs: {},
 ) -> dict[str, Any]:
-    """Work the stages of a table up to command `until`. question: to the search with which it ends."""
+    """Work the stages of a table up to command `until`. question: to the search with which the run ends."""
     check_given(config)
     check_places(config)
     check_streams(config, until)

@@ -1,4 +1,4 @@
-"""pydantic's complaints as one line: where, what it got, what is allowed, what to do next; and names that can be given."""
+"""pydantic errors as one line: place, value, allowed values, next step; and the names that can be given."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ ALLOWED = {
 
 
 def validate(model: type[Model], config: Mapping[str, Any]) -> Model:
-    """`config` as a `model`; UserError names all faults, only the first ones of many."""
+    """Validate `config` as a `model`; UserError names the faults, at most the first few."""
     try:
         return model.model_validate(config)
     except ValidationError as error:
@@ -53,7 +53,7 @@ def validate(model: type[Model], config: Mapping[str, Any]) -> Model:
 
 
 def _different(faults: Sequence[Any]) -> Iterator[Any]:
-    """The faults but for those of the same value: each choice of a union complains of it in its own way."""
+    """The faults without repetitions for one value: each choice of a union complains about it in its own way."""
     seen: list[tuple[Any, ...]] = []
     for fault in faults:
         place = fault["loc"]
@@ -78,7 +78,7 @@ def _explain(model: type[BaseModel], fault: dict[str, Any]) -> UserError:
 
 
 def _options(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """Field names of the model at `path`; mapping keys on the way stand for any entry."""
+    """Field names of the model at `path`; mapping keys in the path match any entry."""
     current: Any = model
     for part in path:
         if isinstance(current, type) and issubclass(current, BaseModel):
@@ -95,7 +95,7 @@ def _is_model(kind: Any) -> bool:
 
 
 def config_groups(own: Path | None = None) -> dict[str, list[str]]:
-    """Group name -> its options, with those of the user's own folder (`--config-dir`)."""
+    """Group name -> its options, including those of the user's own folder (`--config-dir`)."""
     options: dict[str, set[str]] = {}
     for root in (Path(conf.__path__[0]), *([own] if own else [])):
         for file in root.glob("*/*.yaml"):

@@ -1,8 +1,8 @@
 """The version of a stage's code: a digest of the source files it can reach inside this project.
 
-Imports are followed, transitively, so that a change in any file that a stage uses, and in no other, makes that stage
-run again. They are found by their words, since the syntax trees of hundreds of files take seconds; a file in which the word
-`import` stands anywhere else is parsed.
+Imports are followed, transitively, so that a stage is repeated after a change in a file that it uses, and after no other
+change. They are found by regular expressions, since the syntax trees of hundreds of files take seconds; a file in which the
+word `import` occurs elsewhere is parsed.
 """
 
 import ast
@@ -31,16 +31,16 @@ LIBRARIES = (
     "mlflow",
 )
 OPTIONAL_LIBRARIES = ("executorch", "openvino")
-"""Libraries of extras, which need not be there."""
+"""Optional libraries of extras."""
 
 Statements = tuple[list[str], list[tuple[str, list[str]]]]
-"""What `import` names, and what `from` names with all that is taken of it."""
+"""Modules of `import` statements, and modules of `from` statements with the names taken from them."""
 FROM = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import\b[ \t]*(\([^()]*\)|[^()\n;\\]*$)", re.MULTILINE)
 PLAIN = re.compile(r"^[ \t]*import\b([^()\n;\\]*)$", re.MULTILINE)
 WORD = re.compile(r"\bimport\b")
-"""FROM and PLAIN are statements on lines of their own; where WORD is outside of them, a statement may be missed."""
+"""FROM and PLAIN match statements on their own lines; if WORD occurs elsewhere, a statement may be missed."""
 FOR_TYPES_ALONE = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+\S.*\n|[ \t]*\n)++(?!else:)", re.MULTILINE)
-"""A block that type checkers alone read. With `else:` its names are imported when they are asked for (`importing.lazy`)."""
+"""A block for type checkers only. If it has `else:`, its names are loaded on demand (`importing.lazy`)."""
 _PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together
 
 
@@ -50,12 +50,12 @@ Locate = Callable[[str], Path | None]
 
 @cache
 def code_version(*modules: str) -> str:
-    """Digest of the source of `modules` and of everything of this project that they import."""
+    """Digest of the source of `modules` and of all project modules that they depend on."""
     return _version(modules, _of_this_project)
 
 
 def user_code_version(source: UserModule) -> str:
-    """Digest of the source of a user's module and of what it imports of the user's; libraries do not count."""
+    """Digest of the source of a user's module and of the user's modules that it depends on; libraries do not count."""
 
     def beside(name: str) -> Path | None:
         file = next(filter(None, (file_of(folder, name) for folder in source.folders)), None)
@@ -79,7 +79,7 @@ def _version(modules: Sequence[str], locate: Locate) -> str:
 
 @cache
 def _of_this_project(module: str) -> Path | None:
-    """Looked up beside the room, since Python's own way to find a module would import the packages around it."""
+    """The file of a project module, found by its path, since Python's own search would load the packages around it."""
     room = module.partition(".")[0]
     spec = importlib.util.find_spec(room) if room in ROOMS else None
     return None if spec is None or spec.origin is None else file_of(Path(spec.origin).parents[1], module)
@@ -103,7 +103,7 @@ def _imports(module: str, package: bool, source: str) -> tuple[str, ...]:
 
 
 def _statements(source: str) -> Statements:
-    """At least all that the source imports."""
+    """All imports of the source; may include more."""
     taken, plain = FROM.findall(source), PLAIN.findall(source)
     if "\\\n" in source or len(WORD.findall(source)) > len(taken) + len(plain):
         return _parsed(source)
@@ -111,7 +111,7 @@ def _statements(source: str) -> Statements:
 
 
 def _parsed(source: str) -> Statements:
-    """The same from the syntax tree."""
+    """All imports of the source, from the syntax tree."""
     plain: list[str] = []
     taken: list[tuple[str, list[str]]] = []
     for node in ast.walk(ast.parse(source)):
@@ -123,6 +123,6 @@ def _parsed(source: str) -> Statements:
 
 
 def library_versions() -> dict[str, str]:
-    """Installed versions of the libraries that decide the results."""
+    """Installed versions of the libraries that affect the results."""
     extras = [name for name in OPTIONAL_LIBRARIES if any(importlib.metadata.distributions(name=name))]
     return {name: importlib.metadata.version(name) for name in (*LIBRARIES, *extras)}

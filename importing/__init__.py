@@ -1,7 +1,7 @@
-"""No library and no runtime reports to its maker: every room imports this package before anything else.
+"""Disable telemetry of libraries and runtimes: every package of the project loads this one before anything else.
 
-Libraries read most of these settings when they are imported, so they are in the environment before. Child processes inherit
-them. What a user has set stays (docs/security.md). For commands of others, `python -m importing` prints the settings.
+Libraries read most of these settings on loading, so they must be in the environment before. Child processes inherit them.
+Values set by the user are kept (docs/security.md). For external commands, `python -m importing` prints the settings.
 """
 
 import os
@@ -14,15 +14,15 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime from 1.31 on: a device id and a database of events in the user's cache
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "SE_AVOID_STATS": "true",  # Selenium, of the tests
+    "SE_AVOID_STATS": "true",  # Selenium, which the tests use
 }
-"""Variables that switch reports off, and the values that do so."""
+"""Variables that switch telemetry off, with their values."""
 MODULES = ("openvino_telemetry",)
-"""Modules whose import is a report: OpenVINO and NNCF take it where it can be imported, and do without it elsewhere."""
+"""Modules that send reports when loaded: OpenVINO and NNCF use this one if it is available, and work without it."""
 
 
 def keep_quiet(environment: MutableMapping[str, str]) -> None:
-    """Put the settings into an environment; those that have a value there keep it."""
+    """Put the settings into an environment; existing values are kept."""
     for name, value in SETTINGS.items():
         environment[name] = environment.get(name) or value
 
@@ -31,4 +31,4 @@ keep_quiet(os.environ)
 for _module in MODULES:
     sys.modules.setdefault(_module, None)  # type: ignore[arg-type]
 if "onnxruntime" in sys.modules and os.environ["ORT_DISABLE_TELEMETRY"] == SETTINGS["ORT_DISABLE_TELEMETRY"]:
-    sys.modules["onnxruntime"].disable_telemetry_events()  # imported first, it has written its files: no more events
+    sys.modules["onnxruntime"].disable_telemetry_events()  # it has written its files if loaded first: no more events

@@ -1,4 +1,4 @@
-"""`eval "$(python -m importing)"`: commands of Prefect and MLflow that follow in this shell report nothing either."""
+"""`eval "$(python -m importing)"`: later commands of Prefect and MLflow in this shell send no telemetry either."""
 
 import shlex
 

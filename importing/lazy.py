@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are asked for, so that settings need none of the libraries beside them.
+"""Public names of a package that are imported on demand, so that settings need none of the libraries that stages need.
 
 A package writes, instead of imports at its top:
 
@@ -22,7 +22,7 @@ BLOCK = "TYPE_CHECKING"
 
 
 def public_names(package: str, file: str) -> Callable[[str], Any]:
-    """`__getattr__` of a package whose imports stand under `if TYPE_CHECKING:` of its file."""
+    """`__getattr__` of a package with its imports under `if TYPE_CHECKING:` in its file."""
     places = _places(Path(file).read_text(encoding="utf-8"))
 
     def found(name: str) -> Any:
@@ -37,7 +37,7 @@ def public_names(package: str, file: str) -> Callable[[str], Any]:
 
 
 def _places(source: str) -> dict[str, tuple[str, str]]:
-    """Module and name there of each name that the block imports."""
+    """Each name that the block imports, with its module and its name there."""
     found: dict[str, tuple[str, str]] = {}
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.If) and isinstance(statement.test, ast.Name) and statement.test.id == BLOCK:
@@ -49,7 +49,7 @@ def _places(source: str) -> dict[str, tuple[str, str]]:
 
 
 def later_names(file: str) -> dict[str, "LaterName"]:
-    """Objects that stand for the names of a module's block, for its globals.
+    """Placeholders for the names in a module's block, for its globals.
 
     A module that calls few of the names that it imports writes, with `from __future__ import annotations` at its top:
 
@@ -58,14 +58,14 @@ def later_names(file: str) -> dict[str, "LaterName"]:
         else:
             globals().update(later_names(__file__))
 
-    Such names are called, or asked for attributes. They are no constants, and no base classes.
+    Such names are called, or their attributes are used. They must not be constants or base classes.
     """
     places = _places(Path(file).read_text(encoding="utf-8"))
     return {name: LaterName(module, called) for name, (module, called) in places.items()}
 
 
 class LaterName:
-    """A class, function or module of another module, which is imported when it is called or asked for something."""
+    """A class, function or module of another module, which is loaded on the first call or attribute access."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
@@ -85,7 +85,7 @@ class LaterName:
 
 
 class Later(ModuleType):
-    """A library that is imported when something of it is used, in modules of which settings need a part.
+    """A library that is loaded on first use, in modules of which settings need only a part.
 
     Such a module has `from __future__ import annotations`, and imports the library itself under `if TYPE_CHECKING:`.
     """

@@ -1,1 +1,1 @@
-"""Networks for the presets that timm does not have, each the largest SubNet of a published SuperNet: model=callable."""
+"""Networks for the presets that timm lacks, each the largest SubNet of a published SuperNet: model=callable."""

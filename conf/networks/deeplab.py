@@ -1,4 +1,4 @@
-"""DeepLabV3 for segmentation: torchvision's without the last enlargement, which losses and scores do.
+"""DeepLabV3 for segmentation: torchvision's without the final upsampling, which losses and scores do.
 
 Source: Rethinking Atrous Convolution for Semantic Image Segmentation (arXiv 1706.05587) §3.
 """
@@ -17,11 +17,11 @@ NETWORKS: MappingProxyType[str, Callable[..., nn.Module]] = MappingProxyType(
         "resnet101": segmentation.deeplabv3_resnet101,
     }
 )
-"""By the backbone."""
+"""Networks by backbone."""
 
 
 class RawDeepLab(nn.Module):
-    """(B, C, H, W) images -> logits (B, classes, H / 16, W / 16), or eighths on a ResNet."""
+    """(B, C, H, W) images -> logits (B, classes, H / 16, W / 16), or H / 8, W / 8 on a ResNet."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class RawDeepLab(nn.Module):
 
 
 def network(num_classes: int = 21, in_chans: int = 3, backbone: str = "mobilenet_v3_large") -> nn.Module:
-    """With random weights. backbone: `mobilenet_v3_large`, `resnet50` or `resnet101`."""
+    """The network with random weights. backbone: `mobilenet_v3_large`, `resnet50` or `resnet101`."""
     whole = NETWORKS[backbone](weights=None, weights_backbone=None, num_classes=num_classes)
     if in_chans != 3:
         place, name = (whole.backbone, "conv1") if backbone.startswith("resnet") else (whole.backbone["0"], "0")

@@ -1,8 +1,9 @@
-"""Detectors that give one raw output, from random weights: SSDLite, RetinaNet and FCOS.
+"""Detectors with a single raw output and random weights: SSDLite, RetinaNet and FCOS.
 
-They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite and FCOS on a small residual network. What comes before
-and after the network is outside: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and
+They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite and FCOS on a small residual network. Steps before and
+after the network are not included: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and
 `tasks.problems`).
+
 Shapes: B batch, C channels, H height, W width, P anchors. Sources: MobileNetV2 (CVPR 2018) §6.2, Focal Loss for Dense Object
 Detection (ICCV 2017), FCOS (ICCV 2019).
 """
@@ -17,7 +18,7 @@ from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.detection.ssdlite import SSDLiteHead
 
 COLUMNS = ("cls_logits", "bbox_regression", "bbox_ctrness")
-"""What heads of torchvision give, in the order of columns; the last one with FCOS alone."""
+"""Outputs of torchvision's heads, in the order of columns; only FCOS has the last one."""
 
 STAGES = (32, 48, 64)
 WIDTH = STAGES[-1]
@@ -25,7 +26,7 @@ WIDTH = STAGES[-1]
 
 
 class RawDetector(nn.Module):
-    """(B, C, H, W) images -> (B, P, classes + 4), and a column more with FCOS; the background is one of the classes.
+    """(B, C, H, W) images -> (B, P, classes + 4), with one more column for FCOS; the background is one of the classes.
 
     backbone: images -> feature maps by name, the finest first. head: a list of these -> `COLUMNS` by name, each (B, P, …).
     """
@@ -46,7 +47,7 @@ def convolution(before: int, after: int, stride: int = 2) -> nn.Sequential:
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class ResidualBlock(nn.Module):
         self.norm = nn.BatchNorm2d(width)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """The sum, above zero."""
+        """The sum after a ReLU."""
         return torch.relu(x_BCHW + self.norm(self.second(self.first(x_BCHW))))
 
 
@@ -74,7 +75,7 @@ class ResidualMaps(nn.Module):
         self.coarser = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in range(5))
 
     def forward(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
-        """By their places, the finest first."""
+        """The feature maps by position, the finest first."""
         maps = [self.stages(self.stem(x_BCHW))]
         for layer in self.coarser:
             maps.append(layer(maps[-1]))
@@ -99,7 +100,7 @@ class PyramidMaps(nn.Module):
         self.coarser = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
-        """By their places, the finest first."""
+        """The feature maps by position, the finest first."""
         found = [self.stem(x_BCHW)]
         for stage in self.stages:
             found.append(stage(found[-1]))
@@ -112,38 +113,38 @@ class PyramidMaps(nn.Module):
 
 
 def ssdlite(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
-    """For the head `ssdlite`, on MobileNetV3-Large."""
+    """SSDLite on MobileNetV3-Large, for the head `ssdlite`."""
     whole = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=num_classes)
     return _raw(whole.backbone, whole.head, in_chans)
 
 
 def ssdlite_small(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
-    """For the head `ssdlite`, on a small residual network, which learns from random weights in minutes."""
+    """SSDLite on a small residual network, for the head `ssdlite`; it learns from random weights in minutes."""
     return RawDetector(ResidualMaps(in_chans), SSDLiteHead([WIDTH] * 6, [6] * 6, num_classes, nn.BatchNorm2d))
 
 
 def retinanet(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
-    """For the head `retinanet`."""
+    """RetinaNet on ResNet50, for the head `retinanet`."""
     whole = retinanet_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
     return _raw(whole.backbone, whole.head, in_chans)
 
 
 def fcos(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
-    """For the head `fcos`."""
+    """FCOS on ResNet50, for the head `fcos`."""
     whole = fcos_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
     return _raw(whole.backbone, whole.head, in_chans)
 
 
 def fcos_small(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
-    """For the head `fcos`, on a small residual network: every box is found by the positions near its middle, 8 pixels apart.
+    """FCOS on a small residual network, for the head `fcos`; the positions near a box's centre, 8 pixels apart, find it.
 
-    No layers are shared by the maps before the head's own: each map has its statistics in the layer that smooths it.
+    The maps share only the layers of the head: each map has its own statistics in the layer that smooths it.
     """
     return RawDetector(PyramidMaps(in_chans), FCOSHead(WIDTH, 1, num_classes, num_convs=0))
 
 
 def _raw(backbone: nn.Module, head: nn.Module, channels: int) -> RawDetector:
-    """With a first convolution for images of so many channels."""
+    """The detector with a first convolution for images with this number of channels."""
     if channels != 3:
         name, first = next(pair for pair in backbone.named_modules() if isinstance(pair[1], nn.Conv2d))
         shape: dict[str, Any] = {"kernel_size": first.kernel_size, "stride": first.stride, "padding": first.padding}

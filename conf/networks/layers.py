@@ -1,4 +1,4 @@
-"""What the networks of this folder share. Shapes: B batch, C channels, H height, W width."""
+"""Layers that the networks of this folder share. Shapes: B batch, C channels, H height, W width."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def conv_norm(
     groups: int = 1,
     activation: Activation | None = None,
 ) -> nn.Sequential:
-    """Convolution without bias, BatchNorm, and the activation if there is one; ⌈H / stride⌉ rows come out."""
+    """Convolution without bias, BatchNorm, and an optional activation; the output has ⌈H / stride⌉ rows."""
     layers: list[nn.Module] = [
         nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -34,7 +34,7 @@ def conv_norm(
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by what the means of all channels say. Source: SENet (CVPR 2018), as in MobileNetV3 (ICCV 2019)."""
+    """Scales each channel by a function of all channels' means. Source: SENet (CVPR 2018), as in MobileNetV3 (ICCV 2019)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class SqueezeExcitation(nn.Module):
 
 
 class MBConv(nn.Module):
-    """Pointwise expansion, depthwise convolution, pointwise projection; a shortcut where the shape stays the same.
+    """Pointwise expansion, depthwise convolution, pointwise projection; a shortcut if the shape stays the same.
 
-    `expand` 1 leaves out the expansion. Source: MobileNetV2 (CVPR 2018), with squeeze-excitation MobileNetV3 (ICCV 2019).
+    `expand` 1 leaves out the expansion. Source: MobileNetV2 (CVPR 2018); with squeeze-excitation, MobileNetV3 (ICCV 2019).
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """The largest network of ElasticViT's SuperNet: mobile convolutions first, then LeViT's transformer blocks.
 
-Source: ElasticViT (Tang et al., ICCV 2023), https://arxiv.org/abs/2303.09730; BatchNorm after every projection, small
-keys and wide values as in LeViT (Graham et al., ICCV 2021), https://arxiv.org/abs/2104.01136.
+Source: ElasticViT (Tang et al., ICCV 2023), https://arxiv.org/abs/2303.09730; BatchNorm after every projection, small keys and
+wide values as in LeViT (Graham et al., ICCV 2021), https://arxiv.org/abs/2104.01136.
 
-What differs from the paper: the second block of the stem, not the first of the first stage, halves the resolution, so
-that all five blocks of that stage can be skipped; blocks that change the shape have no shortcut; no relative positions,
-which would tie the weights to one resolution (the convolution at the head of each stage sees positions).
+Differences from the paper: the second block of the stem, not the first of the first stage, halves the resolution, so that all
+five blocks of that stage can be skipped; blocks that change the shape have no shortcut; there are no relative positions, which
+would tie the weights to one resolution (the convolution at the start of each stage sees positions).
 
 Shapes: B batch, C channels, H height, W width, G heads, D size of a head, N positions (H · W).
 """
@@ -41,7 +41,7 @@ TRANSFORMER_STAGES = (Stage(96, 2, 5), Stage(160, 1, 6), Stage(288, 2, 6), Stage
 
 
 class Attention(nn.Module):
-    """Every position reads from all others; as many heads as keys of 16 fit into the width, values are `v_scale` keys wide."""
+    """Self-attention over all positions, with width / 16 heads of key size 16; values are `v_scale` times as wide as keys."""
 
     def __init__(self, width: int, v_scale: int = V_SCALE) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Attention(nn.Module):
 
 
 class FFN(nn.Module):
-    """Two pointwise layers over each position."""
+    """Two pointwise layers at each position."""
 
     def __init__(self, width: int, expand: int = FFN_EXPAND) -> None:
         super().__init__()

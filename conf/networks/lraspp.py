@@ -1,4 +1,4 @@
-"""LRASPP on MobileNetV3-Large, for segmentation: torchvision's without the last enlargement, which losses and scores do.
+"""LRASPP on MobileNetV3-Large for segmentation: torchvision's without the final upsampling, which losses and scores do.
 
 Source: Searching for MobileNetV3 (ICCV 2019) §6.4.
 """
@@ -22,7 +22,7 @@ class RawLRASPP(nn.Module):
 
 
 def network(num_classes: int = 21, in_chans: int = 3) -> nn.Module:
-    """With random weights."""
+    """The network with random weights."""
     whole = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=num_classes)
     if in_chans != 3:
         stem = whole.backbone["0"]

@@ -1,7 +1,7 @@
 """OFA's MobileNetV3 (w1.0): the largest network of its SuperNet.
 
-Source: Once-for-All (Cai et al., ICLR 2020), https://arxiv.org/abs/1908.09791; the layers are those of MobileNetV3
-(Howard et al., ICCV 2019), https://arxiv.org/abs/1905.02244.
+Source: Once-for-All (Cai et al., ICLR 2020), https://arxiv.org/abs/1908.09791, with the layers of MobileNetV3 (Howard et al.,
+ICCV 2019), https://arxiv.org/abs/1905.02244.
 """
 
 from typing import NamedTuple

@@ -26,7 +26,7 @@ class ResidualStages(nn.Module):
         )
 
     def forward(self, x_BCHW: torch.Tensor) -> list[torch.Tensor]:
-        """The finest first."""
+        """The feature maps, the finest first."""
         maps = [self.stem(x_BCHW)]
         for stage in self.stages:
             maps.append(stage(maps[-1]))
@@ -34,7 +34,7 @@ class ResidualStages(nn.Module):
 
 
 class SegmentationPyramid(nn.Module):
-    """(B, C, H, W) images -> (B, classes, H / 4, W / 4) logits; losses and scores enlarge them."""
+    """(B, C, H, W) images -> (B, classes, H / 4, W / 4) logits; losses and scores upsample them."""
 
     def __init__(self, backbone: nn.Module, classes: int) -> None:
         super().__init__()
@@ -52,5 +52,5 @@ class SegmentationPyramid(nn.Module):
 
 
 def network(num_classes: int = 21, in_chans: int = 3) -> nn.Module:
-    """With random weights."""
+    """The network with random weights."""
     return SegmentationPyramid(ResidualStages(in_chans), num_classes)

@@ -1,7 +1,8 @@
-"""A small network that makes images larger: residual blocks in the size of the image, a pixel shuffle, and one layer more.
+"""A small super-resolution network: residual blocks at the input size, a pixel shuffle, and one more layer.
 
-The last layer sees the image itself, too, enlarged by bilinear interpolation, and begins near it: the network learns what that
-lacks. Legend: B batch, C channels, H height, W width.
+The last layer also gets the image itself, enlarged by bilinear interpolation, and starts close to it: the network learns the
+missing details. Legend: B batch, C channels, H height, W width.
+
 Sources: Real-Time Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural Network (CVPR 2016), SRResNet (CVPR 2017).
 """
 
@@ -11,14 +12,14 @@ from torch import nn
 from conf.networks.detectors import ResidualBlock, convolution
 
 WIDTH, DETAIL = 32, 16
-"""Channels in the size of the image, and in the larger size."""
+"""Channels at the input size, and at the larger size."""
 BLOCKS = 6
 FIRST_DETAIL = 0.001
-"""Deviation of the last layer's first weights of details."""
+"""Standard deviation of the last layer's initial weights for details."""
 
 
 class SubPixelNet(nn.Module):
-    """(B, C, H, W) images -> (B, restored, upscale x H, upscale x W), with values near [0, 1]; of any H and W."""
+    """(B, C, H, W) images -> (B, restored, upscale x H, upscale x W), with values near [0, 1]; any H and W."""
 
     def __init__(self, channels: int, restored: int, upscale: int) -> None:
         super().__init__()
@@ -41,5 +42,5 @@ class SubPixelNet(nn.Module):
 
 
 def network(num_classes: int = 3, in_chans: int = 3, upscale: int = 2) -> nn.Module:
-    """With random weights. num_classes: channels of the images that it gives. upscale: how many times as high and as wide."""
+    """The network with random weights. num_classes: output channels. upscale: factor of height and width."""
     return SubPixelNet(in_chans, num_classes, upscale)

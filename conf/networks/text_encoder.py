@@ -1,7 +1,7 @@
-"""A small transformer encoder that classifies texts, or each of their words: numbers of words to logits.
+"""A small transformer encoder that classifies texts, or each of their words: word numbers to logits.
 
 Source: Vaswani et al., NeurIPS 2017, https://arxiv.org/abs/1706.03762; LayerNorm before each part as in Xiong et al., ICML
-2020, https://arxiv.org/abs/2002.04745. What differs: the mean over all positions answers, with those of padding among them.
+2020, https://arxiv.org/abs/2002.04745. Difference: the answer is the mean over all positions, including padding.
 
 Shapes: B batch, T words, C channels, G heads, D size of a head, K classes.
 """
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 SPREAD = 0.02
-"""Standard deviation of first embeddings: of words as of positions, so that neither drowns the other."""
+"""Standard deviation of initial embeddings, equal for words and positions so that neither dominates."""
 
 
 class Encoder(nn.Module):
-    """Every word reads from all others, then two layers over each word; both are added to what came in."""
+    """Self-attention over all words, then two layers on each word; both have a shortcut."""
 
     def __init__(self, width: int, heads: int, expand: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Encoder(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, expand * width), nn.GELU(), nn.Linear(expand * width, width))
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
-        """(B, T, C)."""
+        """(B, T, C) -> (B, T, C)."""
         batch, words, width = x_BTC.shape
         parts = self.query_key_value(self.before_reading(x_BTC)).reshape(batch, words, 3, self.heads, self.size)
         query_BGTD, key_BGTD, value_BGTD = parts.permute(2, 0, 3, 1, 4).unbind(0)
@@ -35,7 +35,7 @@ class Encoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """(B, T) numbers of words, int64 -> (B, K) logits; each_word: (B, T, K)."""
+    """(B, T) word numbers, int64 -> (B, K) logits; with each_word: (B, T, K)."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ def network(
     expand: int = 4,
     each_word: bool = False,
 ) -> nn.Module:
-    """With random weights. length: the most words of a text. depth: encoders. expand: of the two layers over each word.
+    """The network with random weights. length: maximum words of a text. depth: number of encoders.
 
-    each_word: it classifies words, not the text.
+    expand: factor of the hidden width of the two layers on each word. each_word: classify words instead of the text.
     """
     return TextEncoder(num_words, length, num_classes, width, heads, depth, expand, each_word)

@@ -1,6 +1,6 @@
-"""A small network of an image and a short signal beside it, such as of an accelerometer: a branch for each, joined to logits.
+"""A small network for an image and a short signal, for example of an accelerometer: a branch for each, joined to logits.
 
-Residual blocks are those of He et al., CVPR 2016, https://arxiv.org/abs/1512.03385. The branches meet behind their means.
+Residual blocks follow He et al., CVPR 2016, https://arxiv.org/abs/1512.03385. The branches are joined after their means.
 
 Shapes: B batch, C channels, H height, W width, A axes of the signal, T its samples, K classes.
 """
@@ -14,20 +14,20 @@ from torch import nn
 from conf.networks.layers import conv_norm
 
 LEVELS = 3
-"""Stages of each branch; each halves the positions, and has twice the channels of the one before."""
+"""Stages of each branch; each halves the number of positions and doubles the channels."""
 KERNEL = 5
-"""Samples of the signal that a convolution sees."""
+"""Kernel size of convolutions over the signal [samples]."""
 
 
 class Residual(nn.Module):
-    """Two layers, added to what came in."""
+    """Two layers with a shortcut around them."""
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
         self.body = nn.Sequential(first, second)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, C, …)."""
+        """(B, C, …) -> (B, C, …)."""
         return torch.relu(x + self.body(x))
 
 
@@ -55,14 +55,14 @@ class TwoBranches(nn.Module):
 
 
 def _signal_layer(inputs: int, outputs: int, *, stride: int = 1, activates: bool = False) -> nn.Sequential:
-    """Convolution without bias, BatchNorm, and ReLU where it activates; ⌈T / stride⌉ samples come out."""
+    """Convolution without bias, BatchNorm, and ReLU if `activates`; the output has ⌈T / stride⌉ samples."""
     convolution = nn.Conv1d(inputs, outputs, KERNEL, stride=stride, padding=KERNEL // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm1d(outputs), *([nn.ReLU()] if activates else []))
 
 
 def network(num_classes: int, shapes: Mapping[str, tuple[int, ...]], width: int = 16, depth: int = 2) -> nn.Module:
-    """With random weights. shapes: of one `image` and of its `motion`.
+    """The network with random weights. shapes: of one `image` and its `motion`.
 
-    width: channels of the first stage of each branch. depth: blocks of each stage of the image's branch.
+    width: channels of the first stage of each branch. depth: blocks in each stage of the image's branch.
     """
     return TwoBranches(num_classes, shapes["image"][0], shapes["motion"][0], width, depth)

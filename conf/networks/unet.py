@@ -1,4 +1,4 @@
-"""A small U-Net that takes noise out of images; its last layer sees the image itself, too.
+"""A small U-Net that removes noise from images; its last layer also gets the image itself.
 
 Legend: B batch, C channels, H height, W width. Source: U-Net (MICCAI 2015).
 """
@@ -45,5 +45,5 @@ class DenoisingUNet(nn.Module):
 
 
 def network(num_classes: int = 3, in_chans: int = 3) -> nn.Module:
-    """With random weights. num_classes: channels of the images that it gives."""
+    """The network with random weights. num_classes: output channels."""
     return DenoisingUNet(in_chans, num_classes)

@@ -1,1 +1,1 @@
-"""What is left in an output folder, on a disk or at a URL: told by kind, and removed where nobody works at it."""
+"""Leftovers in an output folder, on a disk or at a URL: listed by kind, and removed if nobody works on them."""

@@ -1,7 +1,7 @@
-"""Contents at a URL that no folder refers to: of stages that were replaced, and of uploads that nobody went on with.
+"""Contents at a URL that no folder refers to, from replaced stages and abandoned uploads.
 
-A content is referred to by the record of a folder, or of one that is on its way (`flows.storage.publishing`). One that is not,
-and is older than a time of grace, can be removed: a machine that needs it again brings it again.
+A content is in use if the record of a folder, or of one being published (`flows.storage.publishing`), refers to it. Other
+contents can be removed after a grace period: a machine that needs one again uploads it again.
 """
 
 import re
@@ -20,18 +20,18 @@ from tasks.errors import UserError
 
 CONTENT = re.compile(rf"{FILES}/[0-9a-f]{{64}}")
 RECORDED = (PUBLISHING, STAGES_FOLDER, EXPORTS_FOLDER)
-"""Where records are, in the order in which they are read: the one under `PUBLISHING` goes once the folder has its own."""
+"""Places of records, in the order of reading: a record in `PUBLISHING` is removed once the folder has its own."""
 ABANDONED_SECONDS = 24 * 3600.0
-"""A folder that has been on its way for so long counts as given up."""
+"""A folder that has been in publication for this long counts as abandoned [s]."""
 TOGETHER = 100
-"""Contents that are removed before the lock is looked at again."""
+"""Number of contents to remove between two checks of the lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentCleaner:
     """Removes unused contents of an output folder at a URL (`flows.cleaning.leftovers.OutputCleaner`).
 
-    older_than_s: the time of grace [s]. clock: [s since 1970].
+    older_than_s: the grace period [s]. clock: [s since 1970].
     """
 
     mirror: Mirror
@@ -39,7 +39,7 @@ class ContentCleaner:
     clock: Callable[[], float] = time.time
 
     def look(self) -> list[Leftover]:
-        """The contents as they are. UserError: there is no output folder, or a record in it cannot be read."""
+        """The current contents. UserError if there is no output folder, or a record in it cannot be read."""
         self.check()
         objects, now_s = self.mirror.objects, self.clock()
         sizes = {name: size for name, size in objects.sizes(FILES).items() if CONTENT.fullmatch(name)}
@@ -58,9 +58,9 @@ class ContentCleaner:
         ]
 
     def remove(self, say: Callable[[str], None]) -> list[Leftover]:
-        """Remove what is unused and old. Others may publish meanwhile: they wait until the end of this.
+        """Remove unused and old contents. Publishers wait until the end of this.
 
-        UserError: also where this machine was silent for so long that it counted as dead.
+        UserError: also if this machine was silent for so long that it was considered dead.
         """
         self.check()
         objects, locks = self.mirror.objects, self.mirror.locks
@@ -75,7 +75,7 @@ class ContentCleaner:
         return [one.now("removed") if one.state == "old" else one for one in found]
 
     def check(self) -> None:
-        """UserError: what is at the URL is somebody else's."""
+        """UserError if the URL is not an output folder of AutoTailor."""
         if not self.mirror.is_there():
             got = "has no output folder of AutoTailor"
             raise UserError(
@@ -83,7 +83,7 @@ class ContentCleaner:
             )
 
     def _used(self) -> set[str]:
-        """Names of the contents that records refer to. A record that cannot be read may refer to any, so it ends this."""
+        """Names of the contents that records refer to. An unreadable record raises, since it may refer to any content."""
         objects, abandoned = self.mirror.objects, set(self._abandoned())
         used = set[str]()
         for folder in RECORDED:
@@ -92,7 +92,7 @@ class ContentCleaner:
         return used
 
     def _abandoned(self) -> Iterator[str]:
-        """Names of the records of folders that are on their way no more, since who published them died."""
+        """Names of the records of folders whose publisher died."""
         objects = self.mirror.objects
         names = objects.names(PUBLISHING)
         for name, at_s in zip(names, each(names, objects.modified), strict=True):
@@ -101,7 +101,7 @@ class ContentCleaner:
 
 
 def _contents(objects: Objects, record: str) -> set[str]:
-    """Names of the contents that a record refers to; none where it has gone meanwhile."""
+    """Names of the contents that a record refers to; empty if the record was removed meanwhile."""
     content = objects.read(record)
     if content is None:
         return set()

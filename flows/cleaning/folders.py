@@ -1,13 +1,13 @@
-"""An output folder on a disk: what killed runs left in it, what was set aside, and stages that nothing refers to.
+"""An output folder on a disk: remains of killed runs, damaged folders that were set aside, and unreferenced stages.
 
-    stages/STAGE/KEY.partial        unfinished: a stage that is worked, or whose run was killed
-    stages/STAGE/KEY.old            unfinished: a folder that was being replaced, or removed
+    stages/STAGE/KEY.partial        unfinished: a stage in progress, or one whose run was killed
+    stages/STAGE/KEY.old            unfinished: a folder that was being replaced or removed
     stages/STAGE/KEY.damaged-N      damaged: a folder, or files of one; likewise subnets/KEY.damaged-N
     luts/DEVICE/part-….damaged      damaged: a part of a look-up table
     stages/STAGE/KEY                a complete stage
 
-Anything else in the folder is not touched. A folder loses its name before its files go: killed anywhere, what is under a final
-name is whole.
+Anything else in the folder is not touched. A folder is renamed before its files are removed: even after a kill, every folder
+under a final name is intact.
 """
 
 import os
@@ -43,8 +43,8 @@ CLEANING = "clean"
 class FolderCleaner:
     """Cleans an output folder on a disk (`flows.cleaning.leftovers.OutputCleaner`).
 
-    older_than_s: what is younger stays [s]. stages: whether complete stages count, too. locks: the database by which workers
-    share the folder; None: each run has it alone. clock: [s since 1970].
+    older_than_s: minimum age for removal [s]. stages: whether complete stages count, too. locks: the database by which workers
+    share the folder; None: each run has exclusive use of it. clock: [s since 1970].
     """
 
     folder: Path
@@ -54,13 +54,13 @@ class FolderCleaner:
     clock: Callable[[], float] = time.time
 
     def look(self) -> list[Leftover]:
-        """What there is."""
+        """The current leftovers."""
         self._check()
         used = self._used()
         return [self._leftover(kind, path, used) for kind, path in self._found()]
 
     def remove(self, say: Callable[[str], None]) -> list[Leftover]:
-        """Remove what is old. UserError: a run is at work in the folder, or workers share it by a database."""
+        """Remove old leftovers. UserError if a run is at work in the folder, or workers share it through a database."""
         self._check()
         if self.locks is None and (self.folder / IDENTITY_FILE).exists():
             got = f"null, and workers share '{self.folder}'"
@@ -97,7 +97,7 @@ class FolderCleaner:
         return Leftover(kind=kind, name=name, size=size, age_s=age_s, state=state)
 
     def _removed(self, one: Leftover, locks: RunLocks, say: Callable[[str], None]) -> Leftover:
-        """Something old as it is now: other workers may be at its stage, or may have been since it was looked at."""
+        """Remove an old leftover, unless another worker is at its stage now, or was since the look; its new state."""
         path = self.folder / one.name
         try:
             with self._turn(one.kind, path, locks):
@@ -113,7 +113,7 @@ class FolderCleaner:
         return one.now("removed")
 
     def _turn(self, kind: LeftoverKind, path: Path, locks: RunLocks) -> AbstractContextManager[None]:
-        """The lock of a stage's folder. Nobody goes on with what was set aside."""
+        """The lock of a stage's folder; no lock for damaged folders, since nobody continues these."""
         stages, match = self.folder / STAGES_FOLDER, NAMES.fullmatch(path.name)
         if kind == "damaged" or match is None or not path.is_relative_to(stages):
             return nullcontext()
@@ -121,7 +121,7 @@ class FolderCleaner:
 
 
 def _kind(path: Path) -> LeftoverKind | None:
-    """What a folder is, by its name; None: none of this project's."""
+    """The kind of a folder by its name; None if it is not one of this project's."""
     match = NAMES.fullmatch(path.name)
     if match is None:
         return None
@@ -133,7 +133,7 @@ def _kind(path: Path) -> LeftoverKind | None:
 
 
 def _measured(path: Path) -> tuple[int, float]:
-    """Bytes of all files, and when any of them was written last [s since 1970]. What goes meanwhile is left out."""
+    """Size of all files [bytes], and the last write of any of them [s since 1970]. Files removed meanwhile are left out."""
     size, written_s = 0, 0.0
     inner = (Path(parent, name) for parent, folders, files in os.walk(path) for name in (*folders, *files))
     for one in (path, *inner):
@@ -145,7 +145,7 @@ def _measured(path: Path) -> tuple[int, float]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a folder, which loses its name first."""
+    """Remove a file or a folder; a folder is renamed first."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return

@@ -1,20 +1,20 @@
-"""What may be left in an output folder, by kind, and what is to become of it."""
+"""Leftovers in an output folder: their kinds and states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 LeftoverKind = Literal["unfinished", "damaged", "stages", "contents"]
-"""Stages that killed runs were at, what was set aside, complete stages, and contents of files at a URL."""
+"""Unfinished stages of killed runs, damaged folders set aside, complete stages, and contents of files at a URL."""
 LeftoverState = Literal["used", "recent", "old", "at work", "removed"]
-"""Referred to; younger than asked for; can be removed; of a process that is at it; gone."""
+"""Referred to; younger than the limit; removable; in use by a process; gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """One thing. name: its path in the output folder, or below the URL. size: bytes.
+    """One leftover. name: its path in the output folder, or below the URL. size: bytes.
 
-    age_s: since it was written last [s]; None: not asked, since it is used.
+    age_s: time since the last write [s]; None if not determined, because it is in use.
     """
 
     kind: LeftoverKind
@@ -24,12 +24,12 @@ class Leftover:
     state: LeftoverState
 
     def now(self, state: LeftoverState) -> "Leftover":
-        """The same in another state."""
+        """The same leftover in another state."""
         return replace(self, state=state)
 
 
 def by_age(age_s: float, older_than_s: float) -> LeftoverState:
-    """The state of what nothing refers to."""
+    """The state of an unreferenced leftover."""
     return "old" if age_s > older_than_s else "recent"
 
 
@@ -37,10 +37,11 @@ class OutputCleaner(Protocol):
     """Cleans one output folder."""
 
     def look(self) -> list[Leftover]:
-        """What there is. Nothing is written. UserError: it is no output folder, or cannot be read."""
+        """The current leftovers. Nothing is written. UserError if it is no output folder, or cannot be read."""
 
     def remove(self, say: Callable[[str], None]) -> list[Leftover]:
-        """Remove what is old and what nobody works at; what there was. say: hears whom it waits for, or leaves alone.
+        """Remove leftovers that are old and that nobody works on, and return all with their new states.
 
-        UserError: as above, or something cannot be removed.
+        say: is called with holders that it waits for, and with stages that it skips. UserError: as above, or if a removal
+        fails.
         """

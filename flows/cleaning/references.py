@@ -1,10 +1,10 @@
-"""Which complete stages are referred to: by runs, each of which has a list in its folder, and by the latest nights.
+"""Complete stages that are referred to: by runs, which have a list in their folder, and by the latest nights.
 
     runs/KEY/stages.json      the stages of a run, as STAGE/KEY, with keys as their folders have them
 
-A run adds to its list while it works, and has its own stages alone in it at its end. So what it had before, from other code or
-inputs, is referred to until the run is complete again. Those of a night are referred to until the next one of its network,
-which compares look-up tables with them.
+A run adds to its list while it works, and reduces the list to its own stages at its end. Earlier stages, from other code or
+inputs, are therefore referred to until the run is complete again. Stages of a night are referred to until the next night of its
+network, which compares look-up tables with them.
 """
 
 import threading
@@ -24,14 +24,14 @@ _NAMES = TypeAdapter(list[str])
 
 
 class StageList:
-    """The list of a run. Threads of a process share it. folder: the run's."""
+    """The list of a run, shared by the threads of a process. folder: the run's."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / LIST_FILE
         self._turn = threading.Lock()
 
     def add(self, *names: str) -> bool:
-        """Refer to stages, besides those before. False: the list has them. UserError: it cannot be read."""
+        """Add references to stages. False if the list already has them. UserError if it cannot be read."""
         with self._turn:
             known = _read(self.file.read_bytes(), self.file) if self.file.exists() else None
             if known is not None and known.issuperset(names):
@@ -40,13 +40,13 @@ class StageList:
             return True
 
     def keep(self, names: Iterable[str]) -> None:
-        """Refer to these stages alone."""
+        """Refer to these stages only."""
         with self._turn:
             write_json(self.file, sorted(set(names)))
 
 
 def referred_in(folder: Path) -> set[str]:
-    """What runs and nights in an output folder refer to. UserError: a run has no list, or one that cannot be read."""
+    """Stages that runs and nights in an output folder refer to. UserError if a run's list is missing or unreadable."""
     found = _of_nights(folder / NIGHTS_FOLDER)
     for run in sorted(path for path in (folder / RUNS_FOLDER).glob("*") if path.is_dir()):
         file = run / LIST_FILE
@@ -55,7 +55,7 @@ def referred_in(folder: Path) -> set[str]:
 
 
 def referred_at(mirror: Mirror) -> set[str]:
-    """The same at a URL."""
+    """Stages that runs and nights at a URL refer to."""
     mirror.nights.fetch()
     found = _of_nights(mirror.folder / NIGHTS_FOLDER)
     names = mirror.objects.names(RUNS_FOLDER)
@@ -65,7 +65,7 @@ def referred_at(mirror: Mirror) -> set[str]:
 
 
 def _of_nights(folder: Path) -> set[str]:
-    """Those of the latest night of each network. A record that cannot be read is none that the next night compares with."""
+    """Stages of each network's latest night. Unreadable records are ignored, as the next night does not use them."""
     latest = History(folder).latest(lambda line: None)
     return {f"{stage.stage}/{stage.key}" for night in latest for stage in night.stages}
 

@@ -1,7 +1,7 @@
-"""An output folder at a URL: what killed machines left there, what was set aside, stages that nothing refers to, and contents.
+"""An output folder at a URL: remains of killed machines, damaged folders set aside, unreferenced stages, and contents.
 
-A stage that somebody works has a lock there (`flows.storage.leases`), whose holder keeps what it has while it lives. A complete
-stage goes with its record, by which its files count as referred to; then they go as contents do.
+A stage in progress has a lock there (`flows.storage.leases`), whose holder keeps its partial results while it lives. A complete
+stage is removed by its record, which marks its files as in use; the files are then removed as contents.
 """
 
 import re
@@ -25,7 +25,7 @@ RECORD = re.compile(rf"{STAGES_FOLDER}/.+/{_KEY}{re.escape(RECORD_END)}")
 
 
 class _AtUrl(NamedTuple):
-    """Something at the URL. names: of its objects, in the order in which they go. stage: whose lock keeps it, if any."""
+    """A leftover at the URL. names: its objects, in the order of removal. stage: the stage whose lock protects it, if any."""
 
     leftover: Leftover
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class _AtUrl(NamedTuple):
 class UrlCleaner:
     """Cleans an output folder at a URL (`flows.cleaning.leftovers.OutputCleaner`).
 
-    older_than_s: what is younger stays [s]. stages: whether complete stages count, too. clock: [s since 1970].
+    older_than_s: minimum age for removal [s]. stages: whether complete stages count, too. clock: [s since 1970].
     """
 
     mirror: Mirror
@@ -45,12 +45,12 @@ class UrlCleaner:
     clock: Callable[[], float] = time.time
 
     def look(self) -> list[Leftover]:
-        """What there is. UserError: also where a run does not tell its stages."""
+        """The current leftovers. UserError: also if a run does not list its stages."""
         self._contents.check()
         return [*(one.leftover for one in self._found()), *self._contents.look()]
 
     def remove(self, say: Callable[[str], None]) -> list[Leftover]:
-        """Remove what is old. Where somebody may be at a stage, this waits for as long as a lock lives without its holder."""
+        """Remove old leftovers. If somebody may be at a stage, this waits for the lease of its lock."""
         self._contents.check()
         found = list(self._found())
         old = [one for one in found if one.leftover.state == "old"]
@@ -93,11 +93,11 @@ class UrlCleaner:
             yield _AtUrl(found.now("used") if _in(used, stage) else found, (name,), stage)
 
     def _written(self, names: Iterable[str]) -> dict[str, float]:
-        """When each object was written last [s since 1970]."""
+        """Last write of each object [s since 1970]."""
         return dict(zip(names, each(names, self.mirror.objects.modified), strict=True))
 
     def _size(self, record: str) -> int:
-        """Bytes of a folder's files; other folders may have the same. 0: it has gone meanwhile."""
+        """Size of a folder's files [bytes], which other folders may share; 0 if the folder was removed meanwhile."""
         content = self.mirror.objects.read(record)
         if content is None:
             return 0
@@ -109,7 +109,7 @@ class UrlCleaner:
         return Leftover(kind=kind, name=name, size=size, age_s=age_s, state=by_age(age_s, self.older_than_s))
 
     def _removed(self, one: _AtUrl, silent: set[str], used: set[str]) -> Leftover:
-        """Something old as it is now: others may be at its stage, or refer to it since it was looked at."""
+        """Remove an old leftover, unless somebody is at its stage, or refers to it since the look; its new state."""
         if one.stage is not None and one.stage not in silent:
             return one.leftover.now("at work")
         if one.leftover.kind == "stages" and _in(used, one.leftover.name):

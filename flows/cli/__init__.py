@@ -1,4 +1,4 @@
-"""The command line, `autotailor`: it composes and validates first, and imports heavy libraries for a valid command alone."""
+"""The command line, `autotailor`: it composes and validates first, and imports heavy libraries for valid commands only."""
 
 import sys
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _hidden() -> str | None:
-    """A line about a package of somebody else's that Python finds in the place of one of the house."""
+    """A line about a foreign package that Python finds instead of the project's own; None if there is none."""
     home = Path(__file__).resolve().parents[2]
     for room in ROOMS:
         spec = find_spec(room)

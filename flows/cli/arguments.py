@@ -1,4 +1,4 @@
-"""The words of a command line, parsed, or refused in one line. Nothing heavy is imported here."""
+"""The words of a command line, parsed or refused with one line. Nothing heavy is imported here."""
 
 import argparse
 import math
@@ -17,7 +17,7 @@ RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "a
 ADAPTING = "adapt"
 COMPARING = "compare"
 CONFIG = "job"
-"""The config that `--cfg` shows, by Hydra's name for it."""
+"""Hydra's name for the config that `--cfg` shows."""
 EXPORTING = "export"
 FLEET = "fleet"
 CONVERTING = "convert"
@@ -27,16 +27,16 @@ PARTITIONING = "partition"
 STRESSING = "stress"
 BACKUP, CLEAN, HEALTH, RESTORE = "backup", "clean", "health", "restore"
 OPERATIONS = (BACKUP, CLEAN, HEALTH, RESTORE)
-"""Commands that look after an installation."""
+"""Commands that maintain an installation."""
 GIVEN = "supernet="
-"""The option that names a given SuperNet."""
+"""Prefix of the option that names a given SuperNet."""
 MODEL_END = ".onnx"
 WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING, *OPERATIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """One command as given."""
+    """One parsed command."""
 
     command: str
     overrides: tuple[str, ...]
@@ -46,17 +46,19 @@ class Arguments:
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
     words: tuple[str, ...] = ()
-    """Of `lut` and `fleet`: the action and its names; of `convert`: files; of `deploy` and `stress`: the device; of `health`:
-    services; of `backup` and `restore`: the folder."""
+    """For `lut` and `fleet`: the action and its names; for `convert`: files; for `deploy` and `stress`: the device; for
+    `health`:
+    services; for `backup` and `restore`: the folder.
+    """
     device: str | None = None
     question: Question | None = None
     shows_config: bool = False
-    to: Path | None = None  # where the chosen SubNet goes
-    package: str | None = None  # the part of the config that is shown; None: all of it
+    to: Path | None = None  # file for the chosen SubNet
+    package: str | None = None  # the part of the config to show; None: all of it
 
     @property
     def adapts(self) -> bool:
-        """Whether the command is of a given SuperNet: `adapt`, or nights of one."""
+        """Whether the command starts from a given SuperNet: `adapt`, or `nightly` with one."""
         given = any(text.lstrip("+").startswith(GIVEN) for text in self.overrides)
         return self.command == ADAPTING or (self.command == NIGHTLY and given)
 
@@ -67,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def help_of(argv: Sequence[str]) -> str | None:
-    """The text of `--help` with these words: on all commands, or on one; None without it. UserError: no such command."""
+    """The text of `--help` for all commands or one; None without the flag. UserError if there is no such command."""
     if argv and not {"--help", "-h"} & set(argv):
         return None
     from flows.cli.help import command_help, general_help
@@ -83,7 +85,7 @@ def help_of(argv: Sequence[str]) -> str | None:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Arguments of every command but `agent` and `relay`. UserError for an unknown command or flag."""
+    """Arguments of every command except `agent` and `relay`. UserError for an unknown command or flag."""
     command, rest = argv[0], argv[1:]
     _check_command(command)
     found = _parser(command).parse_intermixed_args(_with_a_view_value(rest))
@@ -112,7 +114,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def _is_word(command: str, text: str) -> bool:
-    """Whether it is no override: a name or a file that the command takes."""
+    """Whether a word is a name or a file that the command takes, not an override."""
     if command == CONVERTING:
         return "=" not in text or text.endswith(MODEL_END)
     return "=" not in text and (command in WITH_WORDS or (command == EXPORTING and text.endswith(FILE_END)))
@@ -149,7 +151,7 @@ def _given(found: argparse.Namespace, flag: str) -> bool:
 
 
 def _check_flags(command: str, found: argparse.Namespace) -> None:
-    """UserError for flags of other commands."""
+    """UserError for flags that belong to other commands."""
     for flag in FLAGS:
         if _given(found, flag) and flag not in COMMANDS[command].flags:
             allowed = ", ".join(name for name, other in COMMANDS.items() if flag in other.flags)
@@ -168,7 +170,7 @@ def _shows_config(found: argparse.Namespace) -> bool:
 def _question(
     command: str, found: argparse.Namespace, words: Sequence[str], overrides: Sequence[str]
 ) -> Question | None:
-    """The question to a search. UserError for impossible values."""
+    """The question to a search; None without one. UserError for impossible values."""
     if command == COMPARING:
         if len(words) != 2:
             form = f"autotailor {COMPARING} A B"
@@ -208,7 +210,7 @@ def _number(flag: str, text: str) -> float:
 
 
 def _with_a_view_value(words: Sequence[str]) -> list[str]:
-    """`--view` alone gets an empty value, so that it does not take the override that follows it for its file."""
+    """Give a bare `--view` an empty value, so that it does not take the following override as its file."""
     found = []
     for position, word in enumerate(words):
         following = words[position + 1] if position + 1 < len(words) else ""

@@ -40,13 +40,13 @@ else:
     globals().update(later_names(__file__))
 
 USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
-"""Told in one line, exit code 2; `UserError` is an `AdaptiveError`."""
+"""Reported in one line with exit code 2; `UserError` is an `AdaptiveError`."""
 UNTIL = {"run": "report", NIGHTLY: "report", "compare": "search"}
 LONG = 200
 
 
 def execute(arguments: Arguments, config: FlowConfig, known: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Run a command with a validated config, show its result, and return it as JSON. known: the result, if it is complete."""
+    """Run a command with a validated config, show its result, and return it as JSON. known: the result, if already complete."""
     command, question = arguments.command, arguments.question
     terminal = Terminal()
     if arguments.dry_run and command not in PLANNING:
@@ -93,7 +93,7 @@ def _show_stage(command: str, stage: dict[str, Any], terminal: Terminal, score: 
 
 
 def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], FlowConfig]]) -> list[dict[str, Any]]:
-    """One run per combination, then a table of them all."""
+    """Run each combination, then show a table of all of them."""
     results = []
     for overrides, config in runs:
         shown = [without_passwords(text) for text in overrides]
@@ -105,7 +105,7 @@ def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], Flow
 
 
 def write_chosen(row: Mapping[str, Any], file: Path) -> Path:
-    """Write a chosen SubNet, whole or not at all. UserError when that cannot be."""
+    """Write a chosen SubNet atomically. UserError if the file cannot be written."""
     subnet = Winner.model_validate({name: row[name] for name in Winner.model_fields if name in row})
     placed: dict[str, Any] = {}
     if "plan" in row:
@@ -125,7 +125,9 @@ def foresee(command: str, config: FlowConfig, question: Question | None = None) 
 
 
 def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | None) -> dict[str, Any]:
-    """A flow describes all options to Prefect when it is imported: a fifth of a second each."""
+    """Call the flow of a command. Flows are loaded on demand: each describes its options to Prefect when loaded, which takes
+    0.2 s.
+    """
     if command == NIGHTLY:
         from flows.nightly.flow import night_of
 
@@ -136,7 +138,7 @@ def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | 
         return adapt(config, "plan" if dry_run else "report")
     until = "plan" if dry_run else UNTIL.get(command, command)
     if question and question.files:
-        until = "search"  # what follows is of the files' SubNets
+        until = "search"  # the rest concerns the files' SubNets
     from flows.pipeline import pipeline
 
     return pipeline(config, cast(RunStage, until), question)
@@ -155,7 +157,7 @@ def _forecast_table(expected: Sequence[Expectation]) -> Table:
 
 
 def _score(config: FlowConfig) -> str:
-    """What the score of a run is called."""
+    """The name of a run's score."""
     return problem_named(config.data.problem, config.data.metric).score
 
 
@@ -175,7 +177,7 @@ def _plan_table(plan: dict[str, dict[str, Any]]) -> Table:
 
 
 def stage_table(stage: dict[str, Any], score: str) -> Table:
-    """What a stage has found, by the names of `--json`, in which the learning problem's score stands for the accuracy."""
+    """The result of a stage under its `--json` names, with the learning problem's score in place of the accuracy."""
     state = "found complete" if stage["cached"] else f"{stage['seconds']:.1f} s"
     table = Table(title=escape(f"{stage['stage']} ({state})"), show_header=False, box=None, title_justify="left")
     for name, value in stage["result"].items():

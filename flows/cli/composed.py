@@ -22,7 +22,7 @@ def sweep_of(arguments: Arguments) -> list[list[str]]:
 
 
 def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
-    """The config, with no other devices than `--device` or files name: those of the config, or options of the group."""
+    """The config, limited to the devices that `--device` or files name: devices of the config, or options of the group."""
     root = "adapt" if arguments.adapts else "config"
     options = config_groups(arguments.config_folder)["device"]
     config = compose_config(root, overrides, arguments.config_folder)
@@ -41,7 +41,7 @@ def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
 
 
 def _devices(arguments: Arguments) -> dict[str, str]:
-    """The devices that a command names, each with the word that names it; none: all of the config."""
+    """The devices that a command names, each with the word that names it; empty: all devices of the config."""
     if arguments.device is not None:
         return {arguments.device: "--device"}
     files = arguments.question.files if arguments.question else ()
@@ -49,7 +49,7 @@ def _devices(arguments: Arguments) -> dict[str, str]:
 
 
 def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | AdaptConfig":
-    """The config of a command that works stages."""
+    """The validated config of a command that works stages."""
     from flows.config import AdaptConfig, RunConfig
 
     model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
@@ -115,5 +115,5 @@ def _yaml(document: Mapping[str, Any], package: str | None) -> str:
 
 
 def _dumped(value: Any) -> str:
-    """YAML in the order of the config; a single value without the end of its document."""
+    """YAML in the order of the config; a single value without the end-of-document marker."""
     return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).removesuffix("...\n")

@@ -18,11 +18,13 @@ from tasks.errors import UserError
 FORM = f"autotailor {CONVERTING} IN{MODEL_END} OUT{MODEL_END}"
 
 ConvertAnswer = Mapping[str, Any]
-"""What `--json` writes: the fields of `tailor_ir.Conversion` without the model, and both files."""
+"""The JSON of `--json`: the fields of `tailor_ir.Conversion` without the model, and both files."""
 
 
 class ConvertConfig(BaseModel):
-    """Whether outputs are compared after each rule, the seed of the inputs for that, and whether nodes count above speed."""
+    """Whether outputs are compared after each rule, the seed of the inputs for that, and whether fewer nodes matter more than
+    speed.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +39,7 @@ def config_of(arguments: Arguments) -> ConvertConfig:
 
 
 def check(arguments: Arguments) -> tuple[Path, Path]:
-    """The file that is read and the one that is written. UserError: not two files, the same file, no folder for it."""
+    """The input and the output file. UserError: not two files, the same file, or no folder for the output."""
     if len(arguments.words) != 2:
         raise UserError(CONVERTING, f"got {len(arguments.words)} files", allowed="two", next_step=f"write {FORM}")
     source, target = map(Path, arguments.words)
@@ -54,7 +56,7 @@ def check(arguments: Arguments) -> tuple[Path, Path]:
 
 
 def execute(arguments: Arguments) -> ConvertAnswer:
-    """Convert, show what was done, and return it as JSON. UserError, TailorError for bad input."""
+    """Convert, show the changes, and return them as JSON. UserError, TailorError for bad input."""
     source, target = check(arguments)
     config = config_of(arguments)
 
@@ -79,7 +81,7 @@ def execute(arguments: Arguments) -> ConvertAnswer:
 
 
 def _show(answer: ConvertAnswer, terminal: Terminal) -> None:
-    """A row for each rule, then both files."""
+    """Show a row for each rule, then both files."""
     table = Table(title=f"{answer['source']} → {answer['file']}", title_justify="left")
     table.add_column("rule")
     table.add_column("stage")

@@ -1,4 +1,4 @@
-"""`autotailor deploy`: a bundle and the run time onto a device."""
+"""`autotailor deploy`: install a bundle and the runtime on a device."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from flows.config import DeployConfig
 
 DeployAnswer = Mapping[str, Any]
-"""What `--json` writes: `tasks.deploy.Deployed`."""
+"""The JSON of `--json`: `tasks.deploy.Deployed`."""
 
 
 def check(arguments: Arguments) -> str:
-    """The device. UserError: not one name."""
+    """The device. UserError if the words are not exactly one name."""
     if len(arguments.words) != 1:
         got = f"got {len(arguments.words)} devices"
         raise UserError(DEPLOYING, got, allowed="one", next_step=f"write autotailor {DEPLOYING} DEVICE")
@@ -25,7 +25,7 @@ def check(arguments: Arguments) -> str:
 
 
 def config_of(arguments: Arguments) -> "DeployConfig":
-    """The validated config, with the named device. UserError: there is no such device."""
+    """The validated config, with the named device. UserError if the device is unknown."""
     from flows.config import DeployConfig
 
     device, overrides = check(arguments), list(arguments.overrides)
@@ -39,7 +39,7 @@ def config_of(arguments: Arguments) -> "DeployConfig":
 
 
 def execute(arguments: Arguments) -> DeployAnswer:
-    """Deploy, show the result, and return it as JSON. AdaptiveError, AgentError: one line about what is wrong."""
+    """Deploy, show the result, and return it as JSON. AdaptiveError, AgentError: one line about the problem."""
     from flows.machine.environment import prepare
     from flows.machine.server import start_server
 

@@ -1,4 +1,4 @@
-"""`autotailor`: the command line. Composes and validates first, imports heavy libraries only for a valid command."""
+"""`autotailor`: the command line. It composes and validates first, and imports heavy libraries for valid commands only."""
 
 import json
 import sys
@@ -34,11 +34,11 @@ TERMINATED = 143
 REGRESSED = 3
 MOST_OF_NAME = 200
 COMPLETED = ("run", "adapt")
-"""Commands whose results are found again where all is complete."""
+"""Commands whose results are found again when all stages are complete."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0, 1 where `health` finds something, 2 with one line for bad input, 3 after a night that regressed.
+    """Exit code: 0, 1 if `health` finds a problem, 2 with one line for bad input, 3 after a night that regressed.
 
     130 after Ctrl-C, 143 after SIGTERM.
     """
@@ -74,14 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told(error: BaseException) -> UserError | None:
-    """What anything may meet anywhere, in one line; else None.
+    """A UserError in one line for errors that may occur anywhere; None for other errors.
 
-    No room, a name that is not UTF-8, code that ends Python, a server of Prefect's own that is slow to start.
+    These are a full disk or memory, a name that is not UTF-8, code that ends Python, and a slow start of Prefect's own server.
     """
     from flows.machine.server import slow_start
     from tasks.shortage import MAKE_ROOM, shortage
 
-    if type(error) is SystemExit:  # services end themselves by `Ended`
+    if type(error) is SystemExit:  # services end with `Ended` instead
         return UserError("code that was called", f"ended Python with exit code {error.code}", next_step="mend it")
     if (what := shortage(error)) is not None:
         return UserError("this machine", what, next_step=MAKE_ROOM)
@@ -145,7 +145,7 @@ def _execute(arguments: Arguments) -> int:
 
 
 def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[str, Any] | None:
-    """The result of a run in which all is complete, which needs no server; None: something is to be worked."""
+    """The result of a run with all stages complete, which needs no server; None if something is to be worked."""
     if arguments.command not in COMPLETED or arguments.multirun or arguments.dry_run or arguments.question:
         return None
     from flows.complete import found_again, is_remembered
@@ -158,7 +158,9 @@ def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[s
 
 
 def _refuse_impossible(configs: "Sequence[RunConfig | AdaptConfig]", *, worked: bool) -> None:
-    """UserError for what no run can be made of. worked: whether something is written, so that places for it are looked at."""
+    """UserError for configs that no run can work with. worked: whether results are written, so that output places are checked
+    too.
+    """
     from flows.refusals import check_given, check_places
 
     for config in configs:
@@ -168,7 +170,7 @@ def _refuse_impossible(configs: "Sequence[RunConfig | AdaptConfig]", *, worked: 
 
 
 def _execute_alone(arguments: Arguments) -> int:
-    """A command that works no stage."""
+    """Execute a command that works no stage."""
     if arguments.command in (CONVERTING, PARTITIONING):
         from flows.cli import convert, partition
         from tailor_ir import TailorError
@@ -187,7 +189,7 @@ def _execute_alone(arguments: Arguments) -> int:
 
 
 def _execute_operation(arguments: Arguments) -> int:
-    """A command that looks after an installation; exit code 1 where a service is not well."""
+    """Execute a command that maintains an installation; exit code 1 if a service is unhealthy."""
     from flows.cli import operations
 
     result = operations.execute(arguments)
@@ -197,7 +199,7 @@ def _execute_operation(arguments: Arguments) -> int:
 
 
 def _execute_bundle(arguments: Arguments) -> int:
-    """A command that takes bundles of finished runs."""
+    """Execute a command that takes bundles of finished runs."""
     from adaptive_runtime.errors import AdaptiveError
     from flows.cli import deploy, fleet, stress
     from profiling_agents.messages import AgentError
@@ -213,7 +215,7 @@ def _execute_bundle(arguments: Arguments) -> int:
 
 
 def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: dict[str, Any]) -> str:
-    """The page of the SuperNet that `compile` made; where it is."""
+    """Write the page of the SuperNet that `compile` made, and return its path."""
     import tasks.view
     from flows.stages import SUPERNET
 

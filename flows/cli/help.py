@@ -1,4 +1,4 @@
-"""The text of `--help`: of all commands, or of one."""
+"""The text of `--help`, for all commands or one."""
 
 import textwrap
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from flows.validate import config_groups
 from tasks.choose.pick import FORMS
 
 WIDTH = 118
-"""Columns of running text."""
+"""Width of running text [columns]."""
 
 OF_STAGES = """\
 Every command first completes the stages that it needs; stages that are complete under the same settings, inputs and
@@ -19,7 +19,7 @@ EXIT_CODES = "Exit code 0, 2 for bad input, 3 for a night that regressed, 130 fo
 
 
 def general_help(config_folder: Path | None = None) -> str:
-    """Commands, groups with their options (those of `config_folder` among them), flags and examples."""
+    """Commands, groups with their options (including those of `config_folder`), flags and examples."""
     commands = _table((name, command.summary) for name, command in COMMANDS.items())
     actions = _table((f"lut {form}", text) for form, text in LUT_ACTIONS.items())
     flags = _table((flag.form, f"{_where(name)}{flag.text}") for name, flag in FLAGS.items())
@@ -62,7 +62,7 @@ def _groups(groups: dict[str, list[str]], config_folder: Path | None) -> str:
 
 
 def _where(flag: str) -> str:
-    """For flags of few commands: which."""
+    """Prefix that names the commands of a flag, if these are fewer than three."""
     names = [name for name, command in COMMANDS.items() if flag in command.flags]
     return f"{', '.join(names)}: " if len(names) < 3 else ""
 

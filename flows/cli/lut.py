@@ -1,4 +1,4 @@
-"""`autotailor lut`: look at the look-up tables of a store, compare, export, merge and compact them."""
+"""`autotailor lut`: show, compare, export, merge and compact the look-up tables of a store."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,9 +25,9 @@ from tasks.lut.views import Filter, diff, export, show
 LutAnswer = Mapping[str, Any]
 FAILURES_SHOWN = 10
 COUNTS = {"entries": "entries", "failed": "failed", "noisy": "noisy"}
-"""Keys of the counts, and the columns' names."""
+"""Keys of the counts, and their column names."""
 ENERGY = {"with_energy": "energy"}
-"""A further column, where something has one."""
+"""A further column, shown if some entry has an energy."""
 PLACE = ("output_dir", "store")
 OPTIONS = {
     "show": (*PLACE, "devices", "operators", "methods"),
@@ -68,7 +68,7 @@ def config_of(arguments: Arguments) -> LutConfig:
 
 
 def check(arguments: Arguments) -> tuple[str, tuple[str, ...]]:
-    """The action and its words. UserError: unknown, too few or many words, or options that it does not have."""
+    """The action and its words. UserError: unknown action, too few or many words, or options that the action does not have."""
     from flows.validate import nearest
 
     action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
@@ -165,7 +165,7 @@ def _worst(worst: LutAnswer, row: str) -> str:
 
 
 def _table(store: Path | str, word: str) -> list[Row]:
-    """Valid entries of the one table of `store` whose name has `word` in it, or of the folder of that name."""
+    """Valid entries of the one table in `store` whose name contains `word`, or of the folder of that name."""
     folder = LutStore(Path(word))
     rows = folder.valid_rows() if folder.folders() else _store_here(store).valid_rows()
     names = sorted({device_of(row).name for row in rows})
@@ -209,7 +209,7 @@ def _compact(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> L
         got = f"parts at '{config.store}' are never rewritten, since other machines have them"
         raise UserError("lut compact", got, allowed="a folder")
     store = _store_here(config.store)
-    store.rows()  # refuses a folder without tables
+    store.rows()  # raises for a folder without tables
     tables = []
     for name, before, entries in store.compact():
         terminal.say(f"{name}: {before} parts are 1, {entries} entries")
@@ -218,7 +218,7 @@ def _compact(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> L
 
 
 def _store_here(place: Path | str) -> LutStore:
-    """A store of tables; of one at a URL a copy with what is there now. UserError: it is not reached."""
+    """A store of tables; for a URL, a local copy of its current content. UserError if the URL cannot be reached."""
     if is_shared(place):
         SharedTables(open_objects(str(place)), "", local_folder(place)).fetch()
     return LutStore(local_folder(place))

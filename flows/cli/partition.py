@@ -1,4 +1,4 @@
-"""`autotailor partition`: a SubNet over several devices."""
+"""`autotailor partition`: split a SubNet over several devices."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,11 +26,11 @@ NCNN = "ncnn"
 ENDS = ("largest", "smallest")
 
 PartitionJson = Mapping[str, Any]
-"""What `--json` writes: `tasks.partition.PartitionAnswer`."""
+"""The JSON of `--json`: `tasks.partition.PartitionAnswer`."""
 
 
 class PartitionConfig(BaseModel):
-    """The run that has measured the devices, the SubNet, and how it may be split."""
+    """The run that has measured the devices, the SubNet, and the settings of its split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +47,7 @@ class PartitionConfig(BaseModel):
 
 
 def config_of(arguments: Arguments) -> PartitionConfig:
-    """The options of the command. UserError: an option that cannot be."""
+    """The options of the command. UserError for an impossible option."""
     config = validate(PartitionConfig, compose_config(PARTITIONING, arguments.overrides, arguments.config_folder))
     if config.subnet not in ENDS and not config.subnet.endswith(FILE_END):
         allowed = f"{', '.join(ENDS)}, or a file of search: FILE{FILE_END}"
@@ -56,7 +56,7 @@ def config_of(arguments: Arguments) -> PartitionConfig:
 
 
 def execute(arguments: Arguments) -> PartitionJson:
-    """Plan, show cuts and plans, write page and parts, and return all as JSON. UserError, TailorError for bad input."""
+    """Plan, show cuts and plans, write the page and the parts, and return all as JSON. UserError, TailorError for bad input."""
     config = config_of(arguments)
 
     import tailor_ir
@@ -96,7 +96,7 @@ def execute(arguments: Arguments) -> PartitionJson:
 
 
 def _output_here(config: PartitionConfig) -> Path:
-    """The output folder here, with the stages that are read, which come from the URL where it is at one."""
+    """The local output folder with the stages to read; for a URL, they are fetched first."""
     from flows.storage.mirror import mirror_of
     from tasks.partition import stages_of
 

@@ -1,4 +1,4 @@
-"""`autotailor stress`: a bundle served while other processes come and go."""
+"""`autotailor stress`: serve a bundle while other processes come and go."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from flows.config.stress import StressConfig
 
 StressJson = Mapping[str, Any]
-"""What `--json` writes: `tasks.stress.StressReport`."""
+"""The JSON of `--json`: `tasks.stress.StressReport`."""
 
 
 def config_of(arguments: Arguments) -> "StressConfig":
-    """The validated config. UserError: an option that cannot be, or not one device."""
+    """The validated config. UserError for an impossible option, or if there is not exactly one device."""
     from flows.config.stress import StressConfig
 
     config = validate(StressConfig, compose_config(STRESSING, arguments.overrides, arguments.config_folder))
@@ -30,7 +30,7 @@ def config_of(arguments: Arguments) -> "StressConfig":
 
 
 def execute(arguments: Arguments) -> StressJson:
-    """Serve, ask and stress the bundle, show what it did, and return it as JSON. AdaptiveError: one line."""
+    """Serve, query and stress the bundle, show its behaviour, and return it as JSON. AdaptiveError: one line."""
     config = config_of(arguments)
     bundle = _bundle(config, next(iter(arguments.words), ""))
 

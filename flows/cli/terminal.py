@@ -1,4 +1,4 @@
-"""Standard output, on which nothing is cut: whole lines in files and pipes, wrapped cells in a terminal."""
+"""Standard output without truncation: whole lines in files and pipes, wrapped cells in a terminal."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from rich.table import Table
 from tasks.pages.console import PlainConsole
 
 WIDE = 10_000
-"""Columns where there is no terminal; a table takes those that it needs."""
+"""Width without a terminal [columns]; a table takes only the columns that it needs."""
 
 
 class Terminal:
@@ -25,7 +25,7 @@ class Terminal:
         self._console = found if has_width else PlainConsole(width=WIDE)
 
     def show(self, *shown: RenderableType) -> None:
-        """Tables and groups of tables, with cells that wrap."""
+        """Show tables and groups of tables, with cells that wrap."""
         for each in shown:
             for table in _tables(each):
                 for column in table.columns:
@@ -33,7 +33,7 @@ class Terminal:
             self._console.print(each)
 
     def say(self, line: str) -> None:
-        """A line of plain text, in one piece, so that paths in it can be copied."""
+        """Print a line of plain text without line breaks, so that paths in it can be copied."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -69,14 +69,14 @@ class TerminalProgress:
 
     @contextmanager
     def bar(self, name: str, total: int, done: int = 0) -> Iterator[_TerminalBar]:
-        """A bar of `total` pieces, of which `done` are there."""
+        """A bar of `total` pieces, of which `done` are complete."""
         yield _TerminalBar(self._bars, self._bars.add_task(name, total=total, completed=done, note=""))
 
     def metrics(self, values: dict[str, float], step: int) -> None:
-        """A command without a run keeps none."""
+        """Metrics are dropped: a command without a run stores none."""
 
     def say(self, line: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

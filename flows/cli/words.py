@@ -10,7 +10,7 @@ from tasks.choose.pick import FORMS
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag as it is written, and its help."""
+    """A flag's written form, and its help."""
 
     form: str
     text: str
@@ -57,7 +57,7 @@ FLAGS = {
 EVERYWHERE = ("--cfg", "--package", "--json", "--config-dir", "--help")
 OF_STAGES = ("--dry-run", "--multirun", *EVERYWHERE)
 PLANNING = ("profile", "adapt")
-"""Commands whose dry run enumerates, and tells how long measuring takes."""
+"""Commands whose dry run enumerates operators and reports the expected measuring time."""
 RULES = ("--budget-ms", "--accuracy-share", "--knee")
 
 _RUN = ("preset", "tracking")
@@ -102,7 +102,7 @@ SERVICES = {
     "postgres": "postgres=[URL]",
     "agents": "device=[NAME]",
 }
-"""What `health` asks, and the options that say where it is."""
+"""Services that `health` asks, with the options for their addresses."""
 
 COMMANDS = {
     "run": Command(
@@ -388,4 +388,4 @@ COMMANDS = {
     "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),
     "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),
 }
-"""The commands. `agent` and `relay` have arguments and help of their own (`profiling_agents.arguments`)."""
+"""The commands. `agent` and `relay` have their own arguments and help (`profiling_agents.arguments`)."""

@@ -240,7 +240,7 @@ class CommonConfig(BaseModel):
         """The precision in which SubNets are evaluated for one device; None: torch's."""
         if self.device[device].precision != "int8":
             return None
-        from tasks.quantise import Int8  # it brings torch
+        from tasks.quantise import Int8  # on demand, because it loads torch
 
         return Int8(self.export.quantise)
 

@@ -28,7 +28,7 @@ def _selectors(space: Any) -> Any:
         if isinstance(choices, str) and choices not in WORDS:
             allowed = "convolution, light" if name == "exits.head" else "auto, frozen, or a list [a,b,…]"
             raise ValueError(f"{name}={choices}; allowed: {allowed}")
-        selectors.pop(selector, None)  # what is said last also comes last
+        selectors.pop(selector, None)  # the last mention also determines the order
         selectors[selector] = choices
     return selectors
 

@@ -1,7 +1,7 @@
-"""Automations of a Prefect server for this project's runs, made or brought up to date by name.
+"""Automations of a Prefect server for this project's runs, created or updated by name.
 
-`python -m flows.deployments.automations TYPE/NAME` sends their messages by that notification block of the server. Without one
-they are made all the same: what they noticed shows in the server's events.
+`python -m flows.deployments.automations TYPE/NAME` sends their messages by that notification block of the server. They are also
+created without a block; the server's events then show their findings.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ HEARTBEAT = f"{FLOW_RUN}.heartbeat"
 BAD_ENDS = frozenset(f"{FLOW_RUN}.{state}" for state in ("Failed", "Crashed", "TimedOut"))
 ENDS = BAD_ENDS | {f"{FLOW_RUN}.{state}" for state in ("Completed", "Cancelled")}
 SILENT_S = 600
-"""A flow run that has told nothing for so long has lost its process: three heartbeats, by Prefect's default of 180 s."""
+"""A flow run that is silent for this long has lost its process: three heartbeats at Prefect's default of 180 s [s]."""
 NIGHTLY, OURS = "nightly", "autotailor"
-"""Tags of the deployments in prefect.yaml, which their runs have, too."""
+"""Tags of the deployments in prefect.yaml, which their runs inherit."""
 Tell = Callable[[str, str], ActionTypes]
 
 
 def automations(tell: Tell) -> list[AutomationCore]:
-    """All automations. tell: the action that sends a subject and a text; both are Jinja's templates over the event."""
+    """All automations. tell: builds the action that sends a subject and a text; both are Jinja templates over the event."""
     return [
         AutomationCore(
             name="autotailor: a night failed",
@@ -75,9 +75,9 @@ def _tag(name: str) -> ResourceSpecification:
 
 
 async def make(block: str | None) -> list[str]:
-    """Make the automations on the server at PREFECT_API_URL, or bring them up to date; their names.
+    """Create or update the automations on the server at PREFECT_API_URL, and return their names.
 
-    block: TYPE/NAME of a notification block. UserError: there is none.
+    block: TYPE/NAME of a notification block. UserError if it does not exist.
     """
     async with get_client() as client:
         found = None if block is None else await _block(client, block)
@@ -106,12 +106,12 @@ async def _block(client: PrefectClient, block: str) -> UUID:
 
 
 async def _put(client: PrefectClient, automation: AutomationCore) -> None:
-    """An automation of a name once; whether it is switched on stays as it is."""
+    """Create or update the automation of this name; its enabled state is kept."""
     known = await client.read_automations_by_name(automation.name)
     if not known:
         await client.create_automation(automation)
         return
-    plain = automation.model_dump(mode="json", exclude={"owner_resource"})  # which an update may not name
+    plain = automation.model_dump(mode="json", exclude={"owner_resource"})  # an update may not name the owner
     whole = AutomationCore.model_validate({**plain, "enabled": known[0].enabled})
     await client.update_automation(known[0].id, whole)
 

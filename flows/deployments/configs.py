@@ -1,4 +1,4 @@
-"""The fields of each deployed flow, and the validated config that they mean: for a run, and for a look at them beforehand."""
+"""The fields of each deployed flow, and the validated config that they describe, for a run and for a preview."""
 
 from collections.abc import Mapping
 
@@ -141,4 +141,4 @@ FORMS: Mapping[str, type[AnyForm]] = {
     "stream_to": StreamForm,
     "deploy_to": DeployForm,
 }
-"""By the names of the functions in `flows.deployments.deployed`."""
+"""Forms by the name of their function in `flows.deployments.deployed`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.machine.environment import prepare
 
-prepare(quiet=False)  # as on the command line, before torch is imported: threads decide the last bits
+prepare(quiet=False)  # as on the command line, before torch is imported: the number of threads affects the last bits
 
 from prefect import flow  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""The folder in which a worker runs flows, looked at when deployments are registered: a step of `prefect.yaml`."""
+"""Check of the folder in which a worker runs flows, when deployments are registered: a step of `prefect.yaml`."""
 
 import sys
 from pathlib import Path
@@ -9,10 +9,10 @@ BAD_INPUT = 2
 
 
 def check_folder(directory: str = "") -> dict[str, str]:
-    """Ends Prefect's command with one line where deployments could not run: the variable is not set, or names something else.
+    """End Prefect's command with one line if deployments could not run: the variable is missing or names a wrong folder.
 
-    directory: as `prefect.yaml` has it; "{{ … }}" or nothing where the variable is not set. A folder that is not on this
-    machine may be on that of the worker.
+    directory: as in `prefect.yaml`; "{{ … }}" or empty if the variable is not set. A folder that does not exist on this machine
+    may exist on the worker's.
     """
     if fault := fault_of(directory):
         print(f"autotailor: {VARIABLE}: {fault}", file=sys.stderr)
@@ -21,7 +21,7 @@ def check_folder(directory: str = "") -> dict[str, str]:
 
 
 def fault_of(directory: str) -> str | None:
-    """What is wrong with it, and what to do; None: nothing."""
+    """The problem with the folder, and its remedy; None if there is no problem."""
     if not directory or "{{" in directory:
         return f"is not set; set it to the repository's folder, as export {VARIABLE}=$PWD there"
     folder = Path(directory)

@@ -99,7 +99,7 @@ def named_run(given: str, parameters: Mapping[str, Any]) -> str:
     words = [str(parameters.get(field) or "") for field in NAMING]
     shown = " ".join(word for word in words if word not in ("", NO_PRESET, DEFAULT_DATA))
     ending = f": {shown}" if shown else ""
-    return given if given.endswith(ending) else f"{given}{ending}"  # a run that is tried again has it already
+    return given if given.endswith(ending) else f"{given}{ending}"  # a retried run already has the ending
 
 
 def run_words(preset: str, model: str) -> list[str]:
@@ -147,7 +147,7 @@ def composed(root: str, fields: Sequence[str], overrides: Sequence[str], setting
     words: dict[str, str] = {}
     for text in (*fields, *overrides, *_kind_words(entered), *_device_words(devices)):
         key = text.split("=", 1)[0]
-        words.pop(key, None)  # said last counts, also where Hydra takes a group only once
+        words.pop(key, None)  # the last override wins, even if Hydra accepts a group only once
         words[key] = text
     config = compose_config(root, list(words.values()))
     if devices:

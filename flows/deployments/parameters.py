@@ -1,4 +1,4 @@
-"""The parameters of deployments and of their schedules, looked at when they are registered: a step of `prefect.yaml`."""
+"""Check of the parameters of deployments and their schedules, when they are registered: a step of `prefect.yaml`."""
 
 import re
 import sys
@@ -14,16 +14,16 @@ from flows.validate import validate
 from tasks.errors import UserError
 
 OURS = re.compile(r"flows[/.]deployments[/.]deployed(?:\.py:|\.)(\w+)$")
-"""An entrypoint of one of the flows here, with its function."""
+"""The entrypoint of one of the flows here, with its function."""
 ASKED_LATER = {"adapt_to": {"supernet": "supernet"}, "deploy_to": {"device": "onnxruntime"}}
-"""Fields by function that a deployment without a schedule may leave to whoever starts a run."""
+"""Fields by function that a deployment without a schedule may leave to the user who starts a run."""
 FILLED_IN_LATER = "{{"
 
 
 def check_parameters(file: str) -> None:
-    """Ends Prefect's command with one line where runs could not start: an unknown parameter, a wrong value or override.
+    """End Prefect's command with one line if runs could not start: an unknown parameter, a wrong value or override.
 
-    file: with the deployments, as `prefect.yaml`. What Prefect fills in from variables or blocks is not looked at.
+    file: with the deployments, like `prefect.yaml`. Values that Prefect fills in from variables or blocks are not checked.
     """
     try:
         for where, function, parameters in _given(yaml.safe_load(Path(file).read_text())):
@@ -34,7 +34,7 @@ def check_parameters(file: str) -> None:
 
 
 def _given(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Place, function and parameters of each schedule, and of each deployment without one; of flows that are ours."""
+    """Place, function and parameters of each schedule, or of a deployment without one; only for our flows."""
     for deployment in content.get("deployments") or []:
         if (found := OURS.search(deployment.get("entrypoint") or "")) is None or found[1] not in FORMS:
             continue
@@ -48,7 +48,7 @@ def _given(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 
 def _check(where: str, function: str, parameters: Mapping[str, Any]) -> None:
-    """UserError for parameters of which no config can be made."""
+    """UserError for parameters that do not make a valid config."""
     if FILLED_IN_LATER in str(parameters):
         return
     try:

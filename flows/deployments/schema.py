@@ -1,4 +1,4 @@
-"""JSON schemas of forms with every setting, of which a run gets those alone that were entered."""
+"""JSON schemas of forms with every setting; a run gets only the settings that were entered."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +18,10 @@ NAME = {"title": "name", "type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_.
 
 
 def settings_schema(model: type[BaseModel]) -> Plain:
-    """The schema of some settings of a config. A form shows them section by section, each once it is opened.
+    """The schema of some settings of a config. A form shows them section by section; sections open on request.
 
-    Defaults stand in descriptions: a form would send a default like an entered value, over a preset's. Devices are a
-    list with names, because forms show a mapping as raw JSON.
+    Defaults are written into descriptions, because a form would send a default like an entered value, which overrides a preset.
+    Devices are a list with names, because forms show a mapping as raw JSON.
     """
     schema = model.model_json_schema()
     definitions = schema["$defs"]
@@ -35,13 +35,13 @@ def settings_schema(model: type[BaseModel]) -> Plain:
 
 
 def _unopened(node: Plain) -> Plain:
-    """A part of a form that is shown, and sent, once it is opened; null until then."""
+    """A part of a form that is shown and sent once it is opened; null until then."""
     told: Plain = {key: node[key] for key in ("title", "description") if key in node}
     return {**told, "anyOf": [node, {"type": "null"}], "default": None}
 
 
 def _without_defaults(node: Any, definitions: Mapping[str, Any], title: str = "") -> Any:
-    """A schema with its references resolved, each default in its description. `title`: its name in a form."""
+    """A schema with its references resolved and each default in its description. `title`: its name in a form."""
     if isinstance(node, list):
         return [_without_defaults(inner, definitions) for inner in node]
     if not isinstance(node, dict):

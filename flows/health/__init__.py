@@ -1,4 +1,4 @@
-"""Whether the services of an installation are well: each is asked for something that it can only answer when it works."""
+"""Health of an installation's services: each gets a request that it can answer only if it works."""
 
 from flows.health.databases import postgres_health, sqlite_health
 from flows.health.servers import guarded_health, mlflow_health, prefect_health, worker_health

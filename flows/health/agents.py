@@ -1,4 +1,4 @@
-"""Agents of the devices of a config: those that run already are asked, for what the config says of them."""
+"""Agents of a config's devices: running agents are asked, at the addresses in the config."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ from tasks.errors import UserError
 
 
 def agents_health(profiles: Mapping[str, DeviceProfile]) -> Iterator[ServiceHealth]:
-    """A line for each agent; for a device whose agent is started for the time of a run, that."""
+    """A line for each agent; agents that are only started for a run are reported as such and not asked."""
     for name, profile in profiles.items():
         if not profile.urls:
             where = "this machine" if profile.ssh is None else profile.ssh.host

@@ -1,4 +1,4 @@
-"""Databases: of a PostgreSQL server, which is asked, or a file, which is read."""
+"""Databases: a PostgreSQL server is queried, a file is read."""
 
 import asyncio
 import sqlite3
@@ -17,7 +17,7 @@ ADDRESS = "postgresql://USER@HOST:PORT/DATABASE"
 
 
 def postgres_health(address: str, *, timeout_s: float, service: str = "postgres") -> ServiceHealth:
-    """A database of a PostgreSQL server: whether it lets us in and answers. UserError: it is no address."""
+    """Whether a PostgreSQL database accepts the login and answers. UserError for an invalid address."""
     url = _url_of(address, service)
     bare = url.set(drivername="postgresql")
     well, said, next_step = True, "", ""
@@ -43,7 +43,7 @@ async def _asked(url: URL, timeout_s: float) -> str:
 
 
 def sqlite_health(file: Path, service: str) -> ServiceHealth:
-    """A file that others may be writing to: whether it is whole."""
+    """Whether an SQLite file is intact; other processes may be writing to it."""
     well, said, next_step = True, "whole", ""
     try:
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=60)) as database:

@@ -1,4 +1,4 @@
-"""Servers that answer over HTTP: Prefect's, its workers, MLflow's, and those of ours, which are all behind a token."""
+"""Servers that answer over HTTP: Prefect's, its workers', MLflow's, and ours, which all require a token."""
 
 import os
 import secrets
@@ -15,11 +15,11 @@ from tasks.errors import UserError, shortened
 
 REFUSED = (401, 403)
 NOBODY = "0" * 64
-"""A digest that no file has."""
+"""A digest that matches no file."""
 
 
 class ServerCheck:
-    """One server. Answers with another status than 200 are told; whoever does not answer, too."""
+    """One server. A status other than 200, or no answer, is reported."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class ServerCheck:
         timeout_s: float,
         login: tuple[str, str] | None = None,
     ) -> None:
-        """start: what to do when nobody answers. login: user and password; None: none."""
+        """start: next step if the server does not answer. login: user and password, or None."""
         self.service, self.url, self._start, self._timeout_s = service, url.rstrip("/"), start, timeout_s
         self._verify, self._login = _trusted(ca_file), login
 
     def run(self, ask: Callable[[httpx.Client], tuple[bool, str, str]]) -> ServiceHealth:
-        """`ask` gives: whether it is well, what is said, what to do."""
+        """Run `ask`, which returns health, description and next step."""
         try:
             with self._client() as client:
                 well, said, next_step = ask(client)
@@ -53,7 +53,7 @@ class ServerCheck:
 
 
 def prefect_health(url: str, *, ca_file: Path | None, timeout_s: float) -> ServiceHealth:
-    """A Prefect server: its database, and whether it takes the password of the environment."""
+    """A Prefect server: its database, and whether it accepts the password in the environment."""
     user, mark, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
     login, start = (user, password) if mark else None, "start it: prefect server start"
     check = ServerCheck("prefect", url, start, ca_file=ca_file, timeout_s=timeout_s, login=login)
@@ -71,7 +71,7 @@ def prefect_health(url: str, *, ca_file: Path | None, timeout_s: float) -> Servi
 
 
 def worker_health(url: str, *, ca_file: Path | None, timeout_s: float) -> ServiceHealth:
-    """A worker by its own web server: whether it has asked for work lately."""
+    """A worker, asked through its own web server: whether it has polled for work recently."""
     start = "start it with --with-healthcheck"
     check = ServerCheck("worker", url, start, ca_file=ca_file, timeout_s=timeout_s)
 
@@ -85,7 +85,7 @@ def worker_health(url: str, *, ca_file: Path | None, timeout_s: float) -> Servic
 
 
 def mlflow_health(url: str, *, ca_file: Path | None, timeout_s: float) -> ServiceHealth:
-    """An MLflow server: its database, and whether it takes the password of the environment."""
+    """An MLflow server: its database, and whether it accepts the password in the environment."""
     user = os.environ.get("MLFLOW_TRACKING_USERNAME", "")
     login = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", "")) if user else None
     start = "start it: mlflow server"
@@ -101,9 +101,9 @@ def mlflow_health(url: str, *, ca_file: Path | None, timeout_s: float) -> Servic
 
 
 def guarded_health(service: str, url: str, start: str, *, ca_file: Path | None, timeout_s: float) -> ServiceHealth:
-    """A registry or relay: it has no route without a token, so that it refuses a token that is none.
+    """A registry or relay: every route needs a token, so a working one refuses an invalid token.
 
-    A registry and a fleet's relay look the token up, so their database answers, too.
+    A registry and a fleet's relay look the token up, so this also checks their database.
     """
     check = ServerCheck(service, url, start, ca_file=ca_file, timeout_s=timeout_s)
 
@@ -125,7 +125,7 @@ def guarded_health(service: str, url: str, start: str, *, ca_file: Path | None, 
 
 
 def _plain(answer: httpx.Response, said: str) -> tuple[bool, str, str]:
-    """An answer that is good, or whose status is told with what comes along, in short."""
+    """A good answer, or the status of a bad one with a short reason."""
     if answer.is_success:
         return True, said, ""
     return False, f"answers {answer.status_code} ({_line(answer)})", "look at its log"

@@ -1,4 +1,4 @@
-"""What is known of a service."""
+"""The health of a service."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceHealth:
-    """A service at an address. said: what it is like, or what is wrong. next_step: what to do then."""
+    """A service at an address. said: its condition or problem. next_step: the remedy for a problem."""
 
     service: str
     where: str
@@ -15,5 +15,5 @@ class ServiceHealth:
     next_step: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` writes it."""
+        """The JSON of `--json`."""
         return {name: getattr(self, name) for name in ("service", "where", "well", "said", "next_step")}

@@ -1,1 +1,1 @@
-"""The machine of a run: its environment, locks between runs, a Prefect server of its own."""
+"""The machine of a run: its environment, locks between runs, and its own Prefect server."""

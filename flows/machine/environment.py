@@ -1,6 +1,6 @@
-"""Folders of the project that are no output (Prefect's home, device locks), and the behaviour of its libraries.
+"""Project folders that are not outputs (Prefect's home, device locks), and the settings of its libraries.
 
-Call `prepare` before the first import of Prefect, MLflow or torch: they read their settings from the environment.
+Call `prepare` before Prefect, MLflow or torch are first loaded: they read their settings from the environment.
 """
 
 import logging
@@ -12,7 +12,7 @@ from tasks.errors import UserError
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for this project, made when absent: $XDG_CACHE_HOME/autotailor or ~/.cache/autotailor."""
+    """The user's cache folder for this project, made if missing: $XDG_CACHE_HOME/autotailor or ~/.cache/autotailor."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "autotailor"
     try:
@@ -27,19 +27,19 @@ def cache_folder() -> Path:
 
 
 def prefect_home() -> Path:
-    """Prefect's home of this project."""
+    """Prefect's home folder for this project."""
     return cache_folder() / "prefect"
 
 
 def prepare(*, quiet: bool) -> None:
-    """Project defaults for Prefect, MLflow and torch; whatever the user has set in the environment stays.
+    """Set project defaults for Prefect, MLflow and torch; variables that the user has set are kept.
 
     quiet: Prefect logs nothing to the terminal (its server and UI still get the logs).
     """
     defaults = {
         "MPLCONFIGDIR": str(cache_folder() / "matplotlib"),
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
-        # torch's threads wait for each other longer than they work on small networks; devices need cores as well
+        # on small networks, torch's threads wait longer for each other than they work; devices need cores as well
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
     }
     if "PREFECT_HOME" not in os.environ and "PREFECT_API_URL" not in os.environ:
@@ -48,6 +48,6 @@ def prepare(*, quiet: bool) -> None:
         defaults["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
         defaults["PREFECT_SERVER_LOGGING_LEVEL"] = "CRITICAL"
         defaults["MLFLOW_LOGGING_LEVEL"] = "WARNING"
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # where it was imported before
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # effective even if it was loaded before
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""Locks between processes and threads of one machine; the kernel frees them when their holder dies."""
+"""Locks between processes and threads of one machine; the kernel releases them when their holder dies."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ def _try_lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
 def only_run(output: Path, *, shared: bool = False) -> Iterator[None]:
     """Exclusive use of an output folder, or use together with other `shared` runs.
 
-    UserError: another run has it alone, others share it and this one does not, or it cannot be written.
+    UserError: another run has exclusive use, others share it and this one does not, or it cannot be written.
     """
     where = f"output folder '{output}'"
     other = "choose another with output_dir=PATH"
@@ -50,9 +50,9 @@ def only_run(output: Path, *, shared: bool = False) -> Iterator[None]:
 
 @contextmanager
 def in_turn(what: str) -> Iterator[None]:
-    """Exclusive use of something on this machine; waits for its turn.
+    """Exclusive use of a resource on this machine; waits for its turn.
 
-    what: what tells things apart: a device's address, one name for all devices that run on this machine, a database.
+    what: name of the resource: a device's address, one name for all devices that run on this machine, a database.
     """
     folder = cache_folder() / "locks"
     folder.mkdir(exist_ok=True, mode=0o700)

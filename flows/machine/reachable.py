@@ -1,4 +1,4 @@
-"""Servers that a run is told to use answer at once, or are refused in one line, before libraries try them for minutes."""
+"""Checks that configured servers answer, and reports dead ones in one line, before libraries retry them for minutes."""
 
 import socket
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 def refuse_dead(where: str, url: str, next_step: str) -> None:
-    """UserError when nobody listens at an http(s) address. Behind a proxy nothing is tried."""
+    """UserError if nobody listens at an http(s) address. Nothing is checked behind a proxy."""
     parts = urlsplit(url)
     if parts.scheme not in PORTS or getproxies():
         return

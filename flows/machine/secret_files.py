@@ -1,7 +1,8 @@
-"""A program with secrets of files in its environment: `python -m flows.machine.secret_files NAME=FILE… -- PROGRAM WORD…`.
+"""Runs a program with secrets from files in its environment: `python -m flows.machine.secret_files NAME=FILE… -- PROGRAM
+WORD…`.
 
-For programs that take a secret from the environment alone, where the secret should be in a file alone: no config of
-containers, and nothing that shows such a config, has it then.
+For programs that accept a secret only from the environment, while it should be stored only in a file: container configs, and
+tools that show them, then do not contain it.
 """
 
 import os
@@ -17,7 +18,7 @@ WHERE = "secret files"
 
 
 def divided(words: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """Files by the names of variables, and the program with its words. UserError: something else."""
+    """Files by variable name, and the program with its words. UserError for any other form."""
     if END not in words or words[-1] == END:
         raise UserError(WHERE, "there is no program", next_step=FORM)
     at = words.index(END)
@@ -28,7 +29,7 @@ def divided(words: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
 
 
 def read(name: str, file: Path) -> str:
-    """A secret: the file without the end of its line. UserError: it cannot be read, or is empty."""
+    """A secret: the content of a file without surrounding whitespace. UserError if it cannot be read, or is empty."""
     try:
         secret = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -40,11 +41,11 @@ def read(name: str, file: Path) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Become the program. Exit code 2 with one line where that cannot be."""
+    """Replace this process by the program. Exit code 2 with one line if that fails."""
     try:
         files, program = divided(words)
         os.environ |= {name: read(name, file) for name, file in files.items()}
-        os.execvp(program[0], program)  # returns by an exception alone
+        os.execvp(program[0], program)  # returns only by an exception
     except (OSError, UserError) as error:
         print(f"autotailor: {error}", file=sys.stderr)
     return 2

@@ -1,7 +1,7 @@
-"""A Prefect server for the time of one command, for those who run none.
+"""A Prefect server for the duration of one command, for users without a server.
 
-Prefect starts one by itself too, but that one lives on when the command is killed. This one ends with its parent,
-listens on loopback only, and asks for a password that nobody else knows.
+Prefect starts one by itself too, but that one survives if the command is killed. This one ends with its parent, listens on
+loopback only, and requires a password that nobody else knows.
 """
 
 import atexit
@@ -26,9 +26,9 @@ from tasks.errors import UserError
 from tasks.processes import end
 
 START_SECONDS = 300
-"""The first start makes the database: ten seconds of a core, which are minutes where others compute, too."""
+"""The first start makes the database: ten seconds of CPU time, or minutes on a busy machine."""
 WAIT = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
-"""Prefect's own variable for such a wait, which counts for servers of this module, too."""
+"""Prefect's own variable for such a wait; it also applies to servers of this module."""
 OWN_SERVER = "start one yourself with 'prefect server start' and set PREFECT_API_URL"
 PREFECTS_WORDS = "ephemeral Prefect API server"
 STOP_SECONDS = 5
@@ -39,11 +39,11 @@ _STARTED: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def start_server() -> Callable[[], None]:
-    """Start a temporary server, unless the environment names one or a Prefect home with settings of its own.
+    """Start a temporary server, unless the environment names one or a Prefect home with its own settings.
 
-    Call it before the first import of Prefect, which then finds it in the environment and, at exit, sends its last
-    logs before the server is stopped. Returns what waits until it is ready; that raises UserError when it fails. A second
-    call in this process starts none, and waits for the same.
+    Call it before Prefect is first loaded. Prefect then finds the server in the environment and, at exit, sends its last logs
+    before the server is stopped. Returns a function that waits until the server is ready, and raises UserError if it fails. A
+    second call in this process starts no server, and waits for the same one.
     """
     if url := os.environ.get("PREFECT_API_URL"):
         if url in _STARTED:
@@ -59,7 +59,7 @@ def start_server() -> Callable[[], None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": password},
-        start_new_session=True,  # Ctrl-C in a terminal is for the command: it still tells the server how its run ended
+        start_new_session=True,  # Ctrl-C in a terminal goes to the command, which then reports to the server
     )
     atexit.register(end, process, STOP_SECONDS)
     assert process.stdout is not None
@@ -70,7 +70,7 @@ def start_server() -> Callable[[], None]:
 
 
 def start_seconds() -> int:
-    """The longest wait [s] for a temporary server. UserError: the variable for it is no such number."""
+    """The longest wait for a temporary server [s]. UserError if its variable is not a positive whole number."""
     if (given := os.environ.get(WAIT)) is None:
         return START_SECONDS
     if not given.isdecimal() or not int(given):
@@ -79,7 +79,7 @@ def start_seconds() -> int:
 
 
 def slow_start(error: BaseException) -> UserError | None:
-    """Prefect's error about a server that it started by itself and that did not answer, in one line; None: another error."""
+    """A line for Prefect's error about a self-started server that did not answer; None for other errors."""
     if not isinstance(error, RuntimeError) or PREFECTS_WORDS not in str(error):
         return None
     got = "ended while it started" if "exited with code" in str(error) else "did not answer in time"
@@ -91,7 +91,7 @@ def _way_out() -> str:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    """Returns when a server answers; UserError where it has ended or takes too long."""
+    """Wait until a server answers; UserError if it has ended or takes too long."""
     seconds = start_seconds()
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
@@ -107,7 +107,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def _serve() -> None:
-    """The child: says its port at once, then loads the server; ends when standard input closes."""
+    """The child process: prints its port at once, then loads the server; ends when standard input closes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
@@ -117,7 +117,7 @@ def _serve() -> None:
         from prefect.server.api.server import create_app
 
     class Server(uvicorn.Server):
-        """Servers of commands that start together make the database one after the other: they share it."""
+        """Servers that start together make the shared database one after the other."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             with in_turn(DATABASE):
@@ -128,7 +128,7 @@ def _serve() -> None:
 
 
 def _end_with_parent() -> None:
-    """Standard input closes when the parent ends, however it ends."""
+    """Stop when standard input closes, which happens when the parent ends, for whatever reason."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_SECONDS)

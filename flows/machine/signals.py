@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM interrupt the main thread; where a library catches the interruption, the run ends at its next step.
+"""Ctrl-C and SIGTERM interrupt the main thread; if a library catches the interruption, the run ends at its next step.
 
-A second one ends the process at once: what an interrupted command still tidies up would only fail in many ways, and the same
-command goes on from any end. What it has started ends with it.
+A second signal ends the process at once: remaining clean-up of an interrupted command would fail in many ways, and the same
+command continues from any end. Processes that it started end with it.
 """
 
 import os
@@ -15,12 +15,12 @@ from typing import NoReturn
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AT_ONCE = "autotailor: interrupted again, and ended at once; the same command goes on from here"
 SHOW_CURSOR = "\x1b[?25h"
-"""Bars hide it."""
+"""Restores the cursor, which progress bars hide."""
 _received: list[type[KeyboardInterrupt]] = []
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
+    """SIGTERM, which ends a command like Ctrl-C."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -32,24 +32,24 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """One line, written past all buffers, since any code may be at work here; nothing is tidied up."""
+    """Write one line past all buffers, since any code may be running here, and exit without clean-up."""
     shown = SHOW_CURSOR if os.isatty(2) else ""
     os.write(2, f"{shown}\n{AT_ONCE}\n".encode())
     os._exit(128 + number)
 
 
 def end_at_once_from_now() -> None:
-    """Let further signals end the process at once, also while Python closes it."""
+    """Let further signals end the process at once, even during Python's shutdown."""
     for number in SIGNALS:
         signal.signal(number, _end_at_once)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While inside, Ctrl-C raises KeyboardInterrupt and SIGTERM Terminated; in the main thread alone, which alone gets signals.
+    """While inside, Ctrl-C raises KeyboardInterrupt and SIGTERM Terminated; only in the main thread, which alone gets signals.
 
-    asyncio leaves a handler alone that is not Python's own. Otherwise a call of Prefect's client takes a Ctrl-C for itself: it
-    cancels the request, whose library catches the cancellation, and the run goes on.
+    asyncio keeps a handler that is not Python's own. Otherwise a call of Prefect's client takes Ctrl-C for itself: it cancels
+    the request, a library catches the cancellation, and the run continues.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -61,7 +61,7 @@ def interruptible() -> Iterator[None]:
             yield
     except Exception as error:
         if _received:
-            raise _received[0] from error  # what an interrupted call ended in
+            raise _received[0] from error  # the cause of the interrupted call's error
         raise
     finally:
         _received.clear()
@@ -69,9 +69,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def interruptible_again() -> Iterator[None]:
-    """Inside a Prefect flow of an interruptible command, SIGTERM is what it is around the flow; elsewhere nothing changes.
+    """Inside a Prefect flow of an interruptible command, keep the command's handler of SIGTERM; elsewhere no effect.
 
-    For the time of a flow, Prefect has a handler of its own, and its exception is lost where a library catches it.
+    During a flow, Prefect installs its own handler, and its exception is lost if a library catches it.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _interrupt:
         with _handled((signal.SIGTERM,)):
@@ -82,7 +82,7 @@ def interruptible_again() -> Iterator[None]:
 
 @contextmanager
 def _handled(numbers: Sequence[int]) -> Iterator[None]:
-    """Signals interrupt; afterwards they do what they did."""
+    """Let signals interrupt inside the block, then restore their handlers."""
     previous = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield
@@ -92,5 +92,5 @@ def _handled(numbers: Sequence[int]) -> Iterator[None]:
 
 
 def is_interrupted() -> bool:
-    """Whether Ctrl-C or SIGTERM came, also where some library caught the interruption."""
+    """Whether Ctrl-C or SIGTERM came, even if some library caught the interruption."""
     return bool(_received)

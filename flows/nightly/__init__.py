@@ -1,1 +1,1 @@
-"""A run every night: compared with the one before; told in one message where something regressed, else promoted."""
+"""A run every night, compared with the night before: regressions are reported in one message, other nights are promoted."""

@@ -1,7 +1,7 @@
-"""What changed since the night before, and which stages were worked again because of it.
+"""Changes since the night before, and the stages that were worked again because of them.
 
-Nothing here decides what is worked: the keys of stages have done so. Both nights' records tell which stages have changed, and
-the settings that either was made from: so any machine that has the records can tell.
+The keys of stages decide what is worked, not this module. The records of both nights list the changed stages and the settings
+that each was made from, so any machine with the records can report the causes.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PROFILE = "profile/"
 
 
 def changed_inputs(before: Night, now: Night) -> list[str]:
-    """A line for each input that is not as it was: settings, network, data, devices, code, libraries."""
+    """A line for each changed input: settings, network, data, devices, code, libraries."""
     lines = _settings(before, now)
     for name in now.inputs:
         if (was := before.inputs.get(name)) != (is_now := now.inputs[name]):
@@ -34,7 +34,7 @@ def changed_inputs(before: Night, now: Night) -> list[str]:
 
 
 def _settings(before: Night | StageNight, now: Night | StageNight) -> list[str]:
-    """A line for each setting that is not as it was; none where either record does not tell them."""
+    """A line for each changed setting; none if either record lacks the settings."""
     if before.settings is None or now.settings is None:
         return []
     return [f"setting {line}" for line in changes(before.settings, now.settings)]
@@ -52,7 +52,7 @@ def _device(before: Night, now: Night, name: str) -> Iterator[str]:
 
 
 def changed_stages(before: Night, now: Night) -> list[StageChange]:
-    """The stages with another key than the night before, and those that were worked again under the same key."""
+    """The stages with another key than the night before, and the stages worked again under the same key."""
     known = {stage.stage: stage for stage in before.stages}
     moved = {stage.stage for stage in now.stages if stage.stage in known and stage.key != known[stage.stage].key}
     found = []
@@ -85,9 +85,9 @@ def _why(was: StageNight, stage: StageNight, before: Night, now: Night, moved: s
 
 
 def table_differences(before: Night, now: Night, around: Surroundings) -> dict[str, TableDifference]:
-    """The look-up tables that were measured again, against those of the night before, by device.
+    """The look-up tables that were measured again, compared with those of the night before, by device.
 
-    around: has the folders of both nights, here or at a URL.
+    around: has the folders of both nights, locally or at a URL.
     """
     known = {stage.stage: stage.key for stage in before.stages}
     found = {}
@@ -98,6 +98,6 @@ def table_differences(before: Night, now: Night, around: Surroundings) -> dict[s
         first, second = (around.folder_of(stage.stage, key).final / LUT_FOLDER for key in (was, stage.key))
         try:
             found[stage.stage.removeprefix(PROFILE)] = diff(LutStore(first).rows(), LutStore(second).rows())
-        except UserError:  # removed from the store, or without an operator in common
+        except UserError:  # removed from the store, or no operator in common
             continue
     return found

@@ -1,4 +1,4 @@
-"""MLflow's model registry: what a night has made is the candidate; what nothing is worse than is the champion."""
+"""MLflow's model registry: a night's models are the candidates; a night without regressions becomes the champion."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +10,15 @@ from tasks.artifacts import digest_of
 from tasks.export.bundles import BUNDLE_FOLDER
 
 CANDIDATE, CHAMPION = "candidate", "champion"
-"""Aliases of the registry."""
+"""Aliases in the registry."""
 RegisteredModel = tuple[str, str]
-"""A registered model by name, and the digest of its version."""
+"""Name of a registered model, and the digest of its version."""
 
 
 def propose(run: Run, config: FlowConfig, outputs: Outputs) -> list[RegisteredModel]:
-    """Register what the night has made, each as the candidate of its name: the SuperNet, and the bundle of each device.
+    """Register the night's models as candidates of their names: the SuperNet, and the bundle of each device.
 
-    A SuperNet that was given, the night has not made.
+    A given SuperNet is not registered, since the night has not made it.
     """
     models = list(_bundles(run, config, outputs))
     if isinstance(config, RunConfig):
@@ -29,7 +29,7 @@ def propose(run: Run, config: FlowConfig, outputs: Outputs) -> list[RegisteredMo
 
 
 def promote(run: Run, models: list[RegisteredModel]) -> None:
-    """The night's models are the champions."""
+    """Make the night's models the champions."""
     for name, digest in models:
         run.tracker.point(name, digest, CHAMPION)
 

@@ -29,7 +29,7 @@ FACTS = (
     "governor",
     "frequency_state",
 )
-"""Of a device, by which people tell what has changed there."""
+"""Properties of a device by which people see changes there."""
 NO_INPUTS = ("nightly", "tracking", "output_dir")
 """Sections of the config that no stage reads."""
 SPECS = {spec.title or spec.name: spec for spec in PIPELINE}
@@ -39,7 +39,7 @@ FinishedStages = Sequence[Output]
 def gather(
     run: Run, config: FlowConfig, outputs: Outputs, finished: FinishedStages, watched: Mapping[str, Output], began: str
 ) -> Night:
-    """The record of tonight. finished: all stages but those of `watched`, which timed the devices."""
+    """The record of tonight. finished: all stages except those of `watched`, which timed the devices."""
     sensitivities = AccuracyValidation.read(outputs["sensitivities"][ALONE].folder / ACCURACY_FILE)
     supernet = digest_of(trained_supernet(config, outputs))
     network = supernet if isinstance(config, AdaptConfig) else digest_of(model_key(config.model))
@@ -59,7 +59,7 @@ def gather(
 
 
 def with_times(night: Night, watched: Mapping[str, Output]) -> Night:
-    """The same night with the devices that were timed once more."""
+    """The same night with the new times of devices that were timed again."""
     again = {name: night.devices[name].model_copy(update={"times": _times(output)}) for name, output in watched.items()}
     return night.model_copy(update={"devices": {**night.devices, **again}})
 

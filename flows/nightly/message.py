@@ -1,4 +1,4 @@
-"""The one message of a night on which something regressed: a line of the log, an event of Prefect, and a post to a webhook."""
+"""The one message about a night that regressed: a line in the log, an event in Prefect, and a post to a webhook."""
 
 import socket
 from collections import Counter
@@ -19,13 +19,13 @@ from tasks.nightly.page import change_of, when
 EVENT = "autotailor.regressed"
 RESOURCE = "autotailor.output-dir"
 MOST_FINDINGS = 50
-"""In the payload of the event, the gravest."""
+"""Maximum number of findings in the event's payload, the gravest first."""
 POST_SECONDS = 10.0
 HINT = "put the URL there alone, on one line, or set nightly.webhook_file=null"
 
 
 def webhook_of(config: FlowConfig) -> str | None:
-    """The URL in the file of the settings; None without one. UserError in one line, which does not tell the URL."""
+    """The URL in the file named in the settings; None without one. UserError in one line that does not show the URL."""
     file = config.nightly.webhook_file
     if file is None:
         return None
@@ -42,7 +42,7 @@ def webhook_of(config: FlowConfig) -> str | None:
 
 
 def line_of(night: Night, page: Path) -> str:
-    """The night in one line: what regressed and where to look, or that nothing did."""
+    """The night in one line: the regressions and where to look, or that there are none."""
     if night.compared_with is None:
         return f"first night of {night.network} in this output folder: nothing to compare with"
     since = f"since {when(night.compared_with)}"
@@ -54,7 +54,7 @@ def line_of(night: Night, page: Path) -> str:
 
 
 def _told(device: str, findings: list[Finding]) -> str:
-    """The findings of a device, the gravest first: each kind with its number, and the first of it."""
+    """The findings of a device, the gravest first: the count of each kind, and its first finding."""
     counts = Counter(finding.kind for finding in findings)
     parts = []
     for kind, count in counts.items():
@@ -65,7 +65,7 @@ def _told(device: str, findings: list[Finding]) -> str:
 
 
 def tell(config: FlowConfig, night: Night, page: Path, webhook: str | None) -> None:
-    """Tell of a regression, inside a flow run. A webhook that does not take it is told in the log, and ends no night."""
+    """Report a regression, inside a flow run. If the webhook fails, this is logged, and the night continues."""
     line, logger = line_of(night, page), get_run_logger()
     logger.error(line)
     at_url = is_shared(config.output_dir)

@@ -1,4 +1,4 @@
-"""A night in Prefect's UI: the verdict, both nights device by device, and what changed."""
+"""A night in Prefect's UI: the verdict, both nights by device, and the changes."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from tasks.nightly.page import NightReport, change_of, device_rows
 
 KEY = "nightly"
 SHOWN = 20
-"""Findings and stages that are listed; the page has more."""
+"""Maximum number of findings and stages listed; the page has all of them."""
 
 
 def publish_night(report: NightReport, line: str, page: Path) -> None:
-    """An artifact of the run. Call it inside a flow."""
+    """Publish an artifact of the run. Call it inside a flow."""
     create_markdown_artifact(night_in_short(report, line, page), key=KEY, description="against the night before")
 
 
 def night_in_short(report: NightReport, line: str, page: Path) -> str:
-    """Markdown: the line, findings, devices, inputs that changed, and stages."""
+    """Markdown: the line, findings, devices, changed inputs, and stages."""
     parts = [f"### {cell(line)}", *(cell(note) for note in report.comparison.notes)]
     if findings := report.night.findings[:SHOWN]:
         rows = [[one.device or "–", one.kind, one.what, change_of(one), f"{one.p_value:.1e}"] for one in findings]

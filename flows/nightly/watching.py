@@ -1,4 +1,4 @@
-"""The stage that no night finds complete: latencies of operators and SubNets on each device, timed anew."""
+"""The stage that every night works anew: latencies of operators and SubNets on each device."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ WATCH = StageSpec(
     anew=lambda at: True,
     agent=True,
 )
-"""Latencies on one device tonight. No row of the table of stages: a night works it behind the report."""
+"""Tonight's latencies on one device. Not in the table of stages, since a night works it after the report."""
 
 WATCH_AGAIN = replace(WATCH, settings=lambda at: {**WATCH.settings(at), "again": True})
-"""The same once more, where a device is found slower."""
+"""The same stage, worked once more if a device is found slower."""

@@ -1,4 +1,4 @@
-"""One night: the run, its devices timed anew, everything compared with the night before, told and promoted."""
+"""One night: the run, its devices timed anew, the comparison with the night before, the report and the promotion."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,13 +28,13 @@ from tasks.nightly import History, Night, NightComparison, compare
 from tasks.nightly.page import PAGE_FILE, NightReport, render
 
 TIMED = ("operator", "SubNet", "front")
-"""Findings that rest on latencies of the night."""
+"""Kinds of findings that rest on the night's latencies."""
 
 
 def work_night(config: FlowConfig) -> dict[str, Any]:
-    """Work a night, inside a flow run. The result is that of a run, with `nightly` and `regressed` besides.
+    """Work a night, inside a flow run. The result is that of a run, plus `nightly` and `regressed`.
 
-    Several workers may be at one night: one of them concludes it, and the others have what it found.
+    Several workers may work on one night: one of them concludes it, and the others return its findings.
     """
     webhook, began = webhook_of(config), datetime.now(UTC).isoformat(timespec="microseconds")
     history = History(config.folder / NIGHTS_FOLDER)
@@ -44,7 +44,7 @@ def work_night(config: FlowConfig) -> dict[str, Any]:
     known = history.names()
 
     def conclude(run: Run, outputs: Outputs) -> dict[str, Any]:
-        """Workers by locks are one at a time here already; those at a URL are by its own."""
+        """Workers with lock servers already come here one at a time; workers at a URL use the URL's own lock."""
         shared = run.mirror
         turn: AbstractContextManager[object] = (
             shared.locks.held(NIGHTS_FOLDER, get_run_logger().info) if shared else nullcontext()
@@ -61,7 +61,7 @@ def work_night(config: FlowConfig) -> dict[str, Any]:
 
 
 def concluded(config: FlowConfig, run: str, history: History, known: set[str]) -> dict[str, Any] | None:
-    """What another worker of a run (its key) found since this one began; None: none has. known: records that were there."""
+    """The findings of another worker of a run (its key) since this one began; None without one. known: earlier records."""
     new = [night for night in history.nights(config.name, lambda line: None) if history.file(night).name not in known]
     night = next((one for one in reversed(new) if one.run == run), None)
     if night is None:
@@ -84,7 +84,7 @@ class _Tonight:
     began: str
 
     def conclude(self, webhook: str | None) -> dict[str, Any]:
-        """Time, compare, show, tell, promote. The record comes last: a night that is killed before it is no night."""
+        """Time, compare, show, report, promote. The record comes last: a night that is killed before it does not count."""
         settings, page = self.config.nightly, self.config.folder / PAGE_FILE
         earlier = self.history.nights(self.config.name, get_run_logger().warning)
         before = earlier[-1] if earlier else None
@@ -123,7 +123,7 @@ class _Tonight:
         }
 
     def _compared(self, earlier: Sequence[Night], before: Night | None) -> tuple[Night, NightComparison]:
-        """Tonight against the night before. Devices that are slower are timed once more: what counts is found both times."""
+        """Compare tonight with the night before. Slower devices are timed once more: only findings confirmed then count."""
         finished = list(self.run.outputs)
         watched = work(WATCH, self.run, self.config, self.outputs)
         night = gather(self.run, self.config, self.outputs, finished, watched, self.began)
@@ -163,7 +163,7 @@ class _Tonight:
 
 
 def _confirmed(first: NightComparison, second: NightComparison) -> NightComparison:
-    """The second comparison with the findings that the first one has, too."""
+    """The second comparison, limited to findings that the first one also has."""
     places = {finding.place for finding in first.findings}
     findings = tuple(finding for finding in second.findings if finding.place in places)
     return NightComparison(findings=findings, devices=second.devices, tests=second.tests, notes=second.notes)

@@ -1,7 +1,7 @@
-"""Results of stages as short texts by name: for a line of the log, and for the summary of the stage.
+"""Stage results as short named texts, for log lines and the summary of the stage.
 
-Each function takes the schema of what a stage returned, or the JSON where there is none (`flows.results.of` joins the two). A
-stage's row in the table of stages names its functions.
+Each function takes the schema of a stage's result, or the JSON if the result has no schema (`flows.results.of` parses the
+JSON). The stage's row in the table of stages names its functions.
 """
 
 from collections import Counter
@@ -33,14 +33,14 @@ from tasks.schemas.results import (
 from tasks.schemas.stored import StageResult
 
 Facts = dict[str, str]
-"""Name -> text, in the order of reading."""
+"""Name -> text, in display order."""
 
 MOST_FAILURES = 3
 NONE = "–"
 
 
 def plain(result: StageResult) -> Facts:
-    """Every number, of a stage without a function of its own."""
+    """Every number of the result, for a stage without a function of its own."""
     return {name: f"{value:.6g}" for name, value in numbers(result).items() if name != "version"}
 
 
@@ -50,7 +50,7 @@ def nothing(result: StageResult) -> Facts:
 
 
 def by_device(tell: Callable[[StageResult], Facts], results: Mapping[str, StageResult]) -> Facts:
-    """Facts of one stage. results: by device; where there are several, names of facts begin with the device's."""
+    """Facts of one stage. results: by device; with several devices, fact names are prefixed with the device's name."""
     if len(results) == 1:
         return tell(next(iter(results.values())))
     told = {device: tell(result) for device, result in results.items()}
@@ -58,12 +58,12 @@ def by_device(tell: Callable[[StageResult], Facts], results: Mapping[str, StageR
 
 
 def named_by(score: str, facts: Facts) -> Facts:
-    """Facts with the name of a learning problem's score in the place of "accuracy"."""
+    """Replace "accuracy" in fact names by the name of the learning problem's score."""
     return {name.replace("accuracy", score): text for name, text in facts.items()}
 
 
 def space(result: StageResult) -> Facts:
-    """Of a SuperNet's space."""
+    """Facts on a SuperNet's space."""
     return _space(result["distinct"], result["variables"], result["modifications"])
 
 
@@ -72,7 +72,7 @@ def _space(distinct: int, variables: int, modifications: int) -> Facts:
 
 
 def remarks(result: StageResult) -> Facts:
-    """The choices that were dropped when a SuperNet was compiled, and the compiler's remarks."""
+    """The choices that were dropped during compilation of a SuperNet, and the compiler's remarks."""
     return {name: "; ".join(map(str, result[name])) for name in ("dropped", "remarks") if result[name]}
 
 
@@ -90,13 +90,13 @@ def network(result: NetworkAccuracy) -> Facts:
 
 
 def trained(result: FinetuneResult) -> Facts:
-    """Of a trained SuperNet."""
+    """Facts on a trained SuperNet."""
     found = ends(result) | {"strategy": result.strategy, "steps": count(result.steps)}
     return found | ({"before": result.before.line} if result.before is not None and result.before.is_worse else {})
 
 
 def ends(result: EndsAccuracy) -> Facts:
-    """Of a SuperNet's ends."""
+    """Accuracies of a SuperNet's largest and smallest SubNet."""
     return {
         "largest SubNet, test accuracy": uncertain(result.largest_test_accuracy, result.test_samples),
         "largest SubNet, validation accuracy": uncertain(result.largest_validation_accuracy, result.validation_samples),
@@ -108,29 +108,29 @@ def ends(result: EndsAccuracy) -> Facts:
 
 
 def joined(result: JoinResult) -> Facts:
-    """Of a SuperNet with a backbone that was trained on other data."""
+    """Facts on a SuperNet whose backbone was trained on other data."""
     return ends(result) | {"tensors of the backbone": count(result.tensors)}
 
 
 def given(result: StageResult) -> Facts:
-    """Facts on a given network or SuperNet, which the run does not train."""
+    """Facts on a given network or SuperNet that the run does not train."""
     tell = of(GivenFile, network) if "test_accuracy" in result else of(GivenSuperNet, ends)
     return tell(result)
 
 
 def operators(result: EnumerateResult) -> Facts:
-    """Of an enumeration."""
+    """Facts on an enumeration."""
     sizes = _space(result.distinct, result.variables, result.modifications)
     return {"unique operators": count(result.unique_operators), **sizes}
 
 
 def types(result: EnumerateResult) -> Facts:
-    """The number of operators of each type."""
+    """Operator counts by type."""
     return {"operators by type": _counts(result.operators)}
 
 
 def engine(result: ChosenEngine) -> Facts:
-    """Of the choice of an engine."""
+    """Facts on the choice of an engine."""
     found = {"engine": result.text}
     if result.gain is not None:
         found["speed-up over the defaults"] = f"{result.speed_up:.2f}"
@@ -138,13 +138,13 @@ def engine(result: ChosenEngine) -> Facts:
 
 
 def tried_engines(result: ChosenEngine) -> Facts:
-    """Every choice that was timed, with its time over the time without it."""
+    """Every choice that was timed, with its time relative to the time without it."""
     rows = [(f"{one.option}={one.choice}", one) for one in result.tried]
     return {name: f"{one.gain.ratio:.3f}: {one.reason or 'kept'}" for name, one in rows}
 
 
 def latencies(result: StageResult) -> Facts:
-    """Of a profiled device."""
+    """Facts on a profiled device."""
     lut = result["lut"]
     counts = {"operators": lut["entries"], "with a latency": lut["ok"], "fused into others": lut["fused"]}
     counts |= {"failed": lut["failed"], "noisy": lut["noisy"]}
@@ -153,7 +153,7 @@ def latencies(result: StageResult) -> Facts:
 
 
 def profiled(result: StageResult) -> Facts:
-    """The device, its operators by type, and the first that failed."""
+    """The device, its operators by type and method, and the first failures."""
     device, lut = result["device"], result["lut"]
     threads = f"{device['threads']} thread{'s' if device['threads'] > 1 else ''}"
     found = {
@@ -170,7 +170,7 @@ def profiled(result: StageResult) -> Facts:
 
 
 def accuracy_errors(result: AccuracyValidation) -> Facts:
-    """Of the accuracy predictor, on SubNets that it was not made of."""
+    """Errors of the accuracy predictor on SubNets that it was not fitted to."""
     found = {
         "SubNets checked": count(len(result.rows)),
         "mean error": f"{result.mean_error_points:.2f} points",
@@ -185,7 +185,7 @@ def accuracy_errors(result: AccuracyValidation) -> Facts:
 
 
 def latency_errors(result: LatencyValidation) -> Facts:
-    """Of the latency predictor, on SubNets that it was not made of."""
+    """Errors of the latency predictor on SubNets that it was not fitted to."""
     held_out, measured_ms = result.held_out, {row.kind: row.measured_ms for row in result.subnets}
     found = {
         "SubNets measured": count(len(result.subnets)),
@@ -203,7 +203,7 @@ def latency_errors(result: LatencyValidation) -> Facts:
 
 
 def needs(result: Resources) -> Facts:
-    """Of the predictors of memory, size and energy."""
+    """Facts from the predictors of memory, size and energy."""
     found = {}
     for row in result.subnets:
         sizes = f"{amount(row.parameters)} parameters, {amount(row.macs)} MACs"
@@ -212,7 +212,7 @@ def needs(result: Resources) -> Facts:
 
 
 def front(result: Front) -> Facts:
-    """Of a search."""
+    """Facts on the winners of a search."""
     rows = result.winners
     found = {
         "winners": count(len(rows)),
@@ -226,7 +226,7 @@ def front(result: Front) -> Facts:
 
 
 def searched(result: Front) -> Facts:
-    """Facts on a search."""
+    """Facts on the effort and outcome of a search."""
     stopped = Counter(row.stopped for row in result.winners if row.stopped)
     found = {"SubNets predicted": count(result.evaluations), "SubNets evaluated": count(result.evaluated)}
     found["hypervolume"] = f"{result.hypervolume.value:.4g}"
@@ -234,7 +234,7 @@ def searched(result: Front) -> Facts:
 
 
 def refined(result: Front) -> Facts:
-    """Of a refinement."""
+    """Facts on a refinement."""
     rows, refinement = result.winners, result.refinement
     assert refinement is not None, "a refined front says how"
     return {
@@ -250,7 +250,7 @@ def refined(result: Front) -> Facts:
 
 
 def joint(result: JointFront) -> Facts:
-    """Of a search over several devices together."""
+    """Facts on a joint search over several devices."""
     rows = result.winners
     return {
         "winners": count(len(rows)),
@@ -262,7 +262,7 @@ def joint(result: JointFront) -> Facts:
 
 
 def exported(result: Exports) -> Facts:
-    """Of an export."""
+    """Facts on an export."""
     samples = {split: number for card in result.subnets for split, number in card.samples.items()}
     rows, files = result.winners, [file for card in result.subnets for file in card.files.values()]
     failed = sum(file.state == "failed" for file in files)
@@ -283,12 +283,12 @@ def exported(result: Exports) -> Facts:
 
 
 def _own_choices(latency: Latency | None) -> Facts:
-    """The largest SubNet by the runtime's own choices of implementations, where others were chosen."""
+    """Latency of the largest SubNet with the runtime's own implementations; empty if no others were chosen."""
     return {} if latency is None else {"largest SubNet by the runtime's own choices": milliseconds(latency.p50_ms)}
 
 
 def failures(result: Exports) -> Facts:
-    """Why SubNets have no file, or no latency."""
+    """Reasons why SubNets have no file or no latency."""
     reasons = []
     for card in result.subnets:
         reasons += [f"{name}: {file.reason}" for name, file in card.files.items() if file.state == "failed"]
@@ -298,7 +298,7 @@ def failures(result: Exports) -> Facts:
 
 
 def baselines(result: Baselines) -> Facts:
-    """Of the networks that winners are held against."""
+    """Facts on the networks that winners are compared with."""
     return {"networks": count(len(result.rows)), "of": _counts(Counter(row.baseline for row in result.rows))}
 
 
@@ -325,23 +325,23 @@ def _counts(values: Mapping[str, int]) -> str:
 
 
 def _within(kept: Iterable[bool | None]) -> str:
-    """Of winners that keep their budgets, or not (None: unknown)."""
+    """The number of winners within budget, out of all (None: unknown)."""
     every = list(kept)
     return f"{sum(map(bool, every))} of {len(every)}"
 
 
 def _predicted(rows: Sequence[Winner], known: Uncertainty) -> str:
-    """The lowest and the highest of predicted accuracies, with their errors."""
+    """The lowest and the highest predicted accuracy, with their errors."""
     return _range((row.predicted_accuracy for row in rows), partial(predicted, known=known))
 
 
 def _measured(shares: Iterable[float | None], samples: int | None) -> str:
-    """The lowest and the highest of measured accuracies, with their standard errors."""
+    """The lowest and the highest measured accuracy, with their standard errors."""
     return _range(shares, partial(uncertain, samples=samples))
 
 
 def _range(values: Iterable[float | None], text: Callable[[float], str]) -> str:
-    """The lowest and the highest of the known values."""
+    """The lowest and the highest known value."""
     known = [value for value in values if value is not None]
     if not known:
         return NONE

@@ -1,4 +1,4 @@
-"""Facts on the levels of a device, as `flows.pages.facts` has them of other stages."""
+"""Facts on the levels of a device, in the style of `flows.pages.facts`."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from tasks.pages.text import count
 
 
 def levels(result: Levels) -> Facts:
-    """How many combinations there are, on the front, and kept, in which formats."""
+    """The number of combinations in total, on the front, and kept, by format."""
     kept = Counter(row.format for row in result.rows if row.kept)
     return {
         "combinations": count(len(result.rows)),
@@ -18,7 +18,7 @@ def levels(result: Levels) -> Facts:
 
 
 def left_out(result: Levels) -> Facts:
-    """SubNets without a row in some format."""
+    """SubNets that lack a row in some format."""
     rows = result.left_out
     named = "; ".join(f"{row.digest} in {row.format}: {row.reason}" for row in rows[:MOST_FAILURES])
     return {"left out": f"{len(rows)}: {named}"} if rows else {}

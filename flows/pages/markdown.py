@@ -10,12 +10,12 @@ from tasks.report.headline import unkept
 
 
 def summary(title: str, state: str, folder: Path, facts: Facts) -> str:
-    """A stage: how it ended, its facts, and where it is."""
+    """A stage's summary: its final state, its facts, and its folder."""
     return "\n\n".join([f"### {cell(title)}", state, table(["", ""], list(facts.items())), code(folder)])
 
 
 def report_in_short(report: Row, page: Path, address: str | None) -> str:
-    """Headline and winners of a report, and where the whole of it is. address: of its page on a server."""
+    """Headline and winners of a report, and the location of the full report. address: the report's page on a server."""
     cards = [(card["label"], f"**{card['value']}**", card["note"]) for card in report["headline"]]
     parts = [f"### {cell(report['model'])}", table(["", "", ""], cards)]
     for device in report["devices"]:
@@ -38,10 +38,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """A text on one line, without HTML, and without an end of its cell."""
+    """A text on one line, with HTML and cell separators escaped."""
     return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
 
 
 def code(path: Path) -> str:
-    """A path to copy, with the machine that has it."""
+    """A path to copy, with the name of its machine."""
     return f"On `{socket.gethostname()}`:\n\n```\n{path.resolve()}\n```"

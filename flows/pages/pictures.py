@@ -1,4 +1,4 @@
-"""Pictures in Prefect's UI. They travel as addresses that hold the whole picture: the UI's server has no files of a run."""
+"""Pictures in Prefect's UI, embedded as `data:` addresses because the UI's server has no access to a run's files."""
 
 import base64
 import io
@@ -41,6 +41,6 @@ def front_picture(device: Row) -> str:
 
 
 def _points(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Latency [ms] and accuracy [%] of the SubNets that have both, by latency."""
+    """Latency [ms] and accuracy [%] of the SubNets that have both, sorted by latency."""
     known = [row for row in rows if row["measured_ms"] is not None and row["accuracy"] is not None]
     return sorted((row["measured_ms"], 100 * row["accuracy"]) for row in known)

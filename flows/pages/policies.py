@@ -1,4 +1,4 @@
-"""Facts on policies of exits, as `flows.pages.facts` has them of other stages."""
+"""Facts on exit policies, in the style of `flows.pages.facts`."""
 
 from flows.pages.facts import MOST_FAILURES, Facts
 from tasks.exits.policies import Policies
@@ -6,7 +6,7 @@ from tasks.pages.text import count, milliseconds, percent
 
 
 def policies(result: Policies) -> Facts:
-    """What leaving early comes to on test images, of the SubNet whose early answers are the most accurate."""
+    """The effect of early exits on test images, for the SubNet whose early answers are the most accurate."""
     done = sum(row.thresholds is not None for row in result.subnets)
     found = {"SubNets with thresholds": f"{done} of {len(result.subnets)}", "held-out images": count(result.images)}
     best = result.best
@@ -22,7 +22,7 @@ def policies(result: Policies) -> Facts:
 
 
 def without_thresholds(result: Policies) -> Facts:
-    """Why SubNets have no thresholds."""
+    """Reasons why SubNets have no thresholds."""
     told = (result.reason, *(row.reason for row in result.subnets))
     reasons = list(dict.fromkeys(reason for reason in told if reason is not None))
     return {"without thresholds": "; ".join(reasons[:MOST_FAILURES])} if reasons else {}

@@ -1,4 +1,4 @@
-"""Artifacts of Prefect's UI: a summary of each stage, tables of winners, the report. Call it inside a task or flow."""
+"""Artifacts in Prefect's UI: a summary of each stage, tables of winners, the report. Call these inside a task or flow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +20,18 @@ def publish_stage(output: Output, facts: Facts) -> None:
 
 
 def publish_winners(device: str, rows: Sequence[Facts], state: str) -> None:
-    """The SubNets for each budget of a device. state: how far they are known."""
+    """Publish the SubNets for each budget of a device. state: how far their values are known."""
     description = f"winners on {device}: {state}"
     create_table_artifact([dict(row) for row in rows], key=artifact_key("winners", device), description=description)
 
 
 def publish_plan(rows: Sequence[Facts]) -> None:
-    """A dry run."""
+    """Publish a dry run."""
     create_table_artifact([dict(row) for row in rows], key="plan", description="dry run: nothing is measured")
 
 
 def publish_report(report: dict[str, Any], page: Path, address: str | None) -> None:
-    """The report in short, and each device's front. address: of report.html on a server; browsers refuse links to files."""
+    """Publish the report in short, and each device's front. address: report.html on a server; browsers refuse file links."""
     for device in report["devices"]:
         description = f"measured front on {device['name']}"
         create_image_artifact(front_picture(device), key=artifact_key("front", device["name"]), description=description)
@@ -44,6 +44,6 @@ def line_of(output: Output, facts: Facts) -> str:
 
 
 def state_of(output: Output) -> str:
-    """The state of a finished stage: worked or found complete."""
+    """The state of a finished stage: worked, or found complete."""
     worked = f"worked in {output.seconds:.1f} s"
     return f"found complete ({worked} before)" if output.cached else worked

@@ -1,4 +1,4 @@
-"""Streams as short texts by name, for the log and the summary in Prefect."""
+"""Facts on streams, for the log and the summary in Prefect."""
 
 from flows.pages.facts import Facts
 from tasks.streams.results import StreamedNetwork
@@ -12,6 +12,6 @@ def streamed(result: StreamedNetwork) -> Facts:
 
 
 def events(result: StreamedNetwork) -> Facts:
-    """Events of guards, and the methods that were left out."""
+    """Events of guards, and the methods left out."""
     told = {f"events, {one.method}": events_text(one) for one in result.methods if one.events}
     return told | {f"left out, {method}": why for method, why in result.left_out.items()}

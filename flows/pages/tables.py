@@ -1,4 +1,4 @@
-"""Rows of the tables in Prefect's UI: the winners of a device, as far as they are known, and a dry run."""
+"""Rows of the tables in Prefect's UI: a device's winners, as far as they are known, and a dry run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHIN = {True: "yes", False: "misses"}
 
 
 def front_rows(front: Front) -> list[Facts]:
-    """The winners of a search, or of a refinement, which has measured them."""
+    """The winners of a search, or the measured winners of a refinement."""
     return [
         _winner(
             row,
@@ -36,7 +36,7 @@ def front_rows(front: Front) -> list[Facts]:
 
 
 def exported_rows(exports: Exports) -> list[Facts]:
-    """The winners as they were exported and measured."""
+    """The winners as exported and measured."""
     cards = {card.digest: card for card in exports.subnets}
     return [
         _winner(
@@ -51,7 +51,7 @@ def exported_rows(exports: Exports) -> list[Facts]:
 
 
 def _within(measured_ms: float | None, kept: bool) -> str:
-    """Of a winner that was to be measured."""
+    """Budget result of a winner that was to be measured."""
     return "failed" if measured_ms is None else WITHIN[kept]
 
 
@@ -62,7 +62,7 @@ def _winner(
     accuracy: Mapping[str, str],
     known: Uncertainty,
 ) -> Facts:
-    """accuracy: as measured, by split."""
+    """A row for one winner. accuracy: measured accuracy by split."""
     return {
         "budget": milliseconds(row.budget_ms),
         "predicted": milliseconds(row.predicted_ms),
@@ -95,7 +95,7 @@ def plan_rows(plan: Mapping[str, ProfilePlan]) -> list[Facts]:
 
 
 def report_rows(device: Row) -> list[Facts]:
-    """The base model, and the winners of one device of a report that keep their budget."""
+    """The base model, and the winners on one device of a report that keep their budget."""
     rows = [("base model", NONE, device["base"])]
     for row in kept(device):
         rows.append((milliseconds(row["budget_ms"]), _within(row["measured_ms"], row["within_budget"]), row))

@@ -1,4 +1,4 @@
-"""Who works what in an output folder: one run alone, or several workers by locks in a PostgreSQL database."""
+"""Use of an output folder: one run exclusively, or several workers with locks in a PostgreSQL database."""
 
 from typing import TYPE_CHECKING
 

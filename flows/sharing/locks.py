@@ -1,4 +1,4 @@
-"""The locks of a run in its output folder, and those of a run that has its folder alone."""
+"""The locks of a run in its output folder, and their form for a run with exclusive use."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,7 +8,7 @@ from flows.machine.locks import in_turn
 
 
 class StageElsewhere(Exception):
-    """Another worker is at a stage, which is not this one's to work then."""
+    """Another worker is at a stage, so this worker must not work it."""
 
     def __init__(self, stage: str, holder: str) -> None:
         super().__init__(f"{stage}: {holder} is at it")
@@ -16,11 +16,11 @@ class StageElsewhere(Exception):
 
 
 class RunLocks(Protocol):
-    """What a run locks while it works. A lock ends with its block, and with the process that holds it, however that ends."""
+    """The locks of a run. A lock ends with its block, or when the process that holds it ends for any reason."""
 
     @property
     def place(self) -> str:
-        """A name of the output folder that no other folder has."""
+        """A unique name of the output folder."""
 
     @property
     def have_others(self) -> bool:
@@ -28,29 +28,29 @@ class RunLocks(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether locks may be others' by now: whatever is being worked stops at its next step."""
+        """Whether other workers may hold the locks by now: all work then stops at its next step."""
 
     def check(self) -> None:
-        """Ask whether all locks are still held. UserError: they are not, or it cannot be said."""
+        """Check that all locks are still held. UserError if they are not, or this cannot be determined."""
 
     def stage(self, title: str, key: str) -> AbstractContextManager[None]:
-        """A stage under a key, which nobody else works until the block ends. StageElsewhere: another worker is at it."""
+        """Lock a stage under a key until the block ends. StageElsewhere: another worker is at it."""
 
     def holder(self, title: str, key: str) -> str | None:
-        """The worker that is at a stage under a key; None: nobody else is."""
+        """The worker that is at a stage under a key; None if there is no other."""
 
     def turn(self, what: str) -> AbstractContextManager[None]:
-        """Exclusive use of something that others use, too, on any machine; waits for its turn."""
+        """Exclusive use of a resource among all machines; waits for its turn."""
 
     def own_turn(self, what: str) -> AbstractContextManager[None]:
-        """Exclusive use of something of this output folder; waits for its turn."""
+        """Exclusive use of a resource of this output folder; waits for its turn."""
 
     def others(self, run: str) -> int:
-        """How many other workers are in a run (its key)."""
+        """The number of other workers in a run (its key)."""
 
 
 class FolderLocks:
-    """Of a run that has its output folder alone, and shares devices with other runs of this machine."""
+    """Locks of a run with exclusive use of its output folder; it shares devices with other runs of this machine."""
 
     have_others = False
     is_lost = False
@@ -59,25 +59,25 @@ class FolderLocks:
         self.place = place
 
     def check(self) -> None:
-        """The kernel holds the lock of the folder."""
+        """No check is needed: the kernel holds the lock of the folder."""
 
     @contextmanager
     def stage(self, title: str, key: str) -> Iterator[None]:
-        """This run's, as every stage."""
+        """Every stage belongs to this run."""
         yield
 
     def holder(self, title: str, key: str) -> str | None:
-        """Nobody else."""
+        """None, since there are no other workers."""
         return None
 
     def turn(self, what: str) -> AbstractContextManager[None]:
-        """Among the runs of this machine."""
+        """Exclusive use of a resource among the runs of this machine."""
         return in_turn(what)
 
     def own_turn(self, what: str) -> AbstractContextManager[None]:
-        """There are no others."""
+        """No lock, since there are no other workers."""
         return nullcontext()
 
     def others(self, run: str) -> int:
-        """None."""
+        """Zero."""
         return 0

@@ -1,4 +1,4 @@
-"""The locks of a run, opened: a folder alone, or shared with other workers by a database."""
+"""Opens the locks of a run: for exclusive use of a folder, or shared with other workers by a database."""
 
 import secrets
 import socket
@@ -13,12 +13,12 @@ from flows.sharing.session import LockSession
 from tasks.artifacts import write_bytes
 
 IDENTITY_FILE = ".identity"
-"""In a shared output folder: by it, machines that have the folder under different paths know that it is one."""
+"""File in a shared output folder, by which machines with different paths to it know that it is the same folder."""
 SETTING = "locks"
 
 
 class SharedLocks:
-    """Of a run whose output folder other workers have, too. Stages are locked one by one, by the session with a database."""
+    """Locks of a run that shares its output folder with other workers. A database session locks stages one by one."""
 
     have_others = True
 
@@ -28,16 +28,16 @@ class SharedLocks:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the session has ended by itself."""
+        """Whether the session has ended unexpectedly."""
         return self._session.is_lost
 
     def check(self) -> None:
-        """Ask the database."""
+        """Query the database."""
         self._session.check()
 
     @contextmanager
     def stage(self, title: str, key: str) -> Iterator[None]:
-        """A stage under a key, or StageElsewhere."""
+        """Lock a stage under a key, or raise StageElsewhere."""
         name = self._stage(title, key)
         if not self._session.take(name):
             raise StageElsewhere(title, next(iter(self._session.holders(name)), "another worker"))
@@ -52,22 +52,22 @@ class SharedLocks:
 
     @contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Among the runs of this machine, then among machines."""
+        """Exclusive use among the runs of this machine first, then among machines."""
         with in_turn(what), _turn(self._session, what):
             yield
 
     @contextmanager
     def own_turn(self, what: str) -> Iterator[None]:
-        """As `turn`, among the workers on this folder."""
+        """Like `turn`, but among the workers on this folder."""
         with self.turn(f"{self.place} {what}"):
             yield
 
     def join(self, run: str) -> None:
-        """Be one of the workers of a run (its key) until the session ends."""
+        """Become one of the workers of a run (its key) until the session ends."""
         self._session.join(self._run(run))
 
     def others(self, run: str) -> int:
-        """How many other workers are in a run."""
+        """The number of other workers in a run."""
         return len(self._session.holders(self._run(run)))
 
     def _stage(self, title: str, key: str) -> str:
@@ -79,7 +79,7 @@ class SharedLocks:
 
 @contextmanager
 def run_locks(database: str | None, output: Path, run: str) -> Iterator[RunLocks]:
-    """The locks of a run (its key) in an output folder. database: an address of PostgreSQL; None: the folder is this run's.
+    """The locks of a run (its key) in an output folder. database: address of PostgreSQL; None: exclusive use of the folder.
 
     UserError: the folder is in use by runs that do not share it with this one, or it or the database cannot be used.
     """
@@ -97,9 +97,9 @@ def run_locks(database: str | None, output: Path, run: str) -> Iterator[RunLocks
 
 @contextmanager
 def database_turn(database: str, where: str, what: str) -> Iterator[None]:
-    """Exclusive use of something by whoever has the address of a PostgreSQL database; waits for its turn.
+    """Exclusive use of a resource among all clients of a PostgreSQL database; waits for its turn.
 
-    where: the setting that names the database, for messages. UserError: it cannot be used.
+    where: the setting that names the database, for messages. UserError if it cannot be used.
     """
     with LockSession(database, where) as session, _turn(session, what):
         yield
@@ -116,7 +116,7 @@ def _turn(session: LockSession, what: str) -> Iterator[None]:
 
 
 def _identity(output: Path) -> str:
-    """The name of a shared folder, made where it has none. One worker at a time is here."""
+    """The name of a shared folder, created if missing. Only one worker at a time calls this."""
     file = output / IDENTITY_FILE
     if not file.exists():
         write_bytes(file, f"{secrets.token_hex(16)}\n".encode())

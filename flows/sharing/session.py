@@ -1,7 +1,7 @@
-"""Locks of a session with PostgreSQL (advisory locks). The server frees them when the session ends, however it ends.
+"""Locks of a PostgreSQL session (advisory locks). The server releases them when the session ends for any reason.
 
-A process that is killed loses its connection at once. A machine that is gone, or cut off, is found by TCP: its own side gives
-up after `SILENT_S`, before the server does after `SERVER_SILENT_S` and gives its locks to others.
+A killed process loses its connection at once. TCP detects a machine that is gone or cut off: its own side gives up after
+`SILENT_S`, before the server gives up after `SERVER_SILENT_S` and grants its locks to others.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ SERVER_IDLE_S, SERVER_INTERVAL_S, SERVER_PROBES = 20, 5, 4
 SERVER_SILENT_S = SERVER_IDLE_S + SERVER_INTERVAL_S * SERVER_PROBES
 NAME = "autotailor"
 LONGEST_NAME = 63
-"""PostgreSQL cuts the names of applications there."""
+"""PostgreSQL truncates application names to this length."""
 TAKE = text("SELECT pg_try_advisory_lock(:number)").bindparams(bindparam("number", type_=BigInteger))
 JOIN = text("SELECT pg_advisory_lock_shared(:number)").bindparams(bindparam("number", type_=BigInteger))
 RELEASE = text("SELECT pg_advisory_unlock(:number)").bindparams(bindparam("number", type_=BigInteger))
@@ -43,13 +43,13 @@ HOLDERS = text("""
 
 
 class LockSession:
-    """One connection, and the locks that it holds. Threads of a process share it. Use as a context.
+    """One connection and its locks, shared by the threads of a process. Use as a context.
 
-    A lock that this session holds is never asked for again by another thread: `flows.machine.locks` and the walk see to that.
+    No other thread requests a lock that this session already holds: `flows.machine.locks` and the walk ensure this.
     """
 
     def __init__(self, url: str, where: str) -> None:
-        """url: of a PostgreSQL database. where: the setting that names it, for messages. UserError: it cannot be used."""
+        """url: of a PostgreSQL database. where: the setting that names it, for messages. UserError if it cannot be used."""
         self._where = where
         self._connection = _connected(url, where)
         self._one_at_a_time = threading.Lock()
@@ -69,11 +69,11 @@ class LockSession:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the session has ended by itself; its locks may be others' then."""
+        """Whether the session has ended unexpectedly; others may hold its locks then."""
         return self._loss is not None
 
     def check(self) -> None:
-        """Ask the server. UserError: the session is lost."""
+        """Query the server. UserError if the session is lost."""
         self._ask(text("SELECT 1"))
 
     def take(self, name: str) -> bool:
@@ -81,22 +81,22 @@ class LockSession:
         return bool(self._ask(TAKE, number=number_of(name))[0])
 
     def join(self, name: str) -> None:
-        """Lock a name together with other sessions that do so, until this one ends."""
+        """Lock a name in shared mode until this session ends."""
         self._ask(JOIN, number=number_of(name))
 
     def release(self, name: str) -> None:
-        """Unlock a name; nothing where the session is lost, which unlocked it."""
+        """Unlock a name; no effect if the session is lost, which unlocked it."""
         if not self.is_lost:
             self._ask(RELEASE, number=number_of(name))
 
     def holders(self, name: str) -> list[str]:
-        """The other sessions that have locked a name, alone or together, as HOST:PROCESS."""
+        """The other sessions that have locked a name, exclusively or shared, as HOST:PROCESS."""
         upper, lower = divmod(number_of(name) % 2**64, 2**32)
         found = self._ask(HOLDERS, upper=upper, lower=lower)
         return [str(holder).removeprefix(NAME).strip() or "another worker" for holder in found]
 
     def _ask(self, statement: Any, **values: int) -> list[Any]:
-        """First column of the answer. After one failure nothing is asked again: a new session would not have the locks."""
+        """First column of the answer. After a failure nothing is queried again: a new session would not have the locks."""
         with self._one_at_a_time:
             if self._loss is not None:
                 raise self._lost()
@@ -111,24 +111,24 @@ class LockSession:
         return UserError(self._where, got, next_step="the same command goes on")
 
     def _watch(self) -> None:
-        """Notices the loss of the session while stages work, and keeps it from looking idle."""
+        """Detect the loss of the session while stages work, and keep it from appearing idle."""
         while not self._ended.wait(BEAT_S) and not self.is_lost:
-            with suppress(UserError):  # it is remembered, and the thread that needs a lock raises it
+            with suppress(UserError):  # it is stored, and raised in the thread that needs a lock
                 self.check()
 
 
 def number_of(name: str) -> int:
-    """The number of a lock: 64 bits with sign, as PostgreSQL has them."""
+    """The number of a lock: a signed 64-bit integer, as PostgreSQL requires."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
 
 
 def own_name() -> str:
-    """HOST:PROCESS."""
+    """This process as HOST:PROCESS."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _connected(url: str, where: str) -> Any:
-    """A connection on which every statement is a transaction of its own."""
+    """A connection that runs every statement in its own transaction."""
     try:
         return _engine(url).connect()
     except ImportError as error:
@@ -152,5 +152,5 @@ def _engine(url: str) -> Engine:
 
 
 def _reason(error: Exception) -> BaseException:
-    """What the driver said, without the statement and the link that SQLAlchemy adds."""
+    """The driver's error, without the statement and the link that SQLAlchemy adds."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error

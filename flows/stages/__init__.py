@@ -1,4 +1,4 @@
-"""The stages: a table, and one walk through it as Prefect tasks. The body of a stage is one call into `tasks`."""
+"""The stages: a table of them, and one walk through it as Prefect tasks. The body of a stage is one call into `tasks`."""
 
 from flows.stages.spec import SUPERNET, Outputs
 from flows.stages.table import ADAPTATION, PIPELINE, table_of

@@ -1,4 +1,4 @@
-"""The baselines, and the gain of the winners over them."""
+"""The baselines, and the winners' gain over them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ else:
 
 
 def _siblings(config: FlowConfig) -> Sequence[str]:
-    """Their numbers: two may be of one name, with other options."""
+    """Numbers of the siblings as labels; names are not unique, since two siblings may differ in options alone."""
     count = len(config.baselines.siblings) if isinstance(config, RunConfig) else 0
     return [str(number) for number in range(count)]
 
@@ -45,7 +45,7 @@ def _sibling_of(at: Context) -> Sibling:
 
 
 def _training(at: Context) -> BaseSettings:
-    """As long as base network and SuperNet together."""
+    """Train a sibling for as many epochs as the base network and the SuperNet together."""
     config = at.training
     return config.base.model_copy(update={"epochs": config.base.epochs + config.finetune.epochs})
 
@@ -66,15 +66,15 @@ SIBLING = StageSpec(
     facts=of(BaseResult, facts.base),
     wanted=lambda config, until: config.baselines.wanted,
 )
-"""One of the smaller networks of the baselines, trained as long as base network and SuperNet together."""
+"""One of the smaller baseline networks, trained for as many epochs as the base network and the SuperNet together."""
 
 
 INT8 = "int8"
-"""Label of the baselines of devices in int8; the others have none."""
+"""Label of the baselines for devices in int8; baselines for other devices have no label."""
 
 
 def _precisions(config: FlowConfig) -> Sequence[str]:
-    """Baselines and winners are evaluated in each precision of the devices."""
+    """Labels of the precisions in which baselines and winners are evaluated, one per precision of the devices."""
     others = [ALONE] if len(config.in_int8) < len(config.device) else []
     return [*others, *([INT8] if config.in_int8 else [])]
 
@@ -150,7 +150,7 @@ BASELINES = StageSpec(
     facts=of(Baselines, facts.baselines),
     wanted=lambda config, until: config.baselines.wanted,
 )
-"""The networks of all baselines, and the winners of all devices, with their accuracies in a precision."""
+"""The networks of all baselines and the winners of all devices, with their accuracies in one precision."""
 
 
 def _chosen_for(at: Context) -> Output:
@@ -191,4 +191,4 @@ COMPARED = StageSpec(
     agent=True,
     ends="report",
 )
-"""The baselines and the winners of one device, timed there side by side, and the gain of the winners."""
+"""The baselines and the winners of one device, timed there side by side, and the winners' gain."""

@@ -1,7 +1,8 @@
-"""`--dry-run`: the stages of a run that are complete, those that would be worked, and why. Nothing is worked or written.
+"""`--dry-run`: the stages of a run that are complete, the stages to be worked, and why. Nothing is worked or written.
 
-A stage's key needs the content of its inputs, and a stage that is to work has not made them yet. A later stage therefore is
-"to work" when the store has no folder of it at all. Else it "depends": it is complete if its inputs come out as before.
+A stage's key needs the content of its inputs, and stages still to be worked have not produced these yet. A later stage
+therefore is "to work" if the store has no folder of it at all. Otherwise it "depends": it is complete if its inputs come out as
+before.
 """
 
 import json
@@ -22,7 +23,7 @@ from tasks.artifacts import RESULT_FILE, MadeFrom, StageFolder, Store, damage, r
 
 State = Literal["complete", "to work", "depends"]
 SHOWN = 3
-"""Changed settings that are named."""
+"""Maximum number of changed settings that are named."""
 UNKNOWN = "–"
 TIMES = "time: of the device, by the settings; *: as long as it took here last; –: not known before its first run here"
 """The line below a table of expectations."""
@@ -44,8 +45,8 @@ class ExpectationRow(TypedDict):
 class Expectation:
     """The state of one stage before a run, and the reason. `folder`: of a complete stage.
 
-    For a stage that is to be worked, `device_s`: the time for which its device will be busy, where it is known; `last_s`:
-    how long the latest of its name took in this output folder, with as many epochs.
+    For a stage to be worked, `device_s` is the time for which its device will be busy, if known, and `last_s` the duration of
+    the latest stage of that name in this output folder, scaled to the same number of epochs.
     """
 
     stage: str
@@ -57,7 +58,7 @@ class Expectation:
 
     @property
     def time(self) -> str:
-        """The time for the table. *: as it was; –: nothing is known."""
+        """The time for the table. *: duration of the last run; –: unknown."""
         if self.state == "complete":
             return ""
         if self.device_s is not None:
@@ -65,7 +66,7 @@ class Expectation:
         return UNKNOWN if self.last_s is None else f"about {self.last_s:.0f} s*"
 
     def to_json(self) -> ExpectationRow:
-        """For `--json`."""
+        """The row for `--json`."""
         return {
             "stage": self.stage,
             "state": self.state,
@@ -77,14 +78,14 @@ class Expectation:
 
 
 def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[Expectation]:
-    """A row for each stage of a run up to command `until`. Devices are asked only where a key needs their fingerprint."""
+    """A row for each stage of a run up to command `until`. Devices are asked only if a key needs their fingerprint."""
     expected, _ = foreseen(table, config, until)
     report = [Expectation("report", "to work", "always made anew", last_s=REPORT_S)] if until == "report" else []
     return [*expected, *report]
 
 
 def foreseen(table: Sequence[StageSpec], config: FlowConfig, until: str) -> tuple[list[Expectation], Outputs]:
-    """A row for each stage before the report, and the outputs of those that are complete."""
+    """A row for each stage before the report, and the outputs of the complete stages."""
     check_given(config)
     with Devices(config.device) as devices:
         store, mirror = Store(config.folder / STAGES_FOLDER), mirror_of(config.output_dir)
@@ -135,7 +136,7 @@ class _Forecast:
         return at.spec.device_s(at), next(_lasted(self._around.store.finished(at.title), at.spec.epochs(at)), None)
 
     def _known(self, stage: StageRun, at: Context) -> tuple[Expectation, Output | None]:
-        """The row of a stage whose key is known, and its output when it is complete."""
+        """The row of a stage whose key is known, and its output if it is complete."""
         folder = self._around.found(stage)
         harm = damage(folder.final) if folder.complete else None
         if not folder.complete or harm:
@@ -154,19 +155,19 @@ class _Forecast:
 
 
 def _lasted(finished: Sequence[Path], epochs: int | None) -> Iterator[float]:
-    """The time that each of these folders took [s]; of a training, with so many epochs."""
+    """The time that each of these folders took [s]; for a training, scaled to this number of epochs."""
     for folder in finished:
         try:
             seconds = read_json(folder / RESULT_FILE)[SECONDS]
         except (OSError, ValueError, KeyError):
-            continue  # damaged, which the run will mend
+            continue  # damaged; the run will mend it
         made_from = MadeFrom.of(folder)
         before = None if made_from is None else made_from.settings.get("epochs")
         yield seconds * epochs / before if epochs is not None and before else seconds
 
 
 def _why(stage: StageRun, folder: StageFolder, around: Surroundings) -> str:
-    """Why a stage is not complete."""
+    """The reason why a stage is not complete."""
     if stage.anew and folder.final.exists():
         return "asked for anew"
     if folder.partial.exists() and any(folder.partial.iterdir()):

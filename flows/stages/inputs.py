@@ -1,4 +1,4 @@
-"""The user's data and models as parts of a stage's key: contents, or listings of files that take long to hash."""
+"""The user's data and models as parts of a stage's key: contents, or file listings where hashing takes long."""
 
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from tasks.models.own_code import source_of
 
 
 def data_key(settings: DataSettings) -> dict[str, Any]:
-    """The data settings that decide the images; files count by relative name, size and time of change."""
+    """The data settings that determine the images; files count by relative name, size and modification time."""
     key = key_settings(settings)
     if settings.inputs is not None:
-        key["inputs"] = [list(one) for one in settings.inputs.items()]  # their order counts; digests sort mappings
+        key["inputs"] = [list(one) for one in settings.inputs.items()]  # order counts, but digests sort mappings
     return {**key, "files": listing_of(settings.path)} if settings.path else key
 
 
 def backbone_key(config: RunConfig) -> dict[str, Any]:
-    """What a backbone's SuperNet is made of, where a run has a first stage on other data."""
+    """The parts of a backbone SuperNet's key; empty if the run has no first stage on other data."""
     first = config.pretraining
     if first.backbone is None:
         return {}
@@ -34,9 +34,10 @@ def backbone_key(config: RunConfig) -> dict[str, Any]:
 
 
 def model_key(settings: ModelSettings) -> dict[str, Any]:
-    """The model settings; by content: the ONNX file, the checkpoint, the callable's source with what it imports beside it.
+    """The model settings, with contents of the ONNX file, the checkpoint, or the callable's source and its neighbouring
+    imports.
 
-    The name of an ONNX file's network is but a name.
+    The name of an ONNX file's network has no effect and is left out.
     """
     key = key_settings(settings)
     if settings.kind == "onnx":
@@ -52,6 +53,6 @@ def _is_file(path: Path | None) -> bool:
 
 
 def _source(name: str) -> str | None:
-    """Version of the code of a callable; None when there is none (making the network says so in one line)."""
+    """Version of a callable's code; None if it has no source (making the network then reports this in one line)."""
     source = source_of(name)
     return None if source is None else user_code_version(source)

@@ -1,4 +1,4 @@
-"""The stages that search SubNets together with the devices of their pieces: what codings lose, and the winners."""
+"""The stages of the joint search for SubNets and the devices of their segments: accuracy losses of codings, and the winners."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ else:
 
 NAME = "joint"
 SETTINGS = {"tolerance", "budgets_ms", "budget_count", "limits", "seed", "placement", "partition"}
-"""The settings of a search that count here."""
+"""The settings of a search that count for this stage."""
 OF_LOSSES = {"codings", "coding_images"}
 
 
 def _codes(config: FlowConfig, until: str) -> bool:
-    """Whether other codings than fp32 may be chosen."""
+    """Whether codings other than fp32 may be chosen."""
     return bool(config.search.placement) and len(config.search.partition.ascending) > 1
 
 
@@ -56,7 +56,7 @@ CODINGS = StageSpec(
     artifacts=lambda at: (CODINGS_FILE,),
     wanted=_codes,
 )
-"""What each coding of sent values loses of the accuracy."""
+"""The accuracy loss of each coding of sent values."""
 
 
 def _table(at: Context, device: str) -> DeviceTable:
@@ -97,9 +97,9 @@ JOINT = StageSpec(
     facts=of(JointFront, facts.joint),
     wanted=lambda config, until: bool(config.search.placement),
 )
-"""For every latency budget the best SubNet over several devices together, with its plan."""
+"""The best SubNet over several devices together for every latency budget, with its plan."""
 
 
 def found_jointly(outputs: Outputs) -> dict[str, StageResult]:
-    """`joint`: the winners over several devices together, of a run that searches them."""
+    """`joint`: the winners over several devices together; empty if the run does not search them."""
     return {NAME: outputs[NAME][ALONE].result} if NAME in outputs else {}

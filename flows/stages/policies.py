@@ -1,4 +1,4 @@
-"""Policies of exits: thresholds for SubNets with exits, and the table of what leaving at each costs."""
+"""Exit policies: thresholds for SubNets with exits, and the table of the cost of leaving at each exit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ else:
     globals().update(later_names(__file__))
 
 POLICY_FOLDER = "policy"
-"""In the folder of a device's exported files: thresholds and the table of exits."""
+"""Folder for thresholds and the table of exits, inside the folder of a device's exported files."""
 
 
 def _has_exits(config: FlowConfig) -> bool:
@@ -102,7 +102,7 @@ POLICY = StageSpec(
 
 
 def readable_policies(config: FlowConfig, outputs: Outputs) -> None:
-    """Write thresholds and tables of exits of each device beside its exported files; those of earlier runs are removed."""
+    """Write each device's thresholds and tables of exits beside its exported files, and remove files of earlier runs."""
     for name, output in outputs.get("policy", {}).items():
         folder = config.folder / EXPORTS_FOLDER / name / POLICY_FOLDER
         folder.mkdir(parents=True, exist_ok=True)

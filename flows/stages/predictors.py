@@ -1,4 +1,4 @@
-"""The measurements of a SuperNet and of devices, and the predictors made from them."""
+"""Measurements of a SuperNet and of devices, and the predictors made from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ else:
     globals().update(later_names(__file__))
 
 GRAPH_FILE = "graph.json"
-"""In the folder of a SuperNet: all but its weights. Engines do not depend on them, as look-up tables do not."""
+"""The SuperNet without its weights, in the folder of a SuperNet. Engines and look-up tables do not depend on weights."""
 
 
 def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -45,7 +45,7 @@ def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _profile_device_s(at: Context) -> float | None:
-    """The time for operators that the device does not know yet; None before they are enumerated, and for tables at a URL."""
+    """Time for operators the device does not know yet [s]; None before they are enumerated, and for tables at a URL."""
     stage, label = ("enumerate", ALONE) if at.batch == 1 else ("batches", str(at.batch))
     if at.run.mirror is not None or label not in at.outputs(stage):
         return None
@@ -84,12 +84,12 @@ def _engine(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _by_operator(at: Context) -> bool:
-    """Whether profiling chooses what can be chosen for single operators."""
+    """Whether profiling chooses implementations per operator."""
     return at.config.profile_of(at.device).method == "in situ"
 
 
 def _engine_device_s(at: Context) -> float:
-    """At most, but for the choice at which the limit ends it."""
+    """Upper bound of the time [s]; the choice under test when the limit is reached may exceed it."""
     settings = at.config.engine_of(at.device)
     return settings.limit_s if settings.tune else 0.0
 
@@ -205,13 +205,13 @@ RESOURCES = StageSpec(
     facts=of(Resources, facts.needs),
     ends="predict",
 )
-"""Memory, multiply-accumulates, parameters and energy of SubNets on one device, on which "latency" measured some."""
+"""Memory, multiply-accumulates, parameters and energy of SubNets on one device; "latency" has measured some of them there."""
 
 
 def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> ProfilePlan:
     """The plan of profiling on one device; nothing is measured.
 
-    With the engine that a finished stage has chosen for it; with the runtime's defaults where none has.
+    It uses the engine chosen by a finished stage, or the runtime's defaults if no stage has chosen one.
     """
     at = Context(run, config, PROFILE, device, outputs)
     return _plan(at, _known_engine(at))

@@ -1,4 +1,4 @@
-"""Questions to a finished search, for each device: one SubNet by a rule, two side by side, files of given ones."""
+"""Questions to a finished search, for each device: one SubNet by a rule, two side by side, or files of given SubNets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 class ComparedAccuracy(TypedDict):
-    """The network with the accuracy, on the validation split, that shares are of. samples: as in `Uncertainty`."""
+    """The network whose validation accuracy is the reference for shares. samples: as in `Uncertainty`."""
 
     name: str
     accuracy: float
@@ -63,13 +63,13 @@ class Searched:
         self.base = BaseResult.read(outputs["base"][ALONE].folder / RESULT_FILE) if "base" in outputs else None
 
     def further(self, budgets_ms: Sequence[float]) -> tuple[Winner, ...]:
-        """The winners of other budgets."""
+        """The winners for other budgets."""
         config = self._config.with_budgets(budgets_ms, placement=())
         found = work(SEARCH, self._run, config, self._outputs, [self.device])
         return Front.read(found[self.device].folder / FRONT_FILE).winners
 
     def known(self) -> list[Named]:
-        """SubNets that have a digest to ask for: of all searches, and those that the latency predictor was checked on."""
+        """SubNets that can be asked for by digest: those of all searches, and those that checked the latency predictor."""
         front, checked = self.front, LatencyValidation.read(self.latency / VALIDATION_FILE).subnets
         fronts = (Front.read(output.folder / FRONT_FILE) for output in self._outputs["search"].values())
         others = (row for one in fronts for row in one.winners)
@@ -85,15 +85,15 @@ class Searched:
         """The SubNets with their predictions for the device."""
         net = tailor_ir.load(self.trained)
         latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
-        from tasks.search.feasible import LATENCY  # it brings torch
+        from tasks.search.feasible import LATENCY  # here because it imports torch
 
         problem = Problem(net.space, latency, AccuracyPredictor.load(self.accuracy))
-        codes = net.space.canonical_codes(net.space.encode(configs))  # refuses those of other spaces
+        codes = net.space.canonical_codes(net.space.encode(configs))  # raises for configs of other spaces
         return rows_of(net, problem, [Cost(LATENCY, self.device, latency)], codes)
 
 
 def answer(run: Run, config: FlowConfig, question: Question, outputs: Outputs) -> Row:
-    """`chosen` or `compared`: a row for each device; or the exported files. UserError when there is no such SubNet."""
+    """`chosen` or `compared`: a row for each device; or the exported files. UserError if there is no such SubNet."""
     if question.files:
         return _exported(run, config, question.files, outputs)
     if question.rule and config.search.placement:
@@ -107,7 +107,7 @@ def answer(run: Run, config: FlowConfig, question: Question, outputs: Outputs) -
 
 
 def _exported(run: Run, config: FlowConfig, files: Sequence[str], outputs: Outputs) -> Row:
-    """The SubNets of files in the place of the winners that were searched, each on its device."""
+    """Export the SubNets of files instead of the winners, each on its device."""
     chosen = [ChosenSubNet.read(Path(file)) for file in files]
     searches = dict(outputs["search"])
     for device in config.device:
@@ -147,7 +147,7 @@ def _chosen(rule: WinnerRule, searched: Searched) -> Row:
 
 
 def _placed(rule: WinnerRule, home: Searched, outputs: Outputs) -> Row:
-    """The SubNet that a rule chooses among the winners over several devices together, with its plan. home: the first device."""
+    """The SubNet that a rule chooses among the joint winners over several devices, with its plan. home: the first device."""
     base, found = _base(home), JointFront.read(outputs[JOINT][ALONE].folder / JOINT_FILE)
     winners = found.winners
     digests = tuple(row.digest for row in winners)
@@ -164,7 +164,7 @@ def _placed(rule: WinnerRule, home: Searched, outputs: Outputs) -> Row:
 
 
 def _base(searched: Searched) -> ComparedAccuracy:
-    """Whose accuracy on the validation split shares are of: the base model, or the largest SubNet where there is none."""
+    """The reference for shares of validation accuracy: the base model, or the largest SubNet if there is no base model."""
     samples = searched.front.uncertainty.samples
     if (base := searched.base) is not None:
         return {
@@ -176,7 +176,7 @@ def _base(searched: Searched) -> ComparedAccuracy:
 
 
 def _nearer(rule: WinnerRule, searched: Searched, accuracy: float) -> tuple[Winner, ...]:
-    """Winners of further budgets, ever closer around the cheapest SubNet that is accurate enough."""
+    """Winners for further budgets that close in on the cheapest SubNet with sufficient accuracy."""
     found: tuple[Winner, ...] = ()
     for _ in range(ROUNDS):
         budgets_ms = between(rule, [*searched.front.winners, *found], accuracy)

@@ -1,4 +1,4 @@
-"""The report of a run: made anew each time, it costs about a second."""
+"""The report of a run. It is made anew each time, since it costs about a second."""
 
 import shutil
 from functools import partial
@@ -20,7 +20,7 @@ from tasks.report import run as write_report
 
 
 def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
-    """The report in the run's folder, and a copy in the output folder: the latest."""
+    """Write the report to the run's folder, and a copy, the latest report, to the output folder."""
     result = _write(run, config, _sources(run, config, outputs))
     run.tracker.once("report", partial(_tell, run, config, result))
     return {"report_html": str(config.folder / PAGE_FILE), "run": str(run.folder), **result}
@@ -66,7 +66,7 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
 
 
 def _pretraining(config: FlowConfig, outputs: Outputs) -> PretrainingSources | None:
-    """Of a run that is trained in two stages."""
+    """Sources for a run that trains in two stages; None for other runs."""
     if isinstance(config, AdaptConfig) or config.pretraining.backbone is None:
         return None
     first = config.pretraining
@@ -99,5 +99,5 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
 
 
 def _folder(outputs: Outputs, stage: str, label: str = ALONE) -> Path | None:
-    """Folder of a stage that some runs leave out."""
+    """Folder of a stage that some runs leave out; None if this run has."""
     return outputs[stage][label].folder if stage in outputs else None

@@ -1,7 +1,7 @@
-"""A row of the table of stages, and the view that a row has of its run.
+"""A row of the table of stages, and the row's view of its run.
 
-A row says what a stage is called, how often it is worked, which earlier stages it needs, what its key is made of, and its
-body: one call into `tasks`.
+A row defines a stage's name, how often it is worked, the earlier stages that it needs, its key, and its body: one call into
+`tasks`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Outputs = Mapping[str, Mapping[str, Output]]
 """Finished stages: by name, then by label."""
 
 SUPERNET = "supernet"
-"""Folder of the SuperNet in the stages that make one."""
+"""Folder of the SuperNet in stages that make one."""
 MEASURES = ("tasks.measuring.subnets", "tasks.evaluation.subnets")
 """The modules that measure SubNets."""
 ALONE = ""
@@ -42,7 +42,7 @@ ALONE = ""
 
 
 def trained_supernet(config: FlowConfig, outputs: Outputs) -> Path:
-    """The SuperNet of a finished run: that of its last training, or the given one."""
+    """The SuperNet of a finished run: the one from the last training, or the given one."""
     return config.supernet if isinstance(config, AdaptConfig) else outputs["finetune"][ALONE].folder / SUPERNET
 
 
@@ -50,7 +50,7 @@ def trained_supernet(config: FlowConfig, outputs: Outputs) -> Path:
 class Scope:
     """How often a stage is worked in one run: once for each label.
 
-    side_by_side: all labels at once, else one after the other. suffix: what follows the stage's name and a slash.
+    side_by_side: all labels at once, else one after the other. suffix: part of the title after the stage's name and a slash.
     """
 
     labels: Callable[[FlowConfig], Sequence[str]]
@@ -63,9 +63,9 @@ DEVICES = Scope(labels=lambda config: tuple(config.device), side_by_side=True)
 
 
 class Context:
-    """The view that one stage has of its run: the config, its device, and the earlier outputs that it names.
+    """One stage's view of its run: the config, its device, and the earlier outputs that it names.
 
-    A plain class: Prefect looks into dataclasses that are passed to tasks, and not into this.
+    This is a plain class because Prefect inspects dataclasses that are passed to tasks.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Context:
     ) -> None:
         """outputs: of all stages so far; the stage sees those that it needs or reads.
 
-        tells: whether the pipeline run in MLflow has the stage's numbers.
+        tells: whether the stage's numbers are logged to the pipeline run in MLflow.
         """
         self.tells = tells
         self.run = run
@@ -95,36 +95,36 @@ class Context:
         return self._spec
 
     def of(self, spec: StageSpec) -> Context:
-        """The view of another stage that reads nothing else than this one."""
+        """The view of another stage that reads nothing beyond the inputs of this one."""
         return Context(self.run, self.config, spec, self.label, self._outputs)
 
     @property
     def title(self) -> str:
-        """Name of the stage: in the store, in MLflow and in Prefect."""
+        """Name of the stage in the store, in MLflow and in Prefect."""
         name, suffix = self._spec.title or self._spec.name, self._spec.scope.suffix(self.config, self.label)
         return f"{name}/{suffix}" if suffix else name
 
     @property
     def device(self) -> str:
-        """The device of a stage that is worked once for each."""
+        """The device of a stage that is worked once per device."""
         assert self.label in self.config.device, f"stage '{self._spec.name}' is not of a device"
         return self.label
 
     @property
     def asked_devices(self) -> tuple[str, ...]:
-        """The devices that the stage asks; those of the run where one label is of several."""
+        """The devices that the stage asks; all devices of the run if one label covers several."""
         if not self._spec.agent:
             return ()
         return (self.label,) if self.label in self.config.device else tuple(self.config.device)
 
     @property
     def batch(self) -> int:
-        """Samples of one run on the device."""
+        """Batch size of one run on the device [samples]."""
         return self.config.device[self.device].batch
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the device with its engine: its measurements are comparable while this is equal."""
+        """The fingerprint of the device with its engine: measurements are comparable while it stays equal."""
         return self.fingerprint_of(self.device)
 
     def fingerprint_of(self, device: str) -> str:
@@ -137,7 +137,7 @@ class Context:
         return self.engine_of(self.device)
 
     def engine_of(self, device: str) -> Engine:
-        """The engine of one of several devices: the runtime's defaults where the run has no stage "engine"."""
+        """The engine of one of several devices; the runtime's defaults if the run has no stage "engine"."""
         return (
             ChosenEngine.read(self.file("engine", ENGINE_FILE, device)).engine if self.has("engine") else DEFAULT_ENGINE
         )
@@ -155,12 +155,12 @@ class Context:
 
     @property
     def store(self) -> SubNetStore:
-        """SubNets that stages have measured, in all runs with this output folder."""
+        """SubNets measured by stages, in all runs with this output folder."""
         return SubNetStore(self.config.folder / SUBNETS_FOLDER, code_version(*MEASURES), digest_of(self.data))
 
     @property
     def workers(self) -> EvaluationWorkers | None:
-        """The processes that evaluate SubNets; None: this one does."""
+        """The processes that evaluate SubNets; None: this process does."""
         return self.run.workers
 
     @property
@@ -179,7 +179,7 @@ class Context:
         return self.output(stage).folder / SUPERNET
 
     def has(self, stage: str) -> bool:
-        """Whether this run has worked a stage that some runs leave out."""
+        """Whether this run has a stage that some runs leave out."""
         return stage in self._outputs
 
     def outputs(self, stage: str) -> Mapping[str, Output]:
@@ -197,7 +197,7 @@ class Context:
         return self.output(stage, label).folder / name
 
     def sensitivities(self, device: str) -> Path:
-        """The accuracy predictor of a device: of fp32, or of int8."""
+        """The accuracy predictor of a device, for fp32 or int8."""
         return self.file("int8" if device in self.config.in_int8 else "sensitivities", SENSITIVITIES_FILE, ALONE)
 
     def uncertainty(self, device: str) -> Uncertainty:
@@ -219,8 +219,8 @@ Body = Callable[[Context, Path, Progress], StageResult]
 class StageSpec:
     """One row of the table.
 
-    The key of a stage is its name, `settings`, the content of `inputs`, and the source of `modules` with all that they
-    import. Settings that cannot change a result are left out of `settings`, so that changing them repeats nothing.
+    The key of a stage consists of its name, `settings`, the content of `inputs`, and the source of `modules` with all their
+    imports. Settings that cannot change a result are left out of `settings`, so that changing them repeats nothing.
     """
 
     name: str
@@ -229,42 +229,42 @@ class StageSpec:
     settings: Callable[[Context], dict[str, Any]]
     """The part of the config that counts in the key."""
     inputs: Callable[[Context], tuple[Any, ...]]
-    """Digests, and files and folders that count by content."""
+    """Digests, and files and folders, which count by content."""
     scope: Scope = ONCE
     needs: tuple[str, ...] = ()
-    """Earlier stages that it reads; `adapt` has a given SuperNet in the place of "compile" and "finetune"."""
+    """Earlier stages that it reads; `adapt` has a given SuperNet instead of "compile" and "finetune"."""
     reads: tuple[str, ...] = ()
-    """Earlier stages that it reads where the run has them."""
+    """Earlier stages that it reads if the run has them."""
     ends: str | None = None
-    """The command that ends with this stage, and shows it."""
+    """The command that ends with this stage and shows its result."""
     wanted: Callable[[FlowConfig, str], bool] = lambda config, until: True
     """Whether a run up to `until` has this stage."""
     artifacts: Callable[[Context], tuple[str, ...]] = lambda at: ()
-    """Files and folders that go to MLflow."""
+    """Files and folders that are logged to MLflow."""
     registered: Callable[[Context], str | None] = lambda at: None
-    """Name in the model registry for the first artifact."""
+    """Model registry name for the first artifact."""
     anew: Callable[[Context], bool] = lambda at: False
-    """Whether it is worked also when it is complete; its folder is then replaced."""
+    """Whether it is worked even if it is complete; its folder is then replaced."""
     agent: bool = False
-    """Its device is asked: tried again when the agent is lost or busy."""
+    """Whether it asks its device; such a stage is retried when the agent is lost or busy."""
     device_s: Callable[[Context], float | None] = lambda at: None
-    """The time [s] for which a calm device is busy with it, for a dry run; None: not known before."""
+    """Time for which an otherwise idle device is busy with it [s], for a dry run; None: not known in advance."""
     epochs: Callable[[Context], int | None] = lambda at: None
-    """Epochs of a training, by which an earlier one tells how long it takes; also the name of the setting that has them."""
+    """Epochs of a training, to scale the duration of an earlier one; also the name of the setting with the epochs."""
     by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
-    """Outputs by device, of outputs that are of several devices."""
+    """Splits outputs that cover several devices into outputs by device."""
     data: Callable[[FlowConfig], DataSettings] = lambda config: config.data
-    """The data on which its accuracies are."""
+    """The data that its accuracies refer to."""
     facts: Callable[[StageResult], Facts] = plain
-    """The facts on its result for the log and the summary in Prefect; see `flows.pages.facts`."""
+    """Facts on its result for the log and the summary in Prefect; see `flows.pages.facts`."""
     details: Callable[[StageResult], Facts] = nothing
     """Further facts for the summary."""
     winners: Callable[[StageResult], list[Facts]] | None = None
-    """The rows of a table of winners in Prefect, besides the summary that every stage has."""
+    """Rows of a table of winners in Prefect, besides the summary that every stage has."""
     known: str = ""
-    """How far these winners are known."""
+    """How far the values of these winners are known."""
     title: str = ""
-    """Name in the store where it is not `name`."""
+    """Name in the store, if it differs from `name`."""
 
     def at(self, context: Context) -> StageRun:
         """The stage of one run."""
@@ -280,6 +280,6 @@ class StageSpec:
 
 
 def rows(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[StageSpec]:
-    """The stages of a table that a run has, up to the last one of command `until`."""
+    """The stages of a table that are part of a run up to the last stage of command `until`."""
     last = max(index for index, spec in enumerate(table) if spec.ends == until)
     return [spec for spec in table[: last + 1] if spec.wanted(config, until)]

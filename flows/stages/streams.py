@@ -1,4 +1,4 @@
-"""Streams that drift: SubNets of the run, and its network, play one under each method."""
+"""Streams that drift: SubNets of the run and its network play one stream under each method."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMAND = "stream"
 
 
 def _labels(config: FlowConfig) -> dict[str, tuple[str, str | None]]:
-    """Label -> the name of a SubNet, and the device whose search tells which one that is; None: no search does."""
+    """Label -> the name of a SubNet, and the device whose search finds it; None if no search is needed."""
     assert isinstance(config, RunConfig), "streams are of the whole pipeline"
     found: dict[str, tuple[str, str | None]] = {}
     for name in config.stream.subnets:
@@ -44,12 +44,12 @@ def _labels(config: FlowConfig) -> dict[str, tuple[str, str | None]]:
 
 
 def streams_need_search(config: FlowConfig, until: str) -> bool:
-    """False for a command that plays streams with SubNets that no search names."""
+    """False for the stream command if none of its SubNets comes from a search."""
     return until != COMMAND or (isinstance(config, RunConfig) and bool(config.stream.searched))
 
 
 def unless_streams_need_none(spec: StageSpec) -> StageSpec:
-    """The same stage, left out where streams need no search."""
+    """The same stage, left out when streams need no search."""
     return replace(spec, wanted=lambda config, until: streams_need_search(config, until) and spec.wanted(config, until))
 
 
@@ -59,7 +59,7 @@ def is_streamed(config: FlowConfig, until: str) -> bool:
 
 
 def check_streams(config: FlowConfig, until: str) -> None:
-    """UserError where a command plays streams for which there are too few images; told before anything is trained."""
+    """UserError if a command plays streams with too few images; raised before anything is trained."""
     if is_streamed(config, until):
         assert isinstance(config, RunConfig), "streams are of the whole pipeline"
         check_images(config.data, config.drift)
@@ -70,17 +70,17 @@ def _is_original(at: Context) -> bool:
 
 
 def _supernet(at: Context) -> Path:
-    """The SuperNet before fine-tuning has the weights of the original network."""
+    """The SuperNet to play; for the original network the one before fine-tuning, which still has the original weights."""
     return at.supernet if _is_original(at) else at.trained
 
 
 def _recalibration_images(at: Context) -> int | None:
-    """None for the original network, whose BatchNorm statistics are those that it was trained with."""
+    """None for the original network, which keeps the BatchNorm statistics from its training."""
     return None if _is_original(at) else at.config.predict.recalibration_images
 
 
 def _config(at: Context) -> Config | None:
-    """The SubNet; None: the largest one. UserError: a search found no such one."""
+    """The SubNet; None: the largest one. UserError if a search found no such SubNet."""
     name, device = _labels(at.config)[at.label]
     if name in (ORIGINAL, LARGEST):
         return None
@@ -149,4 +149,4 @@ STREAM = StageSpec(
     wanted=is_streamed,
     ends=COMMAND,
 )
-"""Errors over time of a SubNet on a stream of images that drift, under each method."""
+"""Errors over time of a SubNet on a stream of drifting images, under each method."""

@@ -1,4 +1,4 @@
-"""The stages of a run, in the order that they are worked. A new stage is one row here."""
+"""The stages of a run, in the order of work. A new stage is one row here."""
 
 from flows.config import AdaptConfig, FlowConfig
 from flows.stages.comparison import BASELINES, COMPARED, SIBLING
@@ -37,7 +37,7 @@ SEARCHED = (
     SEARCH,
     REFINE,
 )
-"""What is measured, predicted and searched for every device."""
+"""The stages that measure, predict and search for every device."""
 
 FINAL = (
     POLICY,
@@ -47,7 +47,7 @@ FINAL = (
     BASELINES,
     COMPARED,
 )
-"""What is made and measured of winners."""
+"""The stages that build on winners."""
 
 ADAPTATION = (GIVEN, CHECK, *SEARCHED, *FINAL)
 """From a SuperNet to checked files for every device."""

@@ -1,10 +1,10 @@
-"""One walk through a table of stages: each a Prefect task, devices side by side.
+"""One walk through a table of stages: each stage is a Prefect task, and devices are worked side by side.
 
-Workers that share a run walk through the same table. Where another one is at a stage, a worker goes on with the next that
-does not need it, and comes back.
+Workers that share a run walk through the same table. If another worker is at a stage, a worker continues with the next stage
+that does not need it, and comes back later.
 
-Results live in our own store and are found there by key, so Prefect neither persists nor caches anything. Only stages
-that talk to an agent are retried, with back-off; what they have measured stays, so a retry goes on.
+Results live in our own store and are found there by key, so Prefect neither persists nor caches anything. Only stages that talk
+to an agent are retried, with back-off; their measurements are kept, so a retry continues from there.
 """
 
 import time
@@ -36,19 +36,19 @@ from tasks.schemas.stored import StageResult
 
 RETRIES = 5
 GRACE_SECONDS = 2.0
-"""The time that stages on devices have to end by themselves after an interruption."""
+"""Time for stages on devices to end by themselves after an interruption."""
 STOP_SECONDS = 30.0
-"""The time that they have when their agents are gone."""
+"""Time for these stages to end once their agents are gone."""
 WAIT_SECONDS = 1.0
-"""The time between two looks at stages that other workers are at."""
+"""Time between two checks of stages that other workers are at."""
 DEVICE_TAG = "device:"
-"""What tags of task runs begin with: a concurrency limit of Prefect on such a tag holds for one device, in all runs."""
+"""Prefix of task run tags: a Prefect concurrency limit on such a tag applies to one device, in all runs."""
 FIRST = "check"
-"""The stage that tells what cannot work, before anything else is worked."""
+"""The stage that reports impossible settings before anything else is worked."""
 
 
 def walk(table: Sequence[StageSpec], run: Run, config: FlowConfig, until: str) -> Outputs:
-    """Work the stages of a table in order, up to the last one of command `until`; their outputs."""
+    """Work the stages of a table in order, up to the last stage of command `until`, and return their outputs."""
     outputs: dict[str, Mapping[str, Output]] = {}
     specs = rows(table, config, until)
     run.progress.begin(sum(len(spec.scope.labels(config)) for spec in specs))
@@ -65,7 +65,7 @@ def walk(table: Sequence[StageSpec], run: Run, config: FlowConfig, until: str) -
 
 
 def _ready(waiting: Mapping[str, "_Labels"]) -> Iterator[tuple[str, "_Labels"]]:
-    """Of the stages that are not worked yet, in order, those that need none of the others."""
+    """The open stages, in order, that depend on no other open stage."""
     for name, labels in tuple(waiting.items()):
         if waiting.keys().isdisjoint((*labels.spec.needs, *labels.spec.reads)):
             yield name, labels
@@ -90,9 +90,9 @@ def results(table: Sequence[StageSpec], run: Run, outputs: Outputs, until: str) 
 def work(
     spec: StageSpec, run: Run, config: FlowConfig, outputs: Outputs, labels: Sequence[str] | None = None
 ) -> Mapping[str, Output]:
-    """One stage for each of its labels: its outputs by label, or by device where one output is of several.
+    """Work one stage for each of its labels. Outputs by label, or by device if one output covers several.
 
-    labels: in the place of the stage's own.
+    labels: replace the stage's own.
     """
     asked = _Labels(spec, run, config, outputs, labels)
     while not asked.work():
@@ -101,7 +101,7 @@ def work(
 
 
 class _Labels:
-    """A stage for each of its labels; those that other workers are at are theirs, until these have finished or died."""
+    """A stage for each of its labels; labels that other workers are at are left to them until they have finished or died."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Labels:
         *,
         tells: bool = False,
     ) -> None:
-        """tells: whether the pipeline run in MLflow has the stage's numbers."""
+        """tells: whether the stage's numbers are logged to the pipeline run in MLflow."""
         self.spec, self._run, self._config, self._earlier = spec, run, config, outputs
         self._labels = tuple(labels or spec.scope.labels(config))
         self._tells = tells
@@ -122,7 +122,7 @@ class _Labels:
         self._holders: dict[str, str] = {}
 
     def work(self) -> bool:
-        """Work the labels that nobody else is at. Whether all are worked now."""
+        """Work the labels that nobody else is at; True once all are worked."""
         contexts = {label: self._context(label) for label in self._labels if label not in self._found}
         mine = {label: at for label, at in contexts.items() if not self._is_elsewhere(label, at)}
         if mine:
@@ -138,7 +138,7 @@ class _Labels:
         return Context(self._run, self._config, self.spec, label, self._earlier, tells=self._tells)
 
     def _is_elsewhere(self, label: str, at: Context) -> bool:
-        """Whether another worker is at it; told once. A device that does not answer is the task's to ask again."""
+        """Whether another worker is at it; reported once. If a device does not answer, the task asks it again."""
         if not self._run.locks.have_others:
             return False
         with suppress(AgentError):
@@ -159,21 +159,21 @@ def _in_order(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output | N
 
 
 def _side_by_side(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output | None]:
-    """All at once; the first failure counts once all have ended."""
+    """Work all at once; the first failure is raised after all have ended."""
     futures = {label: _task(run, context).submit(run, context) for label, context in contexts.items()}
     try:
         wait(list(futures.values()))
     except (KeyboardInterrupt, TerminationSignal):
         run.stop()
         _, late = wait(list(futures.values()), timeout=GRACE_SECONDS)
-        run.devices.close()  # whoever waits for an agent is told so
+        run.devices.close()  # threads that wait for an agent get an error
         wait(list(late), timeout=STOP_SECONDS)
         raise
     return {label: future.result() for label, future in futures.items()}
 
 
 def _retry_condition(run: Run) -> Callable[[Task[..., Any], TaskRun, State[Any]], bool]:
-    """Tried again: stages whose agent was at fault, unless the run was interrupted."""
+    """Condition for a retry: the agent was at fault and the run was not interrupted."""
 
     def is_agents_fault(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         return isinstance(state.data, AgentError) and not run.is_interrupted()
@@ -182,7 +182,7 @@ def _retry_condition(run: Run) -> Callable[[Task[..., Any], TaskRun, State[Any]]
 
 
 def _task(run: Run, context: Context) -> Task[[Run, Context], Output | None]:
-    """The Prefect task of one stage; its runs are called by stage and device, and have tags of the devices that they ask."""
+    """The Prefect task of one stage; its runs are named by stage and device, and tagged with the devices that they ask."""
     retried: dict[str, Any] = {
         "retries": RETRIES,
         "retry_delay_seconds": exponential_backoff(backoff_factor=2),
@@ -223,7 +223,7 @@ def _execute(run: Run, context: Context) -> Output | None:
 
 
 def _show(spec: StageSpec, outputs: Mapping[str, Output], output: Output, score: str) -> None:
-    """A finished stage in Prefect: one line in the log, a summary, tables. outputs: by device. score: its name."""
+    """Show a finished stage in Prefect: one line in the log, a summary, tables. outputs: by device. score: its name."""
     results = {device: one.result for device, one in outputs.items()}
     facts, logger = named_by(score, by_device(spec.facts, results)), get_run_logger()
     for line in output.mended:

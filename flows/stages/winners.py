@@ -51,11 +51,11 @@ else:
     globals().update(later_names(__file__))
 
 TOGETHER = "together"
-"""Label of the search that is of all devices."""
+"""Label of the search that covers all devices."""
 
 
 class _Given:
-    """The inputs of a search on one device: files (that of energies only where energy has a limit) and rules for memory."""
+    """The inputs of a search on one device: files (with energies only if energy has a limit) and memory rules."""
 
     def __init__(self, at: Context, device: str) -> None:
         limits = at.config.search.limits_of(device)
@@ -66,18 +66,18 @@ class _Given:
         self.settings = {} if limits.memory_mib is None else {device: asdict(self.rules)}
 
     def target(self) -> search.Target:
-        """From the files."""
+        """The search target, loaded from the files."""
         latency, energy = LatencyPredictor.load(self.files[0]), [EnergyPredictor.load(file) for file in self.files[1:]]
         return search.Target(name=self.device, latency=latency, energy=next(iter(energy), None), rules=self.rules)
 
 
 def target_of(at: Context) -> search.Target:
-    """The device of a stage, as in the search."""
+    """The search target for the device of a stage."""
     return _Given(at, at.device).target()
 
 
 def _searches(config: FlowConfig) -> Sequence[str]:
-    """One for all devices together, or one for each."""
+    """One label for all devices together, or one for each device."""
     return (TOGETHER,) if config.search.together and len(config.device) > 1 else tuple(config.device)
 
 
@@ -98,13 +98,13 @@ def _accuracy(at: Context) -> Path:
 
 
 def _images_of(at: Context) -> EvaluationData:
-    """The images for accuracies in the precision of the devices."""
+    """The images for evaluating accuracies, in the precision of the devices."""
     precision = at.config.precision_of(_searched(at)[0])
     return images_of(at.config.predict, at.config.data, at.workers).in_precision(precision)
 
 
 def _evaluation(at: Context) -> dict[str, Any]:
-    """Of the settings what accuracies depend on."""
+    """The settings that accuracies depend on."""
     precision = at.config.precision_of(_searched(at)[0])
     settings = key_settings(at.config.predict, EvaluationSettings)
     return settings if precision is None else {**settings, **precision.key}
@@ -139,7 +139,7 @@ def _search_artifacts(at: Context) -> tuple[str, ...]:
 
 
 def _of_devices(devices: Sequence[str], *files: str) -> tuple[str, ...]:
-    """Files of a stage, which are in a folder of each device where there are several."""
+    """Files of a stage; with several devices they are in one folder per device."""
     return tuple(f"{name}/{file}" for name in devices for file in files) if len(devices) > 1 else files
 
 
@@ -153,7 +153,7 @@ def _search(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str, Output]:
-    """The fronts of several devices together, one by one."""
+    """The outputs of a search over several devices, split by device."""
     if TOGETHER not in outputs:
         return outputs
     whole = outputs[TOGETHER]
@@ -181,7 +181,7 @@ SEARCH = StageSpec(
     known="as predicted",
     ends="search",
 )
-"""For every latency budget the best SubNet: of one device, or one for several devices together."""
+"""The best SubNet for every latency budget: of one device, or one for several devices together."""
 
 
 def _refine(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -197,7 +197,7 @@ def _refine(at: Context, out: Path, progress: Progress) -> StageResult:
 
 @contextmanager
 def _timed(at: Context) -> Iterator[list[refine.SearchedDevice]]:
-    """The devices of one search. One is held until the block ends; several, which may be on one machine, take turns."""
+    """The devices of one search. A single one is held until the block ends; several take turns, as they may share a machine."""
 
     def device(one: _Given, agent: Callable[[], AbstractContextManager[AgentClient]]) -> refine.SearchedDevice:
         batch = at.config.device[one.device].batch
@@ -222,7 +222,7 @@ def _refine_settings(at: Context) -> dict[str, Any]:
 
 
 def _refine_device_s(at: Context) -> float:
-    """Of the candidates of all budgets, as if none were the same; winners are timed again for twice as long."""
+    """Time for the candidates of all budgets, assuming that all differ; re-timing the winners takes twice as long."""
     config, devices = at.config, _searched(at)
     asked = (config.search.budgets_of(name) for name in devices)
     budgets = sum(config.search.budget_count if budgets_ms is None else len(budgets_ms) for budgets_ms in asked)
@@ -262,16 +262,16 @@ REFINE = StageSpec(
     known="as candidates were measured",
     agent=True,
 )
-"""The winners of a search by measurement; with one candidate for each budget, those of the search stand as they are."""
+"""The winners of a search by measurement; with one candidate per budget, the winners of the search are kept."""
 
 
 def chosen(at: Context) -> Mapping[str, Output]:
-    """The winners by device: refined, or as they were found."""
+    """The winners by device: refined, or as found by the search."""
     return at.outputs("refine" if at.has("refine") else "search")
 
 
 def _provenance(at: Context) -> tasks.export.Provenance:
-    """The origin of SubNets, as model cards name it."""
+    """The origin of SubNets, as listed in model cards."""
     config = at.config
     sources = {
         "SuperNet": at.trained,
@@ -292,14 +292,14 @@ def _provenance(at: Context) -> tasks.export.Provenance:
 
 
 def _source(config: FlowConfig) -> dict[str, str]:
-    """The network, and its first weights."""
+    """The network and its initial weights."""
     if isinstance(config, RunConfig):
         return weights_source(config.model)
     return origin_of(config.supernet).model_dump(exclude={"version"})
 
 
 def check_adapted(config: FlowConfig) -> None:
-    """UserError for side files that no export takes, whatever its winners are; told before anything is trained."""
+    """UserError for side files that no export accepts, whatever its winners; raised before anything is trained."""
     if config.export.adapted:
         read_side_files(config.export.adapted)
 
@@ -329,12 +329,12 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
 
 
 def _others(at: Context) -> tuple[str, ...]:
-    """The devices in whose formats the bundle of this one has its SubNets, too."""
+    """The devices whose formats the bundle of this device also contains."""
     return at.config.export.together.get(at.device, ())
 
 
 def _formats(at: Context) -> tuple[FurtherFormat, ...]:
-    """Further formats of the bundle, as the devices of the run that stand for them tell."""
+    """Further formats of the bundle, by the capabilities of the run's devices that represent them."""
     if not _others(at):
         return ()
     client_of = at.run.devices.client
@@ -364,18 +364,18 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _elsewhere(at: Context) -> frozenset[str]:
-    """Digests of the winners of other devices; none where no side files are given, since these alone may belong to them."""
+    """Digests of other devices' winners; empty without side files, since only these may belong to other devices."""
     others = [one.folder for name, one in chosen(at).items() if name != at.device] if at.config.export.adapted else []
     return frozenset(row.digest for folder in others for row in Front.read(folder / FRONT_FILE).winners)
 
 
 def _policies(at: Context) -> Sequence[SubnetPolicy]:
-    """Thresholds of SubNets on a device, for their chains."""
+    """Thresholds of SubNets on a device, for their chains; empty if the run has no stage "policy"."""
     return Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
 
 
 def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
-    """The source of SubNets for budgets that winners miss; None: misses are only told, as for several devices together."""
+    """The source of SubNets for budgets that winners miss; None for a joint search, where misses are only reported."""
     folder = chosen(at)[at.device].folder
     if len(_searches(at.config)) < len(at.config.device):
         return None

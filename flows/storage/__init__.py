@@ -1,1 +1,1 @@
-"""Output folders that machines share, at a URL: stages, tables and measured SubNets, and who works which stage."""
+"""Output folders that machines share at a URL: stages, tables, measured SubNets, and locks of stages."""

@@ -1,4 +1,4 @@
-"""Addresses of output folders: a path, or the URL of a place that machines share. Secrets are in no address."""
+"""Addresses of output folders: a path, or the URL of a shared place. Addresses never contain secrets."""
 
 import re
 from pathlib import Path
@@ -17,12 +17,12 @@ READABLE = 40
 
 
 class StorageProtocol(NamedTuple):
-    """A way to reach a storage. package: what it needs besides the project's own. form: an address."""
+    """A way to reach a storage. package: further package that it needs. form: the form of an address."""
 
     package: str | None
     form: str
     users: bool = False
-    """Whether a user's name, which is no secret, may stand before the host."""
+    """Whether a user name, which is no secret, may precede the host."""
 
 
 PROTOCOLS = {
@@ -44,7 +44,7 @@ def protocol_of(url: str) -> StorageProtocol:
 
 
 def _checked(text: str) -> str:
-    """The address as it is used. ValueError, which shows nothing of it that may be a secret."""
+    """The address in its normal form. ValueError, whose text never shows possible secrets."""
     scheme, _, rest = text.partition(SIGN)
     protocol = PROTOCOLS.get(scheme)
     if protocol is None:
@@ -55,7 +55,7 @@ def _checked(text: str) -> str:
     try:
         split = urlsplit(text)
         valid = _is_place(split, scheme, protocol)
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         valid = False
     if not valid:
         raise ValueError(f"got an address that is no {protocol.form} and is not shown; {SECRETS}")
@@ -63,7 +63,7 @@ def _checked(text: str) -> str:
 
 
 def _is_place(split: SplitResult, scheme: str, protocol: StorageProtocol) -> bool:
-    """Whether host and path are there, and no password is. Read the port: urlsplit checks it only then."""
+    """Whether host and path exist, and no password does. urlsplit checks the port only when it is read."""
     folders = [part for part in split.path.split("/") if part]
     if ".." in folders or split.password is not None or "@" in split.path:
         return False
@@ -92,7 +92,7 @@ def is_shared(place: Path | str) -> bool:
 
 
 def local_folder(place: Path | str) -> Path:
-    """The output folder itself, or the local copy of the one at a URL, in the user's cache folder."""
+    """The output folder itself; for a URL, its local copy in the user's cache folder."""
     if isinstance(place, Path):
         return place
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", place.partition(SIGN)[2]).strip("-.")[-READABLE:]

@@ -1,4 +1,4 @@
-"""Folders of an output folder, on a disk as at a URL."""
+"""Subfolders of an output folder, on a disk and at a URL."""
 
 STAGES_FOLDER = "stages"
 RUNS_FOLDER = "runs"

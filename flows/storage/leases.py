@@ -1,14 +1,14 @@
-"""Locks at a URL: one holder at a time, and the next one where a holder stops to say that it lives.
+"""Locks at a URL: one holder at a time; the next one takes over when the holder stops reporting that it is alive.
 
-    locks/NAME/000001.json      what the first holder of NAME says: who it is, and a number that it raises while it lives
+    locks/NAME/000001.json      state of the first holder of NAME: who it is, and a counter that it raises while it lives
 
-A holder makes the next number's object on the condition that there is none yet, so of several that try, one holds the lock. It
-writes that object again while it lives, and at the end writes that the lock is free. Whoever waits looks whether that object
-changes; after a lease without a change its holder counts as dead. Only the waiting machine's own clock counts for that: no two
-machines have to agree on the time.
+A holder creates the object of the next number on the condition that it does not exist, so only one of several candidates gets
+the lock. The holder rewrites that object while it lives, and finally writes that the lock is free. A waiting machine checks
+whether the object changes; after a lease without a change it considers the holder dead. This uses only the waiting machine's
+clock: no two machines have to agree on the time.
 
-A holder that slept longer than its lease, and goes on, holds the lock beside its successor. So a lock saves work, and no data
-depends on it: what is published at a URL is published once, whoever is first.
+A holder that slept longer than its lease, and then continues, holds the lock beside its successor. A lock therefore only saves
+work, and no data depends on it: anything published at a URL is published once, whoever comes first.
 """
 
 import os
@@ -29,14 +29,14 @@ from tasks.errors import UserError
 LOCKS = "locks"
 LEASE_SECONDS = 60.0
 BEATS = 3
-"""In a lease, so that one that is late harms nothing."""
+"""Beats per lease, so that one late beat does no harm."""
 POLL_SECONDS = 2.0
 END = ".json"
 NUMBERED = re.compile(r"[0-9]{6,}\.json")
 
 
 class Holding(BaseModel):
-    """What a holder says. beat: how often it has said so. lease_s: for how long it may be silent."""
+    """A holder's state. beat: number of times it was written. lease_s: permitted silence [s]."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,13 +48,13 @@ class Holding(BaseModel):
     free: bool = False
 
     def content(self) -> bytes:
-        """As it is stored."""
+        """The stored form."""
         return self.model_dump_json().encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Locks:
-    """The locks at a URL. lease_s: of those that are held from here [s]. poll_s: between the looks of whoever waits [s]."""
+    """The locks at a URL. lease_s: of locks held from here [s]. poll_s: interval between checks while waiting [s]."""
 
     objects: Objects
     lease_s: float = LEASE_SECONDS
@@ -62,9 +62,10 @@ class Locks:
 
     @contextmanager
     def held(self, name: str, say: Callable[[str], None] = print) -> Iterator[int]:
-        """Hold a lock until the block ends; waits while another one does. Its number: those of later holders are higher.
+        """Hold a lock until the block ends; waits while another holder has it. Yields its number; later holders have higher
+        ones.
 
-        say: hears once whom it waits for. UserError: the storage is not reached.
+        say: is called once with the holder that it waits for. UserError if the storage cannot be reached.
         """
         number, own = self._taken(name, say)
         ends = threading.Event()
@@ -75,11 +76,11 @@ class Locks:
         finally:
             ends.set()
             beats.join()
-            with suppress(UserError):  # whoever waits takes it after the lease
+            with suppress(UserError):  # waiting machines take it after the lease
                 self.objects.write(_object(name, number), own.model_copy(update={"free": True}).content())
 
     def pass_by(self, name: str, say: Callable[[str], None] = print) -> None:
-        """Return once nobody holds a lock. Whoever takes it later does so after what was done here before."""
+        """Return once nobody holds a lock. Later holders take it after everything that was done here before."""
         number, content = self._last(name)
         found = _holding(content)
         if number and not (found and found.free):
@@ -87,13 +88,13 @@ class Locks:
                 return
 
     def is_latest(self, name: str, number: int) -> bool:
-        """Whether nobody has taken a lock since the holder of this number, as where that one counted as dead."""
+        """Whether nobody has taken a lock since the holder of this number, for example because it was considered dead."""
         return self._last(name)[0] == number
 
     def silent(self, names: Iterable[str], say: Callable[[str], None] = print) -> set[str]:
-        """Those of some locks that nobody holds who lives. Where somebody may, this takes a lease, in which a holder says so.
+        """The locks without a living holder. If some lock may have one, this waits a lease, in which a living holder reports.
 
-        say: hears how long it takes.
+        say: is called with the waiting time.
         """
         seen = {name: self._last(name) for name in names}
         held = [_holding(content) for number, content in seen.values() if number]
@@ -121,32 +122,32 @@ class Locks:
                     return number + 1, own
                 self.objects.remove(
                     _object(name, number + 1)
-                )  # later holders came first, and had forgotten this number
+                )  # later holders came first and had already removed this number
             if found and not is_free and not said:
                 say(f"waits for process {found.process} of {found.machine}, which works on it")
                 said = True
             time.sleep(self.poll_s)
 
     def _last(self, name: str) -> tuple[int, bytes]:
-        """The number of the latest holder, and what it says; 0: there was none."""
+        """The number of the latest holder, and its content; 0 if there was none."""
         names = (one.rpartition("/")[2] for one in self.objects.names(f"{LOCKS}/{name}"))
         number = max((int(one.removesuffix(END)) for one in names if NUMBERED.fullmatch(one)), default=0)
         return number, self.objects.read(_object(name, number)) or b"" if number else b""
 
     def _is_made(self, name: str, number: int, own: Holding) -> bool:
-        """Whether the lock is held from here; also where the answer to the request was lost, and it was tried again."""
+        """Whether the lock is held from here, including when the response was lost and the request repeated."""
         if self.objects.create(_object(name, number), own.content()):
             return True
         found = _holding(self.objects.read(_object(name, number)) or b"")
         return found is not None and found.holder == own.holder
 
     def _forget(self, name: str, number: int) -> None:
-        """Remove what earlier holders said."""
+        """Remove the objects of earlier holders."""
         for earlier in range(max(1, number - 1), number + 1):
             self.objects.remove(_object(name, earlier))
 
     def _beat(self, name: str, number: int, own: Holding, ends: threading.Event) -> None:
-        """Say again and again that the holder lives. Where the storage is away too long, the lock is lost."""
+        """Report repeatedly that the holder lives. If the storage is unreachable for too long, the lock is lost."""
         beat = 0
         while not ends.wait(self.lease_s / BEATS):
             beat += 1
@@ -161,7 +162,7 @@ def _object(name: str, number: int) -> str:
 
 
 def _holding(content: bytes) -> Holding | None:
-    """What an object says; None: nothing that can be read."""
+    """The state in an object; None if it cannot be parsed."""
     try:
         return Holding.model_validate_json(content)
     except ValidationError:

@@ -1,10 +1,10 @@
-"""Folders at a URL, all or nothing: files by their content, and a record, written last, that says which files a folder has.
+"""Folders at a URL, all or nothing: files by content, and a record, written last, that lists a folder's files.
 
     files/SHA256          the content of a file; folders with equal files share it
     NAME.json             the record of a folder: size and sha256 of each file, as in its `digests.json`
 
-A file never changes under its name, so whoever writes it writes the same, and a folder is there once its record is. What was
-moved before is not moved again, also where it was moved for another folder.
+A file never changes under its name, so every writer writes the same content, and a folder exists once its record does. A file
+that was transferred before is not transferred again, even if that was for another folder.
 """
 
 import shutil
@@ -24,21 +24,21 @@ FILES = "files"
 DAMAGED = "damaged"
 RECORD_END = ".json"
 AT_ONCE = 8
-"""Objects that are worked on at a time."""
+"""Number of objects processed at a time."""
 
 One = TypeVar("One")
 Result = TypeVar("Result")
 
 
 class DamagedObjectError(UserError):
-    """An object has another content than its name says."""
+    """An object's content does not match its name."""
 
 
 def fetch(objects: Objects, name: str, folder: Path, arriving: Path) -> bool:
-    """Bring a folder here, in the place of one that is here. False: it is not at the URL, or was damaged and set aside there.
+    """Download a folder, replacing a local one. False: it is not at the URL, or was damaged and set aside there.
 
-    arriving: a folder for files on their way, on the same disk. Files that are whole in one of both are not moved again.
-    Where another folder takes its place meanwhile, that one comes.
+    arriving: a folder for incomplete files, on the same disk. Files that are intact in either folder are not downloaded again.
+    If another folder replaces it meanwhile, that one is downloaded.
     """
     content = objects.read(name + RECORD_END)
     if content is None:
@@ -62,9 +62,9 @@ def fetch(objects: Objects, name: str, folder: Path, arriving: Path) -> bool:
 
 
 def publish(objects: Objects, name: str, folder: Path, record: FolderRecord, *, replace: bool = False) -> bool:
-    """Bring a folder to the URL, with the files that its record names. False: a folder of this name is there, and stays.
+    """Upload a folder with the files in its record. False: a folder of this name exists, and is kept.
 
-    The caller has announced it (`flows.storage.publishing`). replace: then it takes its place.
+    The caller has announced it (`flows.storage.publishing`). replace: replace an existing folder.
     """
     contents = {digest.sha256: (folder / name, digest) for name, digest in record.files.items()}
     each(contents.values(), lambda one: _upload(objects, *one))
@@ -80,7 +80,7 @@ def is_there(objects: Objects, name: str) -> bool:
 
 
 def record_of(objects: Objects, name: str, content: bytes) -> FolderRecord:
-    """The record of a folder. UserError: it cannot be read, or is of another version."""
+    """The record of a folder. UserError if it cannot be read, or is of another version."""
     try:
         record = FolderRecord.model_validate_json(content)
     except ValidationError as error:
@@ -93,7 +93,7 @@ def record_of(objects: Objects, name: str, content: bytes) -> FolderRecord:
 
 
 def each(items: Iterable[One], work: Callable[[One], Result]) -> list[Result]:
-    """Work on objects, some at a time. The first error ends it, once what is on its way has arrived."""
+    """Work on several objects at a time. The first error ends it, after current transfers are complete."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             return list(pool.map(work, items))
@@ -103,7 +103,7 @@ def each(items: Iterable[One], work: Callable[[One], Result]) -> list[Result]:
 
 
 def _download(objects: Objects, digest: FileDigest, file: Path, earlier: Path) -> None:
-    """A file with its content checked, or a copy of an earlier equal one. DamagedObjectError: it is another one, twice."""
+    """Download a file and check its content, or copy an intact earlier one. DamagedObjectError if it was wrong twice."""
     if _is_whole(file, digest):
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,6 +131,6 @@ def _upload(objects: Objects, file: Path, digest: FileDigest) -> None:
 
 
 def _set_aside(objects: Objects, name: str, content: bytes) -> None:
-    """The record of a folder that is not whole, out of the way: it can be published again."""
+    """Move the record of an incomplete folder away, so that the folder can be published again."""
     objects.write(f"{DAMAGED}/{name}{RECORD_END}", content)
     objects.remove(name + RECORD_END)

@@ -1,11 +1,11 @@
-"""Measurements at a URL with many writers: pieces that never change, under names of their own, merged where they are read.
+"""Measurements at a URL with many writers: immutable pieces with unique names, merged on reading.
 
-    luts/DEVICE/part-….parquet      parts of look-up tables, as they are in a folder
-    subnets/KEY/SHA256.jsonl        lines of measured SubNets that one machine had, and nobody had brought yet
+    luts/DEVICE/part-….parquet      parts of look-up tables, as in a folder
+    subnets/KEY/SHA256.jsonl        lines of measured SubNets that one machine had and nobody had uploaded yet
     subnets/KEY/key.json            the conditions that all lines of KEY share
-    nights/TIME.json                records of nights, as they are in a folder
+    nights/TIME.json                records of nights, as in a folder
 
-Nothing is locked and nothing is written twice: whoever has measured something brings it.
+Nothing is locked and nothing is written twice: each machine uploads its own measurements.
 """
 
 import hashlib
@@ -22,15 +22,17 @@ PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/part-[A-Za-z0-9._-]+\.parquet")
 NIGHT = re.compile(r"[0-9]{8}T[0-9]{12}Z\.json")
 PIECE = re.compile(r"[0-9a-f]{16}/[0-9a-f]{64}\.jsonl")
 PIECES = "pieces"
-"""Folder beside the lines of a key: the pieces that were brought from here or there."""
+"""Folder beside the lines of a key, for the pieces that were uploaded or downloaded."""
 DAMAGED_END = ".damaged"
 
 
 class SharedFiles:
-    """Files that never change in a folder here, and those at a URL."""
+    """Files that never change, in a local folder and at a URL."""
 
     def __init__(self, objects: Objects, name: str, folder: Path, files: str, names: re.Pattern[str]) -> None:
-        """name: of the folder at the URL; "": the URL is the folder's own. files: a glob. names: of those that count."""
+        """name: the folder at the URL; "": the URL itself. files: a glob of local files. names: pattern of the files that
+        count.
+        """
         self._objects = objects
         self._name = name
         self._folder = folder
@@ -38,7 +40,7 @@ class SharedFiles:
         self._names = names
 
     def fetch(self) -> int:
-        """Bring the files that are not here; how many. One that was set aside here as damaged is left there."""
+        """Download the missing files, and return their number. Files that were set aside here as damaged are skipped."""
         missing = [part for part in self._there() if not self._is_known(self._folder / part)]
         for part in missing:
             file = self._folder / part
@@ -49,7 +51,7 @@ class SharedFiles:
         return len(missing)
 
     def publish(self) -> int:
-        """Bring the files that are not there; how many."""
+        """Upload the files that are missing at the URL, and return their number."""
         there = set(self._there())
         own = [file.relative_to(self._folder).as_posix() for file in sorted(self._folder.glob(self._files))]
         new = [part for part in own if part not in there and self._names.fullmatch(part)]
@@ -70,21 +72,21 @@ class SharedFiles:
 
 
 class SharedTables(SharedFiles):
-    """The look-up tables in a folder here, and those at a URL."""
+    """The look-up tables in a local folder and at a URL."""
 
     def __init__(self, objects: Objects, name: str, folder: Path) -> None:
         super().__init__(objects, name, folder, f"*/{PARTS}", PART)
 
 
 class SharedNights(SharedFiles):
-    """The records of nights in a folder here, and those at a URL."""
+    """The records of nights in a local folder and at a URL."""
 
     def __init__(self, objects: Objects, name: str, folder: Path) -> None:
         super().__init__(objects, name, folder, "*.json", NIGHT)
 
 
 class SharedLines:
-    """The measured SubNets in a folder here, and those at a URL."""
+    """The measured SubNets in a local folder and at a URL."""
 
     def __init__(self, objects: Objects, name: str, folder: Path) -> None:
         self._objects = objects
@@ -92,7 +94,7 @@ class SharedLines:
         self._folder = folder
 
     def fetch(self) -> int:
-        """Bring the pieces that are not here, and append their lines to the records; how many. A damaged piece is left out."""
+        """Download the missing pieces, append their lines to the records, and return their number. Damaged ones are skipped."""
         found = 0
         for piece in self._there():
             key, _, name = piece.partition("/")
@@ -109,7 +111,7 @@ class SharedLines:
         return found
 
     def publish(self) -> int:
-        """Bring the lines that are in no piece yet, a piece for each key; how many pieces."""
+        """Upload the lines that are in no piece yet, one piece per key, and return the number of pieces."""
         new = 0
         for records in sorted(self._folder.glob(f"*/{RECORDS_FILE}")):
             folder, key = records.parent, records.parent.name

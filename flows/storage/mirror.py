@@ -1,8 +1,8 @@
-"""An output folder at a URL, and its local copy in which a run works.
+"""An output folder at a URL, and the local copy in which a run works.
 
-A stage that is at the URL comes here instead of being worked. A stage that was worked here goes there when it is complete.
-While one machine works a stage, others that need it wait, and then have it. Measurements, and what the stage has so far, go
-there while it is worked: where its machine is lost, the next one goes on from there.
+A stage at the URL is downloaded instead of worked. A stage worked here is uploaded when it is complete. While one machine works
+a stage, others that need it wait for it and then download it. Measurements and the stage's partial results are uploaded during
+the work: if its machine is lost, the next one continues from there.
 """
 
 import shutil
@@ -27,16 +27,16 @@ from tasks.errors import UserError
 
 MARK = "autotailor.json"
 FORMAT = 1
-"""Of what is where at a URL."""
+"""Format of the layout at a URL."""
 MARKED = json_bytes({"format": FORMAT})
 """The content of `MARK`, which each run writes there."""
 ARRIVING = ".arriving"
-"""Folder of the local copy for files on their way."""
+"""Folder of the local copy for incomplete downloads."""
 MACHINE_FILE = ".machine"
 BRING_SECONDS = 20.0
-"""Between the times when measurements, and what a stage has so far, are brought to the URL."""
+"""Interval between uploads of measurements and partial results [s]."""
 PAUSE = 9
-"""The least pause, in times of what bringing took: large checkpoints take a tenth of the time."""
+"""The least pause, as a multiple of the upload's duration: large checkpoints take a tenth of the time."""
 
 Say = Callable[[str], None]
 
@@ -55,12 +55,12 @@ class Mirror:
         self._measured = threading.Lock()
 
     def check(self) -> None:
-        """UserError: the URL cannot be written, or has an output folder of another version."""
+        """UserError if the URL cannot be written, or has an output folder of another version."""
         self.is_there()
-        self.objects.write(MARK, MARKED)  # each time: hours of work would not go to where nothing can be written
+        self.objects.write(MARK, MARKED)  # at each start, as hours of work could not be uploaded to a read-only place
 
     def is_there(self) -> bool:
-        """Whether the URL has an output folder. UserError: it has one of another version."""
+        """Whether the URL has an output folder. UserError if it is of another version."""
         known = self.objects.read(MARK)
         if known is not None and known != MARKED:
             got = f"'{MARK}' there says {known[:80]!r}; this version of autotailor reads format {FORMAT}"
@@ -69,10 +69,10 @@ class Mirror:
 
     @contextmanager
     def turn(self, folder: StageFolder, say: Say) -> Iterator[None]:
-        """The block works a stage in its folder where it is not complete; then it is at the URL as well.
+        """The block works a stage in its folder if it is incomplete; afterwards it is at the URL as well.
 
-        Where it is at the URL, it comes here first. Where another machine works it, the block waits for that one. Files that
-        have to be brought are brought again by the next run. say: hears what the user should know.
+        A stage at the URL is downloaded first. If another machine works it, the block waits for that machine. Files whose
+        transfer failed are transferred again by the next run. say: is called with messages for the user.
         """
         name = self._name(folder)
         if folder.complete or self._comes(folder):
@@ -96,11 +96,11 @@ class Mirror:
             unfinished.forget()
 
     def fetch_stage(self, folder: StageFolder) -> bool:
-        """Bring a stage's folder here. False: it is not complete at the URL."""
+        """Download a stage's folder. False: it is not complete at the URL."""
         return self.fetch(self._name(folder))
 
     def fetch(self, name: str) -> bool:
-        """Bring a folder here, in the place of one that is here. False: it is not at the URL."""
+        """Download a folder, replacing a local one. False: it is not at the URL."""
         return manifests.fetch(self.objects, name, self.folder / name, self.folder / ARRIVING / digest_of(name))
 
     def has_stage(self, stage: str) -> bool:
@@ -108,7 +108,7 @@ class Mirror:
         return bool(self._stages(stage))
 
     def fetch_latest(self, stage: str) -> None:
-        """Bring the folder here that was completed last, of those that a stage has at the URL."""
+        """Download the folder that was completed last, among a stage's folders at the URL."""
         names = self._stages(stage)
         if names:
             latest = max(names, key=self.objects.modified)
@@ -116,7 +116,7 @@ class Mirror:
                 self.fetch(latest)
 
     def publish_results(self, folders: list[str], files: list[str]) -> None:
-        """Bring folders to the URL, in the place of those that are there, and single files under their own names."""
+        """Upload folders, replacing existing ones, and single files under their own names."""
         for name in folders:
             folder = self.folder / name
             record = FolderRecord.of(folder)
@@ -140,7 +140,7 @@ class Mirror:
             return manifests.publish(self.objects, self._name(folder), folder.final, record, replace=folder.anew)
 
     def _comes(self, folder: StageFolder) -> bool:
-        """Whether a stage was at the URL, and is here now."""
+        """Whether a stage was at the URL and is now here."""
         if folder.anew or not self.fetch_stage(folder):
             return False
         shutil.rmtree(folder.partial, ignore_errors=True)
@@ -151,7 +151,7 @@ class Mirror:
         return UnfinishedStage(self.objects, name, number, folder.partial, still, self._machine())
 
     def _machine(self) -> str:
-        """The name of this copy of the output folder, unlike any other."""
+        """The unique name of this copy of the output folder."""
         file = self.folder / MACHINE_FILE
         if not file.exists():
             write_bytes(file, uuid4().hex.encode())
@@ -159,7 +159,7 @@ class Mirror:
 
     @contextmanager
     def _brought(self, unfinished: UnfinishedStage, say: Say) -> Iterator[None]:
-        """Measurements come here before the block, and go there while it works and at its end, however it ends."""
+        """Download measurements before the block, and upload them during the block and at its end, even after an error."""
         with self._measured:
             self.tables.fetch()
             self._lines.fetch()
@@ -185,7 +185,7 @@ class Mirror:
             pause_s = max(self.bring_s, PAUSE * (time.monotonic() - began))
 
     def _publish_or_say(self, unfinished: UnfinishedStage, say: Say) -> None:
-        """Where the storage is away: what is not brought now is brought later."""
+        """Upload measurements and partial results; if the storage is unreachable, this is left to a later upload."""
         try:
             self._publish_measured()
             unfinished.publish()
@@ -199,7 +199,7 @@ class Mirror:
 
 
 def exports_here(place: Path | str, device: str) -> Path:
-    """The output folder here, with the latest exported files of a device, which come from the URL where it is at one."""
+    """The local output folder with a device's latest exported files; for a URL, they are downloaded first."""
     mirror = mirror_of(place)
     if mirror is not None:
         mirror.fetch(f"{EXPORTS_FOLDER}/{device}")
@@ -207,5 +207,5 @@ def exports_here(place: Path | str, device: str) -> Path:
 
 
 def mirror_of(place: Path | str) -> Mirror | None:
-    """The mirror of an output folder at a URL; None for a folder of this machine. UserError: what it needs is missing."""
+    """The mirror of an output folder at a URL; None for a local folder. UserError if a required package is missing."""
     return Mirror(open_objects(str(place)), local_folder(place)) if is_shared(place) else None

@@ -1,8 +1,8 @@
-"""Objects below a URL: each is there whole, or not at all, and can be made on the condition that there is none yet.
+"""Objects below a URL. Each one exists completely or not at all, and can be created on the condition that it does not exist.
 
-Stores of objects (S3, Google Cloud Storage) do both in one request: `If-None-Match: *`, `ifGenerationMatch=0`. On file
-systems an object is written under another name beside its own; then it gets its own name, by a link, or by a rename that
-replaces nothing where it has to be new.
+Object stores (S3, Google Cloud Storage) do both in one request: `If-None-Match: *`, `ifGenerationMatch=0`. On file systems an
+object is first written under a temporary name beside its own. It then gets its own name by a rename, or, if it has to be new,
+by a link or a rename that replaces nothing.
 """
 
 import logging
@@ -23,16 +23,16 @@ from profiling_agents.lines import NO_SPACE
 from tasks.errors import UserError, shortened
 
 ARRIVING = ".arriving-"
-"""The name of a file that is being written on a file system begins so."""
+"""Prefix of the name of a file that is being written on a file system."""
 MAKINGS = 10
 CONNECT_SECONDS = 10
 READ_SECONDS = 60
 ATTEMPTS = 1
-"""Again, of botocore; s3fs tries again itself."""
+"""Attempts of botocore; s3fs has its own retries."""
 TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
-"""Codes of S3 for a condition that did not hold, or that another request has just broken."""
+"""S3 error codes for a condition that did not hold, or that another request has just broken."""
 REFUSED = {"401", "403"}
-"""Codes of Google; S3's are a PermissionError."""
+"""Google's error codes; for S3, the error is a PermissionError."""
 FULL = {
     "QuotaExceeded",
     "InsufficientStorage",
@@ -44,7 +44,7 @@ FULL = {
 
 
 class _Reached(NamedTuple):
-    """How a protocol is reached: options of its file system, and the errors of its packages that are no OSError."""
+    """Access to a protocol: options of its file system, and the errors of its packages that are not an OSError."""
 
     options: dict[str, Any]
     errors: tuple[type[Exception], ...] = ()
@@ -84,30 +84,30 @@ class Objects:
     """The objects below a URL, by names with slashes. Every method may raise a UserError, one line without secrets."""
 
     def __init__(self, url: str, system: Any, root: str, errors: tuple[type[Exception], ...] = ()) -> None:
-        """system: fsspec's. root: its path of the URL. errors: what it raises besides OSError."""
+        """system: fsspec's file system. root: the URL's path in it. errors: its exceptions besides OSError."""
         self.url = url
         self.system = system
         self._root = root.rstrip("/")
         self._errors: tuple[type[Exception], ...] = (OSError, *errors)
         self._turn: AbstractContextManager[object] = nullcontext()
-        """Held by each request, where only one at a time is possible."""
+        """Lock for each request, if only one at a time is possible."""
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object; None: there is none."""
+        """The content of an object; None if it does not exist."""
         with self._told(), suppress(FileNotFoundError):
             content: bytes = self.system.cat_file(self.path(name))
             return content
         return None
 
     def size(self, name: str) -> int | None:
-        """The size of an object [bytes]; None: there is none."""
+        """The size of an object [bytes]; None if it does not exist."""
         with self._told(), suppress(FileNotFoundError):
             found = self.system.info(self.path(name))
             return int(found["size"]) if found["type"] == "file" else None
         return None
 
     def modified(self, name: str) -> float:
-        """When an object was written last [s since 1970]; 0: there is none."""
+        """Last modification of an object [s since 1970]; 0 if it does not exist."""
         with self._told(), suppress(FileNotFoundError):
             return float(self.system.modified(self.path(name)).timestamp())
         return 0.0
@@ -125,12 +125,12 @@ class Objects:
         return {}
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object, in the place of one that is there."""
+        """Write an object, replacing an existing one."""
         with self._told():
             self.system.pipe_file(self.path(name), content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write an object if there is none; False, at any number of machines but one: there is one."""
+        """Write an object if none exists. Among any number of machines one succeeds; False for the others."""
         with self._told():
             try:
                 self.system.pipe_file(self.path(name), content, mode="create")
@@ -143,19 +143,19 @@ class Objects:
                 raise
 
     def upload(self, file: Path, name: str) -> None:
-        """A file as an object, in the place of one that is there."""
+        """Upload a file as an object, replacing an existing one."""
         with self._told():
             self.system.put_file(str(file), self.path(name))
 
     def download(self, name: str, file: Path) -> bool:
-        """An object as a file; False: there is none."""
+        """Download an object as a file; False if it does not exist."""
         with self._told(), suppress(FileNotFoundError):
             self.system.get_file(self.path(name), str(file))
             return True
         return False
 
     def remove(self, name: str) -> None:
-        """Remove an object that may be gone already."""
+        """Remove an object; a missing one is ignored."""
         with self._told(), suppress(FileNotFoundError):
             self.system.rm_file(self.path(name))
 
@@ -164,12 +164,12 @@ class Objects:
         return f"{self._root}/{name}".rstrip("/")
 
     def unhindered(self) -> "Objects":
-        """The same objects, over a connection that files on their way do not hold up."""
+        """The same objects, over a connection that file transfers do not block."""
         return self
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What the storage does not do, as one line. A missing object is the caller's."""
+        """Raise errors of the storage as a UserError in one line. Missing objects are left to the caller."""
         with self._turn:
             try:
                 yield
@@ -178,7 +178,7 @@ class Objects:
 
 
 class _MemoryObjects(Objects):
-    """Of this process, whose threads share them."""
+    """Objects of this process, shared by its threads."""
 
     _ALL = threading.RLock()
 
@@ -207,7 +207,7 @@ class _Files(Objects):
 
     @contextmanager
     def _beside(self, name: str) -> Iterator[tuple[str, str]]:
-        """A free name beside an object's own, and its own; nothing is left under the first."""
+        """A temporary name beside an object's own name, and its own name; the temporary file is removed at the end."""
         path = self.path(name)
         folder, _, last = path.rpartition("/")
         self._make(folder)
@@ -219,7 +219,7 @@ class _Files(Objects):
                 self.system.rm_file(arriving)
 
     def _make(self, folder: str) -> None:
-        """Make a folder, and those above it. fsspec takes it for an error where another one is making one of them."""
+        """Make a folder and its parents. fsspec raises if another process makes one of them at the same time."""
         for attempt in range(MAKINGS):
             try:
                 self.system.makedirs(folder, exist_ok=True)
@@ -234,15 +234,15 @@ class _Files(Objects):
 
     @abstractmethod
     def _replace(self, arriving: str, path: str) -> None:
-        """Give a file its name, in the place of another one."""
+        """Give a file its name, replacing an existing file."""
 
     @abstractmethod
     def _name(self, arriving: str, path: str) -> bool:
-        """Give a file its name; False: another one has it."""
+        """Give a file its name; False if another file has it."""
 
 
 class _LocalFiles(_Files):
-    """Of this machine, or of a network's disk that is mounted here."""
+    """Files of this machine, or of a network disk that is mounted here."""
 
     def _replace(self, arriving: str, path: str) -> None:
         _sync(arriving)
@@ -258,7 +258,7 @@ class _LocalFiles(_Files):
 
 
 class _RemoteFiles(_Files):
-    """Of a machine that ssh reaches: over one connection, one request at a time."""
+    """Files of a machine that is reached by ssh: over one connection, one request at a time."""
 
     def __init__(self, url: str, system: Any, root: str, errors: tuple[type[Exception], ...] = ()) -> None:
         super().__init__(url, system, root, errors)
@@ -289,7 +289,7 @@ KINDS: dict[str, type[Objects]] = {
 
 
 def open_objects(url: str) -> Objects:
-    """The objects below a checked address. UserError: what it needs is not installed, or it is not reached."""
+    """The objects below a checked address. UserError if a required package is missing, or the address cannot be reached."""
     scheme, protocol = url.partition(SIGN)[0], protocol_of(url)
     if protocol.package is not None and find_spec(protocol.package) is None:
         got = f"needs the package {protocol.package}"
@@ -304,7 +304,7 @@ def open_objects(url: str) -> Objects:
 
 
 def told(url: str, error: Exception) -> UserError:
-    """One line on what a storage does not do, and what to do about it."""
+    """A storage error in one line, with the next step."""
     told_by = OSError(error.strerror) if isinstance(error, OSError) and error.strerror else error
     code, text = _code(error), shortened(told_by) or type(error).__name__
     next_step = "is it reachable from here? The same command goes on from where this one ends"
@@ -321,18 +321,18 @@ def told(url: str, error: Exception) -> UserError:
 
 
 def _code(error: BaseException) -> str:
-    """The code of S3 or Google for an error, or for what caused it."""
+    """The code of S3 or Google for an error or its cause."""
     for one in (error, error.__cause__):
         response = getattr(one, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))
         if (code := getattr(one, "code", None)) is not None:
             return str(code)
-    return "403" if str(error).startswith("Forbidden: ") else ""  # gcsfs makes an OSError of it
+    return "403" if str(error).startswith("Forbidden: ") else ""  # gcsfs turns it into an OSError
 
 
 def _sync(path: str) -> None:
-    """A file's content on disk, before its name is."""
+    """Flush a file's content to disk before it gets its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

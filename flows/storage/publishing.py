@@ -1,10 +1,10 @@
-"""Publishing a folder while somebody may remove contents that no folder refers to (`flows.cleaning.contents`).
+"""Publish a folder while another machine may remove contents that no folder refers to (`flows.cleaning.contents`).
 
-    publishing/ID.json      the record of a folder that is on its way: its files count as referred to
+    publishing/ID.json      the record of a folder that is being published: its files count as referred to
 
-Whoever publishes writes this record first, and then waits where a removal is under way, before it looks which files are there
-already. Whoever removes takes the lock first, and then reads all records. So either it sees this one, or it is waited for: a
-file that was found at the URL is still there when the folder's own record is written.
+A publisher writes this record first, and then waits for a removal in progress before it checks which files exist already. A
+remover takes the lock first, and then reads all records. Either the remover sees this record, or the publisher waits for it: a
+file that was found at the URL still exists when the folder's own record is written.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ from tasks.errors import UserError
 
 PUBLISHING = "publishing"
 CLEANING = "cleaning"
-"""The lock of whoever removes contents."""
+"""Name of the lock that removers hold."""
 
 
 @contextmanager
 def announced(
     objects: Objects, locks: Locks, record: FolderRecord, say: Callable[[str], None] = print
 ) -> Iterator[None]:
-    """The block publishes a folder of this record, none of whose files is removed meanwhile.
+    """The block publishes a folder with this record; none of its files is removed meanwhile.
 
-    say: hears whose removal it waits for.
+    say: is called with the machine whose removal it waits for.
     """
     name = f"{PUBLISHING}/{uuid4().hex}{RECORD_END}"
     objects.write(name, record.content())
@@ -36,5 +36,5 @@ def announced(
         locks.pass_by(CLEANING, say)
         yield
     finally:
-        with suppress(UserError):  # then its files stay for a day longer
+        with suppress(UserError):  # its files then stay a day longer
             objects.remove(name)

@@ -1,4 +1,4 @@
-"""The keys of hosts that ssh reaches: those that the user's own ssh knows, and no others."""
+"""Keys of ssh hosts: only hosts that the user's own ssh knows are accepted."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 
 
 class KnownHosts(MissingHostKeyPolicy):
-    """Takes a host whose key `known_hosts` has. SSHException for any other host, which may be another machine."""
+    """Accepts hosts with their key in `known_hosts`. SSHException for any other host, which may be an impostor."""
 
     def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:
         for file in KNOWN_HOSTS:

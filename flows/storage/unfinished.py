@@ -1,9 +1,9 @@
-"""What a stage that is being worked has so far, at a URL: whoever takes the stage over goes on from there.
+"""Partial results at a URL of a stage in progress: a machine that takes the stage over continues from there.
 
-    unfinished/NAME/NUMBER/SHA256       its files; NUMBER is that of the lock's holder, so that nobody touches another one's
-    unfinished/NAME/NUMBER.json         which files it has, written last, and the machine that they are of
+    unfinished/NAME/NUMBER/SHA256       its files; NUMBER is the lock holder's, so that holders never touch each other's files
+    unfinished/NAME/NUMBER.json         the list of its files, written last, and the machine that they come from
 
-Files are taken as they are at one moment: by a link, since they are replaced whole, and lines, which grow, by a copy.
+Files are captured as of one moment: by a link, since they are replaced as a whole; growing files with lines by a copy.
 """
 
 import os
@@ -20,11 +20,11 @@ from tasks.artifacts.digests import FileDigest, FolderRecord
 UNFINISHED = "unfinished"
 LINES_END = ".jsonl"
 ATTEMPTS = 5
-"""To take files as they are at one moment, while the stage writes them."""
+"""Attempts to capture consistent files while the stage writes them."""
 
 
 class Progressed(BaseModel):
-    """The files of an unfinished stage. machine: the copy of the output folder that they are of."""
+    """The files of an unfinished stage. machine: the copy of the output folder that they come from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,9 +34,9 @@ class Progressed(BaseModel):
 
 @dataclass(slots=True)
 class UnfinishedStage:
-    """A stage that is worked under the lock of this number. folder: where it is worked. still: an empty folder beside it.
+    """A stage worked under the lock of this number. folder: where it is worked. still: an empty folder beside it.
 
-    machine: the name of this copy of the output folder, unlike any other.
+    machine: the unique name of this copy of the output folder.
     """
 
     objects: Objects
@@ -48,7 +48,7 @@ class UnfinishedStage:
     _brought: FolderRecord | None = field(init=False, default=None)
 
     def fetch(self) -> bool:
-        """Bring here what the latest holder had, unless that was this machine, whose folder has as much. False: nothing."""
+        """Download the latest holder's files. False: nothing to download, or this machine was the holder and has its files."""
         number = max(self._numbers(), default=0)
         found = self._found(number) if number else None
         if found is None or (found.machine == self.machine and any(self.folder.iterdir())):
@@ -65,7 +65,7 @@ class UnfinishedStage:
         return True
 
     def publish(self) -> bool:
-        """Bring to the URL what there is, if it has changed. False: nothing, or files that changed meanwhile, each time."""
+        """Upload the files if they have changed. False: no change, or the files changed during every attempt."""
         for _ in range(ATTEMPTS):
             if self._is_still():
                 break
@@ -87,11 +87,11 @@ class UnfinishedStage:
         return True
 
     def forget(self) -> None:
-        """Remove it: the stage is complete."""
+        """Remove the partial results: the stage is complete."""
         self._forget(self._numbers())
 
     def _is_still(self) -> bool:
-        """Whether the files are taken, none of which changed meanwhile."""
+        """Whether all files were captured without a change meanwhile."""
         shutil.rmtree(self.still, ignore_errors=True)
         before = _seen(self.folder)
         for file in before:
@@ -115,7 +115,7 @@ class UnfinishedStage:
             return None
 
     def _forget(self, numbers: list[int]) -> None:
-        """Records first: nobody is told of files that go."""
+        """Remove records before files, so that no record lists missing files."""
         for number in numbers:
             self.objects.remove(self._record(number))
             for name in self.objects.names(f"{UNFINISHED}/{self.name}/{number}"):
@@ -129,9 +129,9 @@ class UnfinishedStage:
 
 
 def _seen(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Size and time of change of each file that is no temporary one."""
+    """Size [bytes] and modification time [ns] of each file that is not temporary."""
     found = {}
-    for place, _, names in os.walk(folder):  # folders that go meanwhile are left out
+    for place, _, names in os.walk(folder):  # folders that disappear meanwhile are left out
         for name in names:
             path = Path(place, name)
             with suppress(FileNotFoundError):

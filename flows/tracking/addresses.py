@@ -1,4 +1,4 @@
-"""The address of MLflow's runs: a server, a PostgreSQL database, or an SQLite one with the artifacts beside it.
+"""The address of MLflow's runs: a server, a PostgreSQL database, or an SQLite database with its artifacts in the same folder.
 
 Without a setting, runs of all output folders are kept together in `mlflow.db` of the working folder, where MLflow's own
 commands look for it.
@@ -21,7 +21,7 @@ ENVIRONMENT = "MLFLOW_TRACKING_URI"
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql", "postgres")
 PSYCOPG = "postgresql+psycopg"
-"""With the driver that the extra `postgres` brings."""
+"""Scheme with the driver that the extra `postgres` installs."""
 SETTING = "tracking.uri"
 TABLES = "MLflow's tables"
 DATABASE = "mlflow.db"
@@ -33,29 +33,29 @@ ADDRESSES = (
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
 )
-"""Columns of MLflow's database that hold addresses of artifacts."""
+"""Columns of MLflow's database that hold artifact addresses."""
 CHOOSE = f"set tracking.uri={SQLITE}FILE or a server"
 
 
 @dataclass(frozen=True, slots=True)
 class TrackingAddress:
-    """A tracking address; `artifacts`: the folder for new artifacts, None where a server decides."""
+    """A tracking address. `artifacts`: the folder for new artifacts; None if a server decides."""
 
     uri: str = field(repr=False)
     artifacts: Path | None
 
     def __str__(self) -> str:
-        """The address for people."""
+        """The address without passwords."""
         return without_passwords(self.uri)
 
     @property
     def is_postgres(self) -> bool:
-        """Whether it is a PostgreSQL database, which several machines may use without a server of MLflow."""
+        """Whether it is a PostgreSQL database, which several machines can use without an MLflow server."""
         return urlsplit(self.uri).scheme == PSYCOPG
 
 
 def address_of(uri: str | None) -> TrackingAddress:
-    """A setting as an address; None: the address in the environment, or the database of the working folder."""
+    """A setting as an address; None: the address in the environment, or the database in the working folder."""
     chosen = uri or os.environ.get(ENVIRONMENT) or f"{SQLITE}{DATABASE}"
     file = database_of(chosen)
     if file is not None:
@@ -67,18 +67,18 @@ def address_of(uri: str | None) -> TrackingAddress:
 
 
 def database_of(uri: str) -> Path | None:
-    """The file of a SQLite address, resolved."""
+    """The resolved file of an SQLite address; None for other addresses."""
     path = uri.removeprefix(SQLITE).partition("?")[0] if uri.startswith(SQLITE) else ""
     return Path(unquote(path)).resolve() if path and not path.startswith(":") else None
 
 
 @contextmanager
 def alone_at(address: TrackingAddress) -> Iterator[None]:
-    """An address that can be used, by one command after the other: the first one makes database and experiment.
+    """Hold a usable address for one command at a time; the first one makes the database and the experiment.
 
-    UserError in one line: a damaged database, a folder that is not there, a server that does not answer.
+    UserError in one line: a damaged database, a missing folder, or a server that does not answer.
     """
-    from flows.sharing import database_turn  # its driver takes a fifth of a second
+    from flows.sharing import database_turn  # here because loading its driver takes 0.2 s
 
     with ExitStack() as stack:
         stack.enter_context(in_turn(address.uri))
@@ -93,7 +93,7 @@ def alone_at(address: TrackingAddress) -> Iterator[None]:
 
 
 def check_usable(address: TrackingAddress) -> None:
-    """UserError where a look suffices to see that runs cannot be kept there. Nothing is made or locked."""
+    """UserError if a quick check shows that runs cannot be kept there. Nothing is made or locked."""
     file = database_of(address.uri)
     if file is None:
         if not address.is_postgres:
@@ -130,7 +130,7 @@ def _check_database(file: Path) -> None:
 
 
 def follow(address: TrackingAddress) -> None:
-    """Bring addresses up to date in a database that was moved or copied, so that it has artifacts beside itself."""
+    """Update the addresses in a moved or copied database, so that its artifacts lie beside it."""
     file = database_of(address.uri)
     if file is None or address.artifacts is None or not file.exists():
         return
@@ -148,7 +148,7 @@ def follow(address: TrackingAddress) -> None:
 
 
 def _readdress(database: sqlite3.Connection, there: str, here: str) -> None:
-    """New addresses for artifacts that came along; those that did not keep the old one."""
+    """Set new addresses for artifacts that moved along; the others keep their old ones."""
     for table, column in ADDRESSES:
         rows = database.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {column} LIKE ? || '/%'", (there,))
         for (old,) in rows.fetchall():
@@ -173,7 +173,7 @@ def path_of(uri: str) -> Path:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[sqlite3.Connection]:
-    """A database, with one transaction; UserError when it cannot be used."""
+    """A database, with one transaction; UserError if it cannot be used."""
     try:
         with closing(sqlite3.connect(file, timeout=60)) as database, database:
             yield database

@@ -1,8 +1,8 @@
-"""MLflow's SQLite database, under its name only when it is whole.
+"""MLflow's SQLite database, which appears under its name only when complete.
 
-MLflow makes a database by dozens of migrations, several seconds long. What is killed between two of them leaves tables without
-the version that tells of them, and no later start goes on from there. So a database is made, or brought to this MLflow's
-version, as a copy under another name, and takes its place by a rename.
+MLflow makes a database by dozens of migrations, which take several seconds. A process that is killed between two of them leaves
+tables without a version number, and no later start can continue from there. A database is therefore made, or migrated to this
+MLflow's version, as a copy under another name, and then renamed.
 """
 
 import secrets
@@ -27,9 +27,10 @@ MAKING = ".making"
 
 
 def made_whole(file: Path) -> str | None:
-    """Make MLflow's database, or bring it up to date; a line where a half-made one was set aside for it, else None.
+    """Make MLflow's database, or migrate it; returns a line if a half-made one was set aside for it, else None.
 
-    The caller alone uses the file. A database of a newer MLflow stays as it is. UserError: a half-made one that has runs.
+    The caller has exclusive use of the file. The database of a newer MLflow is left as it is. UserError: a half-made one that
+    has runs.
     """
     _remove_unfinished(file)
     found = _version(file)
@@ -50,7 +51,7 @@ def made_whole(file: Path) -> str | None:
 
 
 def _publish(file: Path, source: Path | None) -> None:
-    """Make a database, or bring a copy of `source` up to date, under a name that no connection knows, then rename it."""
+    """Make a database, or migrate a copy of `source`, under a name that no connection knows, then rename it."""
     making = file.with_name(f".{file.name}.{secrets.token_hex(4)}{MAKING}")
     if source is not None:
         _copy(source, making)
@@ -59,13 +60,13 @@ def _publish(file: Path, source: Path | None) -> None:
 
 
 def _is_older(version: str) -> bool:
-    """Whether this MLflow knows the version, and has a newer one."""
+    """Whether this MLflow knows the version and has a newer one."""
     scripts = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
     return version not in scripts.get_heads() and version in {one.revision for one in scripts.walk_revisions()}
 
 
 def _version(file: Path) -> str | None:
-    """The version that the tables tell; None without one."""
+    """The version number in the database; None without one."""
     if not file.exists():
         return None
     with closing(sqlite3.connect(file, timeout=60)) as database, suppress(sqlite3.OperationalError):
@@ -75,7 +76,7 @@ def _version(file: Path) -> str | None:
 
 
 def _copy(file: Path, target: Path) -> None:
-    """What is committed, also where another process has the database open."""
+    """Copy the committed content, even if another process has the database open."""
     with closing(sqlite3.connect(file, timeout=60)) as source, closing(sqlite3.connect(target)) as copy:
         source.backup(copy)
 
@@ -87,7 +88,7 @@ def _migrate(file: Path) -> None:
 
 
 def _aside(file: Path, error: Exception) -> Path:
-    """A half-made database moved away; UserError where it has runs, which a person may want to save."""
+    """Move a half-made database away, and return its new path; UserError if it has runs, which the user may want to save."""
     if _has_runs(file):
         raise UserError(
             f"MLflow's database '{file}'",
@@ -108,6 +109,6 @@ def _has_runs(file: Path) -> bool:
 
 
 def _remove_unfinished(file: Path) -> None:
-    """Remove what this or a killed command has left: nobody else makes this database now."""
+    """Remove leftovers of this or a killed command; no other process makes this database now."""
     for left in file.parent.glob(f".{file.name}.*{MAKING}*"):
         left.unlink(missing_ok=True)

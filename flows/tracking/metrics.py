@@ -1,4 +1,4 @@
-"""Numbers of stages and runs, as metrics of MLflow."""
+"""Numbers of stages and runs, as MLflow metrics."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Series = Mapping[str, Sequence[float]]
 """Metric name -> its values by step."""
 
 NOT_RESULTS = ("device", "settings", "config", "seconds")
-"""Parts of a result that are no outcome of the stage."""
+"""Parts of a result that are not an outcome of the stage."""
 
 
 def numbers(result: Row, prefix: str = "") -> dict[str, float]:
@@ -39,23 +39,23 @@ def numbers(result: Row, prefix: str = "") -> dict[str, float]:
 
 
 def run_metrics(stage: str, device: str, result: StageResult) -> Series:
-    """Metrics of a run from a stage; names of those of a device begin with its name."""
+    """Metrics of a run from a stage; for a device's stage, names are prefixed with the device."""
     found = OF_RUNS[stage](result) if stage in OF_RUNS else {}
     return {f"{device}/{name}" if device else name: values for name, values in found.items()}
 
 
 def _known(**numbers: float | None) -> Series:
-    """Metrics of one value each, where there is one."""
+    """Metrics with one value each; unknown values are left out."""
     return {name: [float(value)] for name, value in numbers.items() if value is not None}
 
 
 def of_base(result: BaseResult) -> Series:
-    """Of the base network."""
+    """Metrics of the base network."""
     return _known(base_validation_accuracy=result.validation_accuracy, base_test_accuracy=result.test_accuracy)
 
 
 def of_ends(result: FinetuneResult) -> Series:
-    """Of the trained SuperNet."""
+    """Metrics of the trained SuperNet."""
     return _known(
         largest_validation_accuracy=result.largest_validation_accuracy,
         largest_test_accuracy=result.largest_test_accuracy,
@@ -65,7 +65,7 @@ def of_ends(result: FinetuneResult) -> Series:
 
 
 def of_accuracy(result: AccuracyValidation) -> Series:
-    """Of the accuracy predictor."""
+    """Metrics of the accuracy predictor."""
     return _known(
         accuracy_predictor_mean_error_points=result.mean_error_points,
         accuracy_predictor_kendall_tau=result.kendall_tau,
@@ -73,7 +73,7 @@ def of_accuracy(result: AccuracyValidation) -> Series:
 
 
 def of_latency(result: LatencyValidation) -> Series:
-    """Of the latency predictor of a device."""
+    """Metrics of a device's latency predictor."""
     held_out = result.held_out
     return _known(
         latency_predictor_median_relative_error=held_out.median_relative_error,
@@ -83,18 +83,18 @@ def of_latency(result: LatencyValidation) -> Series:
 
 
 def of_engine(result: ChosenEngine) -> Series:
-    """Of the choice of a device's engine."""
+    """Metrics of the choice of a device's engine."""
     return _known(engine_speed_up=result.speed_up)
 
 
 def of_front(result: Front) -> Series:
-    """Of a search, or of a refinement."""
+    """Metrics of a search or a refinement."""
     replaced = None if result.refinement is None else result.refinement.replaced
     return _known(hypervolume=result.hypervolume.value, replaced_winners=replaced)
 
 
 def of_exports(result: Exports) -> Series:
-    """Of an export; the winners' numbers are a series from the tightest budget to the widest."""
+    """Metrics of an export; the winners' numbers are series from the tightest to the widest budget."""
     measured = [(row, row.measured_ms) for row in result.winners if row.measured_ms is not None]
     tested = [accuracy for row, _ in measured if (accuracy := row.accuracy.get("test")) is not None]
     return {
@@ -108,7 +108,7 @@ def of_exports(result: Exports) -> Series:
 
 
 def of_policies(result: Policies) -> Series:
-    """Of leaving early: the SubNet with the most accurate early answers."""
+    """Metrics of early exits, for the SubNet with the most accurate early answers."""
     best = result.best
     if best is None or best.tested is None:
         return _known(subnets_with_thresholds=0)
@@ -124,7 +124,7 @@ def of_policies(result: Policies) -> Series:
 
 
 def of_levels(result: Levels) -> Series:
-    """Of the levels of a device."""
+    """Metrics of the levels of a device."""
     return _known(
         levels=len(result.rows),
         levels_on_front=sum(row.on_front for row in result.rows),
@@ -133,7 +133,7 @@ def of_levels(result: Levels) -> Series:
 
 
 def of_stream(result: StreamedNetwork) -> Series:
-    """Of a SubNet on a stream: the error of each window by method."""
+    """Metrics of a SubNet on a stream: the error of each window by method."""
     return {f"stream_error_percent.{one.method}": one.window_error_percent for one in result.methods}
 
 
@@ -154,7 +154,7 @@ OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
 
 
 def speed_ups(report: Row, points: float) -> Series:
-    """By device, how much faster than the base model the fastest winner is that is as accurate but for so many points."""
+    """Speed-up over the base model by device, for the fastest winner that loses at most `points` of accuracy."""
     _, accuracy = reference(report)
     rows = _fast(report["devices"], accuracy, points) if accuracy is not None else ()
     return {f"{name}/speed_up": [ratio] for name, ratio in rows}

@@ -1,4 +1,4 @@
-"""Exported winners as models of MLflow: folders that `mlflow.onnx.load_model` and `mlflow.pyfunc.load_model` open."""
+"""Exported winners as MLflow models: folders that `mlflow.onnx.load_model` and `mlflow.pyfunc.load_model` open."""
 
 import importlib.metadata
 import platform
@@ -20,15 +20,15 @@ from tasks.schemas.exports import EXPORTS_FILE, Card, ExportedFile, Exports, Fil
 
 MODELS_FOLDER = "models"
 SUFFIXES = {"onnx": "", "onnx_int8": ".int8"}
-"""The formats that MLflow runs: the end of a model's name by format."""
+"""Name suffixes of models in the formats that MLflow runs."""
 REQUIREMENTS = ("mlflow", "numpy", "onnx", "onnxruntime")
-"""All that a model needs. MLflow is told, since it would start processes and ask the network to find out."""
+"""All requirements of a model. They are passed because MLflow would start processes and use the network to find them."""
 REQUIREMENTS_FILE, ENVIRONMENT_FILE, MODEL_FILE = "requirements.txt", "python_env.yaml", "MLmodel"
 ID_DIGITS = 32
 
 
 def log_winners(tracker: Tracker, exported: Mapping[str, Path]) -> None:
-    """The models of each device for the pipeline run, whose description says how they are loaded.
+    """Log the models of each device to the pipeline run, and describe there how to load them.
 
     exported: the folder of a finished export by device.
     """
@@ -44,10 +44,11 @@ def log_winners(tracker: Tracker, exported: Mapping[str, Path]) -> None:
 
 
 def write_models(exports: Exports, exported: Path, folder: Path) -> list[str]:
-    """A model in `folder` for each ONNX file of the winners of an export, whose files are in `exported`; their names.
+    """Write a model into `folder` for each ONNX file of an export's winners (files in `exported`), and return the models'
+    names.
 
-    These are the names of the files for people. ONNX files are links to those of `exported`: nothing is copied or converted,
-    and equal files make equal models.
+    The names follow the readable file names. ONNX files are links into `exported`: nothing is copied or converted, and equal
+    files make equal models.
     """
     cards = {card.digest: card for card in exports.subnets}
     names = []
@@ -59,7 +60,7 @@ def write_models(exports: Exports, exported: Path, folder: Path) -> list[str]:
 
 
 def _onnx_files(card: Card, exported: Path) -> Iterator[tuple[str, ExportedFile, Path]]:
-    """Format, record and path of the ONNX files of one SubNet; those of other formats MLflow cannot run."""
+    """Format, record and path of one SubNet's ONNX files; MLflow cannot run other formats."""
     for name in SUFFIXES:
         file = card.files.get(name)
         if file is not None and file.state == "ok":
@@ -68,7 +69,7 @@ def _onnx_files(card: Card, exported: Path) -> Iterator[tuple[str, ExportedFile,
 
 
 def _write(card: Card, file: ExportedFile, onnx: Path, folder: Path) -> None:
-    """One model. Its id and its date are those of its file."""
+    """Write one model. Its id and date come from its file."""
     folder.mkdir(parents=True)
     (folder / onnx.name).symlink_to(onnx.resolve())
     made = datetime.fromtimestamp(onnx.stat().st_mtime, UTC)
@@ -100,6 +101,6 @@ def _signature(run: FileRun) -> ModelSignature:
 
 
 def _schema(tensors: tuple[FileTensor, ...]) -> Schema:
-    """By name; MLflow writes -1 for any number."""
+    """Schema of named tensors; MLflow uses -1 for a free size."""
     shapes = [tuple(-1 if size is None else size for size in tensor.shape) for tensor in tensors]
     return Schema([TensorSpec(np.dtype(one.type), shape, one.name) for one, shape in zip(tensors, shapes, strict=True)])

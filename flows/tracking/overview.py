@@ -1,4 +1,4 @@
-"""The first things that MLflow's page of a pipeline run shows: its description, and the parameters that runs differ by."""
+"""The first things on MLflow's page of a pipeline run: its description, and the parameters in which runs differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,17 +17,17 @@ COMPARED = (
     "refine.candidates",
     "export.formats",
 )
-"""Settings by which runs are compared, also where they have their defaults."""
+"""Settings by which runs are compared, including those at their defaults."""
 OF_DEVICES = ("backend", "threads", "precision", "batch")
-"""The same of each device."""
+"""Device settings by which runs are compared."""
 HEADLINE = ("speed-up", "budgets kept")
-"""The cards of a report that the description has of each device."""
+"""Cards of a report that the description includes for each device."""
 
 
 def parameters(config: FlowConfig) -> dict[str, str]:
-    """The settings that differ from their defaults, and those that runs are compared by, by dotted name.
+    """Settings that differ from their defaults, and settings by which runs are compared, by dotted name.
 
-    All others are in the config, which is an artifact.
+    All other settings are in the config, which is an artifact.
     """
     whole = dict(flatten(config.model_dump(mode="json")))
     compared = (*COMPARED, *(f"device.{name}.{field}" for name in config.device for field in OF_DEVICES))
@@ -57,14 +57,14 @@ def _budgets(config: FlowConfig, device: str) -> str:
 
 
 def headline_lines(report: Mapping[str, Any]) -> list[str]:
-    """The most important cards of a report: the network's accuracy, and what each device gained."""
+    """The most important cards of a report: the network's accuracy, and the gain on each device."""
     first, *others = report["headline"]
     own = [card for card in others if card["label"].removeprefix(f"{card['device']}: ") in HEADLINE]
     return [f"- {card['label']}: {card['value']} ({card['note']})" for card in (first, *own)]
 
 
 def models_lines(models: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each device whose winners are models of MLflow, with the words that load the first one.
+    """A line for each device whose winners are MLflow models, with the call that loads the first one.
 
     models: their addresses by device, from the tightest budget to the widest.
     """

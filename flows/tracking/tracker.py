@@ -1,4 +1,4 @@
-"""The writer of one pipeline run; run ids are passed explicitly, no run is ever 'active'."""
+"""The writer of one pipeline run; run ids are passed explicitly, and no run is ever 'active'."""
 
 import os
 import re
@@ -31,12 +31,12 @@ KEY_TAG = "autotailor.key"
 STAGE_TAG = "autotailor.stage"
 NOTE_TAG = "mlflow.note.content"
 DIGEST_TAG = "autotailor.digest"
-"""Of a version of a registered model."""
+"""Tag of a registered model's version."""
 FILE_DIGEST_TAG, FILE_ADDRESS_TAG = "z.digest", "z.artifact"
-"""Of a run, by artifact: nobody reads these, so they stand last where tags are sorted by name."""
+"""Tags of a run, by artifact. Nobody reads these, so the names sort last."""
 OUTPUT_TAG = "autotailor.output"
 TOLD_TAG = "autotailor.told"
-"""Of a stage's run: "true" where the pipeline run has everything about it. Of a pipeline run, by what follows the stages."""
+"""Tag of a stage's run: "true" if the pipeline run has all of its data. Prefix of a pipeline run's tags for later steps."""
 NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
 SUPERNET_DESCRIPTION = "SuperNet: tailor_ir.load(folder) opens it"
 KEY_SHOWN = 6
@@ -48,7 +48,7 @@ FLUSH_SECONDS = 1.0
 
 @dataclass(slots=True)
 class MetricLog:
-    """Metrics of one run, written about once a second: a database transaction per training step is too slow."""
+    """Metrics of one run, written about once per second, since a database transaction per training step is too slow."""
 
     client: MlflowClient
     run_id: str
@@ -56,7 +56,7 @@ class MetricLog:
     _written_s: float = field(default_factory=time.monotonic)
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Metrics of one step."""
+        """Add the metrics of one step."""
         now_ms = int(time.time() * 1000)
         self._waiting += [Metric(name, value, now_ms, step) for name, value in values.items()]
         if time.monotonic() - self._written_s > FLUSH_SECONDS or len(self._waiting) >= MAX_METRICS:
@@ -79,32 +79,32 @@ class Tracker:
     run_id: str
 
     def start_stage(self, stage: str, key: str) -> str:
-        """Run id of the stage, nested; a run that was killed in the same stage under the same key goes on.
+        """Run id of the stage, nested; a killed run of the same stage under the same key is continued.
 
-        Stage runs of one name have equal settings, inputs and code.
+        Stage runs of the same name have equal settings, inputs and code.
         """
         name = f"{stage} {key[:KEY_SHOWN]}"
         tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, NAME_TAG: name}
         return _start(self.client, self.experiment, tags)
 
     def has_told(self, stage: str, key: str) -> bool:
-        """Whether the pipeline run has everything about a stage already: by this worker, an earlier one, or another."""
+        """Whether the pipeline run already has all data of a stage, from this worker, an earlier one, or another."""
         tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, TOLD_TAG: "true"}
         return bool(self.client.search_runs([self.experiment], _with(tags), ViewType.ACTIVE_ONLY, max_results=1))
 
     def set_told(self, run_id: str) -> None:
-        """The pipeline run has everything about the stage of this run."""
+        """Mark that the pipeline run has all data of this run's stage."""
         self.tag(run_id, {TOLD_TAG: "true"})
 
     def once(self, what: str, tell: Callable[[], None]) -> None:
-        """Tell the pipeline run something that follows its stages, unless it has that already."""
+        """Log something that follows the stages to the pipeline run, unless it has been logged before."""
         tag = f"{TOLD_TAG}.{what}"
         if tag not in self.client.get_run(self.run_id).data.tags:
             tell()
             self.tag(self.run_id, {tag: "true"})
 
     def describe(self, text: str) -> None:
-        """Markdown for the top of the pipeline run's page, below what stands there; nothing if that has it."""
+        """Append Markdown to the top of the pipeline run's page; no effect if it is already there."""
         known = self.client.get_run(self.run_id).data.tags.get(NOTE_TAG, "")
         if text not in known:
             self.tag(self.run_id, {NOTE_TAG: "\n\n".join(filter(None, (known, text)))})
@@ -114,7 +114,7 @@ class Tracker:
         return MetricLog(self.client, run_id)
 
     def log_params(self, run_id: str, config: Mapping[str, Any]) -> None:
-        """Settings, flattened; values longer than MLflow keeps are cut (the whole config is an artifact)."""
+        """Log settings, flattened; values longer than MLflow's limit are cut (the whole config is an artifact)."""
         known = self.client.get_run(run_id).data.params
         flat = {NAME_FORBIDS.sub("_", key): value[:MAX_PARAM_LENGTH] for key, value in flatten(config)}
         params = [Param(key, value) for key, value in flat.items() if key not in known]
@@ -122,7 +122,7 @@ class Tracker:
             self.client.log_batch(run_id, params=params[first : first + MAX_PARAMS])
 
     def log_series(self, run_id: str, series: Series) -> None:
-        """Metrics with their values by step."""
+        """Log metrics with their values by step."""
         metrics = self.metrics(run_id)
         for name, values in series.items():
             for step, value in enumerate(values):
@@ -130,10 +130,10 @@ class Tracker:
         metrics.flush()
 
     def log_artifact(self, run_id: str, folder: Path, name: str) -> str:
-        """A file or folder `name` of a folder, for this run; its address. That and its digest become tags.
+        """Log a file or folder `name` of a folder for this run, and return its address. Address and digest become tags.
 
-        Content that another run has already is not stored twice: beside a local database it is linked, and on a server
-        the address is that of the other run.
+        Content that another run already has is not stored twice: beside a local database it is linked, and on a server the
+        other run's address is used.
         """
         digest = digest_of(folder / name)
         holder, own = self._holder(name, digest), self._folder(run_id)
@@ -150,7 +150,7 @@ class Tracker:
         return address
 
     def page_of(self, name: str) -> str | None:
-        """Address of the page of an artifact of the pipeline run; None where no server has it."""
+        """Address of the page of an artifact of the pipeline run; None without a server."""
         return page_of(self.client.tracking_uri, self.experiment, self.run_id, name)
 
     def _upload(self, run_id: str, folder: Path, name: str) -> None:
@@ -169,7 +169,7 @@ class Tracker:
         return None
 
     def _folder(self, run_id: str) -> Path | None:
-        """The folder of a run's artifacts; None where a server has them."""
+        """The folder of a run's artifacts; None if a server has them."""
         address = self.client.get_run(run_id).info.artifact_uri
         return path_of(address) if address.startswith("file:") else None
 
@@ -182,14 +182,14 @@ class Tracker:
         self.client.set_terminated(run_id, status=status)
 
     def end(self, status: str = "FINISHED") -> None:
-        """End the pipeline run; stages of it that did not end are KILLED."""
+        """End the pipeline run; its unfinished stages become KILLED."""
         self._kill_stages_of(self.run_id)
         self.finish(self.run_id, status)
 
     def end_lost(self, place: str, is_worked: Callable[[str], bool]) -> None:
-        """End runs in the same output folder (`place`) that could not do so themselves.
+        """End runs in the same output folder (`place`) that could not end themselves.
 
-        is_worked: whether a worker is in a run (its key) now, besides this one.
+        is_worked: whether another worker is in a run (its key) now.
         """
         self.tag(self.run_id, {OUTPUT_TAG: place})
         lost = f"tags.`{OUTPUT_TAG}` = '{_escaped(place)}' and attributes.status = 'RUNNING'"
@@ -206,7 +206,7 @@ class Tracker:
     def register(
         self, name: str, run_id: str, folder: str, digest: str, description: str = SUPERNET_DESCRIPTION
     ) -> None:
-        """A version of model `name` in the registry that points at the run's artifact folder; once per digest."""
+        """Register a version of model `name` that points at the run's artifact folder; once per digest."""
         if not self.client.search_registered_models(filter_string=f"name = '{name}'"):
             self.client.create_registered_model(name, description=description)
         if self._version_of(name, digest) is not None:
@@ -217,7 +217,7 @@ class Tracker:
         self.client.create_model_version(name, source, holder, tags={DIGEST_TAG: digest})
 
     def point(self, name: str, digest: str, alias: str) -> None:
-        """Let an alias of model `name` point at its version of this content, which is registered."""
+        """Point an alias of model `name` at its registered version of this content."""
         version = self._version_of(name, digest)
         assert version is not None, f"{name} has a version of {digest}"
         self.client.set_registered_model_alias(name, alias, version)
@@ -228,10 +228,10 @@ class Tracker:
 
 
 def start_tracking(address: TrackingAddress, experiment: str, key: str, name: str) -> Tracker:
-    """Open (or go on with) the MLflow run of a pipeline. UserError in one line when the address cannot be used.
+    """Open or continue the MLflow run of a pipeline. UserError in one line if the address cannot be used.
 
-    A new run is called by `name`, its time and its key. Commands that start together make database and experiment one after
-    the other: they share both.
+    A new run is named by `name`, its time and its key. Commands that start together share the database and the experiment, so
+    they make them one after the other.
     """
     called = f"{name} {datetime.now():%Y-%m-%d %H:%M:%S} {key[:KEY_SHOWN]}"
     try:
@@ -247,7 +247,7 @@ def start_tracking(address: TrackingAddress, experiment: str, key: str, name: st
     except (MlflowException, SQLAlchemyError, OSError) as error:
         refused = UserError(f"{SETTING} '{address}'", str(error).splitlines()[0], next_step=CHOOSE)
         if without_passwords(str(error)) != str(error):
-            raise refused from None  # Prefect logs what an error came from
+            raise refused from None  # Prefect logs the cause of an error
         raise refused from error
     tracker = Tracker(client, experiment_id, run_id)
     tracker.tag(run_id, {f"version.{library}": version for library, version in library_versions().items()})
@@ -255,7 +255,7 @@ def start_tracking(address: TrackingAddress, experiment: str, key: str, name: st
 
 
 def _start(client: MlflowClient, experiment_id: str, tags: dict[str, str]) -> str:
-    """The run with these tags that was killed or interrupted, running again, or a new one."""
+    """The killed or interrupted run with these tags, set to running again, or a new run."""
     wanted = _with({key: value for key, value in tags.items() if key != NAME_TAG})
     unfinished = f"{wanted} and attributes.status != 'FINISHED' and attributes.status != 'FAILED'"
     found: list[Run] = client.search_runs([experiment_id], unfinished, ViewType.ACTIVE_ONLY, max_results=1)
@@ -266,7 +266,7 @@ def _start(client: MlflowClient, experiment_id: str, tags: dict[str, str]) -> st
 
 
 def link(source: Path, target: Path) -> None:
-    """The same file or folder in another place, without a copy where the file system can."""
+    """Put the same file or folder in another place, by hard links if the file system supports them."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link_or_copy, dirs_exist_ok=True)
@@ -276,7 +276,7 @@ def link(source: Path, target: Path) -> None:
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:
     if Path(target).exists():
-        return  # of the same run, which goes on
+        return  # from an earlier start of the same run
     try:
         os.link(source, target)
     except OSError:

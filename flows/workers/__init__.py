@@ -1,1 +1,1 @@
-"""Worker processes that evaluate SubNets, by Dask. They import `process` alone, and load what its tasks name."""
+"""Dask worker processes that evaluate SubNets. They import `process` alone, and load the modules that its tasks name."""

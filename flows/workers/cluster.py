@@ -1,7 +1,7 @@
-"""The driver's side: batches of SubNets along the tree of their common first steps, handed to Dask workers.
+"""The driver's side: batches of SubNets along the tree of their common first steps, submitted to Dask workers.
 
-Dask places batches, and does them again where a worker dies. What it is given are strings (`flows.workers.process`). Its own
-protocol pickles and unpickles, so every peer of it is trusted: docs/security.md.
+Dask places batches, and repeats them if a worker dies. Tasks are strings (`flows.workers.process`). Dask's own protocol pickles
+and unpickles, so every peer of it is trusted: docs/security.md.
 """
 
 import logging
@@ -32,23 +32,23 @@ from tasks.quantise import Int8
 
 CONNECT_S = 20.0
 WITHOUT_WORKERS_S = 60.0
-"""How long a scheduler may have no worker."""
+"""Longest time that a scheduler may be without workers [s]."""
 LOOPBACK = "127.0.0.1"
 QUIET: dict[str, Any] = {
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
     "distributed.worker.profile.enabled": False,
 }
-"""Dask's config for processes of this machine: they show nothing to browsers, and do not profile themselves."""
+"""Dask's config for processes of this machine: no web pages, and no profiling of themselves."""
 TLS_SETTINGS = "distributed.comm.tls.ca-file and distributed.comm.tls.client.cert and .key"
 SECURITY_PAGE = "docs/security.md says how"
 HERE = "evaluate.workers=null evaluates in this process"
 
 
 class DaskWorkers:
-    """Worker processes of this machine, or those of a scheduler elsewhere. Use as a context.
+    """Worker processes of this machine, or of a scheduler elsewhere. Use as a context.
 
-    They are started, or reached, when they are first needed.
+    They are started or connected on first use.
     """
 
     def __init__(self, settings: EvaluateSettings) -> None:
@@ -68,24 +68,24 @@ class DaskWorkers:
             self._stack.close()
 
     def connect(self) -> Client:
-        """The client of the scheduler. UserError: none answers, or it has no workers."""
+        """The client of the scheduler. UserError if no scheduler answers, or it has no workers."""
         with self._lock:
             if self._client is None:
-                logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what is lost is told in one line
+                logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # losses are reported in one line
                 self._client = self._started() if self._processes else self._reached()
             return self._client
 
     @property
     def _processes(self) -> int:
-        """Of this machine: no more than it has cores, since others would only be in their way. 0: there is a scheduler."""
+        """Number of processes on this machine, at most its cores, as more would only compete. 0: a scheduler is used."""
         return min(self._settings.processes, len(os.sched_getaffinity(0)))
 
     def evaluated(
         self, net: SuperNet, configs: Mapping[str, Config], data: EvaluationData
     ) -> Generator[FinishedSubNets, None, None]:
-        """As `tasks.evaluation.subnets.EvaluationWorkers` says.
+        """Implements `tasks.evaluation.subnets.EvaluationWorkers`.
 
-        UserError: there are no workers, or none any more, or they cannot evaluate these SubNets.
+        UserError if there are no workers (any more), or they cannot evaluate these SubNets.
         """
         if not configs:
             return
@@ -119,7 +119,7 @@ class DaskWorkers:
                 client.cancel(list(waiting.values()))
 
     def tasks(self, net: SuperNet, configs: Mapping[str, Config], data: EvaluationData, workers: int) -> Iterator[str]:
-        """Batches for workers as JSON, those with most work first."""
+        """Batches for workers as JSON, those with the most work first."""
         assert net.folder is not None
         assert data.precision is None or isinstance(data.precision, Int8)
         recipe = data.recipe
@@ -143,10 +143,10 @@ class DaskWorkers:
             yield WorkerTask(versions=versions(), batch=batch, int8=int8).model_dump_json()
 
     def _started(self) -> Client:
-        """Of processes of this machine. They listen on loopback alone, and take whoever has the key that they get: TLS.
+        """Client of processes on this machine. They listen on loopback only, and accept peers with the key that they get: TLS.
 
-        Dask's own environment for them has a setting of malloc by which torch's tensors are mapped anew each time
-        (`MALLOC_TRIM_THRESHOLD_`): evaluation takes twice as long with it.
+        Dask's own environment for them has a malloc setting (`MALLOC_TRIM_THRESHOLD_`) that maps torch's tensors anew each
+        time: evaluation takes twice as long with it.
         """
         environment = {"OMP_NUM_THREADS": self._settings.threads}
         with dask.config.set({**QUIET, "distributed.nanny.pre-spawn-environ": environment}):
@@ -164,7 +164,7 @@ class DaskWorkers:
         return self._stack.enter_context(Client(cluster, set_as_default=False))
 
     def _reached(self) -> Client:
-        """Of a scheduler that somebody else has started."""
+        """Client of a scheduler that was started elsewhere."""
         address = self._settings.scheduler
         assert address is not None
         try:
@@ -188,11 +188,11 @@ class DaskWorkers:
 
 
 class _Lost(Exception):
-    """Scheduler or workers are gone, in a few words."""
+    """Scheduler or workers are lost; the text is a few words."""
 
 
 class _Workers:
-    """What the scheduler says of its workers."""
+    """The workers that a scheduler reports."""
 
     def __init__(self, client: Client, where: str) -> None:
         self._client, self._where = client, where
@@ -202,8 +202,8 @@ class _Workers:
         self.count = max(1, len(client.nthreads()))
 
     def look(self) -> None:
-        """Count them. _Lost: there have been none for a while."""
-        with suppress(OSError):  # where the scheduler is gone, the batches come back as cancelled
+        """Count the workers. _Lost if there have been none for a while."""
+        with suppress(OSError):  # if the scheduler is gone, the batches come back as cancelled
             self.count = len(self._client.nthreads())
         if self.count:
             self._seen_s = time.monotonic()
@@ -211,7 +211,7 @@ class _Workers:
             raise _Lost(f"the scheduler has had no worker for {WITHOUT_WORKERS_S:.0f} s")
 
     def answer(self, future: Future[str]) -> dict[str, Accuracy] | None:
-        """Accuracies of a batch by digest; None: its worker died before it could be asked for them, and it is done again."""
+        """Accuracies of a batch by digest; None if its worker died before it was asked for them, and the batch is repeated."""
         try:
             answer = WorkerAnswer.model_validate_json(future.result(timeout=UPDATE_SECONDS))
         except TimeoutError as error:
@@ -233,13 +233,13 @@ class _Workers:
 
 
 def _next(done: queue.SimpleQueue[Future[str]]) -> Future[str] | None:
-    """The next batch that is done, if one is soon."""
+    """The next finished batch; None if none finishes soon."""
     with suppress(queue.Empty):
         return done.get(timeout=UPDATE_SECONDS)
     return None
 
 
 def _absolute(data: DataSettings) -> DataSettings:
-    """With the path as processes with another working folder find it."""
+    """The settings with an absolute path, for processes with another working folder."""
     assert data.path is not None
     return data.model_copy(update={"path": data.path.resolve()})

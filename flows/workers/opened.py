@@ -1,4 +1,4 @@
-"""The workers of a run; Dask is imported only where there are some."""
+"""The workers of a run; Dask is imported only if there are some."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluation_workers(settings: EvaluateSettings, *, needed: bool) -> Iterator[EvaluationWorkers | None]:
-    """The workers of a run; None: SubNets are evaluated in this process. Processes that are started here end with the block.
+    """The workers of a run; None: this process evaluates SubNets. Processes started here end with the block.
 
-    needed: a scheduler elsewhere is reached now, and not first when a stage evaluates. UserError: there is none, or no Dask.
+    needed: connect to a scheduler elsewhere now, not at the first evaluation. UserError if there is none, or Dask is missing.
     """
     if settings.workers is None:
         yield None

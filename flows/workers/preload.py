@@ -1,4 +1,4 @@
-"""What Dask runs first in a worker process of this machine."""
+"""Preload script of Dask for worker processes of this machine."""
 
 import signal
 
@@ -6,5 +6,5 @@ from distributed import Worker
 
 
 def dask_setup(worker: Worker) -> None:
-    """Ctrl-C, which a terminal sends to all processes of a command, is for the run alone: it ends its workers."""
+    """Ignore Ctrl-C, which a terminal sends to all processes of a command: only the run handles it and ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

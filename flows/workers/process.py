@@ -1,4 +1,4 @@
-"""The worker's side: JSON in, JSON out, so that nothing of the house is pickled but the name of one function."""
+"""The worker's side: JSON in, JSON out, so that only the name of one of our functions is pickled."""
 
 import json
 from functools import cache
@@ -14,14 +14,14 @@ from tasks.quantise.settings import Settings as QuantiseSettings
 from tasks.schemas.stored import Record
 
 MODULES = ("tasks.evaluation.batches", "tasks.quantise")
-"""The modules that evaluate, with all that they import."""
+"""The modules that evaluate, including all their imports."""
 LIBRARIES = ("torch", "onnxruntime")
 """The libraries that compute."""
 AccuracyFields = tuple[int | float, int, float, str, str, list[list[int]] | None]
 
 
 class WorkerTask(Record):
-    """A batch for a worker. versions: of the driver's code and libraries. int8: where SubNets are evaluated in int8."""
+    """A batch for a worker. versions: of the driver's code and libraries. int8: settings if SubNets are evaluated in int8."""
 
     versions: dict[str, str]
     batch: EvaluationBatch
@@ -29,7 +29,7 @@ class WorkerTask(Record):
 
 
 class WorkerAnswer(Record):
-    """For each SubNet by digest the fields of its `tasks.evaluation.subnets.Accuracy`, or why there are none."""
+    """The fields of each SubNet's `tasks.evaluation.subnets.Accuracy` by digest, or the reason why there are none."""
 
     accuracies: dict[str, AccuracyFields] = Field(default_factory=dict)
     error: str = ""
@@ -37,12 +37,12 @@ class WorkerAnswer(Record):
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions that accuracies depend on, of this process."""
+    """The versions in this process that accuracies depend on."""
     return {"autotailor's code": code_version(*MODULES), **{name: version(name) for name in LIBRARIES}}
 
 
 def evaluate(task: str) -> str:
-    """A `WorkerAnswer` to a `WorkerTask`, of which only the versions are read where they differ from those here."""
+    """The `WorkerAnswer` to a `WorkerTask`; if the versions differ, the rest of the task is not parsed."""
     try:
         _check(json.loads(task)["versions"])
         asked = WorkerTask.model_validate_json(task)

@@ -1,4 +1,4 @@
-"""`autotailor fleet`: a registry of devices, their tables, and roll-outs of bundles. `fleet profile` alone loads torch."""
+"""`autotailor fleet`: a registry of devices, their tables, and roll-outs of bundles. Only `fleet profile` loads torch."""
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -37,7 +37,7 @@ def execute(arguments: Arguments) -> FleetAnswer:
     try:
         return ACTIONS[action](registry, config, word)
     except SQLAlchemyError as error:
-        got = f"failed ({shortened(getattr(error, 'orig', None) or error)})"  # the error itself has the statement
+        got = f"failed ({shortened(getattr(error, 'orig', None) or error)})"  # `error` itself contains the statement
         raise UserError(registry.where, got, next_step="try again when it is there") from error
     finally:
         registry.close()
@@ -49,7 +49,7 @@ def config_of(arguments: Arguments) -> FleetConfig:
 
 
 def check(arguments: Arguments) -> tuple[str, str]:
-    """The action and its word. UserError: unknown, too few or many words, or options that it does not have."""
+    """The action and its word. UserError: unknown action, too few or many words, or options that the action does not have."""
     action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
     if action not in FORMS:
         hint = nearest(action, FORMS) or f"see 'autotailor {FLEET} --help'"

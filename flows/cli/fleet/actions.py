@@ -1,4 +1,4 @@
-"""What `autotailor fleet` does, an action for each word."""
+"""The actions of `autotailor fleet`, one for each word."""
 
 import getpass
 import os
@@ -57,7 +57,7 @@ def _enrol(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
 
 
 def _write_tokens(tokens: Sequence[str], file: Path) -> None:
-    """Into a new file that its user alone can read."""
+    """Write tokens into a new file that only its owner can read."""
     try:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
             stream.writelines(f"{token}\n" for token in tokens)
@@ -88,7 +88,7 @@ def _remove(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
 
 
 def _profile(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
-    from flows.cli.fleet.profiling import profile  # needs torch, which makes operators
+    from flows.cli.fleet.profiling import profile  # on demand, because making operators needs torch
 
     return profile(registry, config, word)
 

@@ -12,7 +12,7 @@ RelayUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
 
 
 class FleetConfig(BaseModel):
-    """Where the registry is, how it is served, and what its actions take."""
+    """The location of the registry, how it is served, and the inputs of its actions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +44,7 @@ class FleetConfig(BaseModel):
     @field_validator("rollout", mode="before")
     @classmethod
     def _without_left_out_measures(cls, given: object) -> object:
-        """A measure that is null has no limits: it is left out."""
+        """Leave out measures that are null, since these have no limits."""
         if isinstance(given, dict) and isinstance(given.get("limits"), dict):
             limits = {name: one for name, one in given["limits"].items() if one is not None or name not in MEASURES}
             return {**given, "limits": limits}

@@ -1,4 +1,4 @@
-"""What the services of a fleet and their clients take from the config."""
+"""Settings that the services of a fleet and their clients take from the config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ TOKEN_VARIABLE = "AUTOTAILOR_RELAY_TOKEN"
 
 
 def token_of(config: FleetConfig) -> str | None:
-    """Of those who measure devices through a relay. AgentError: it is unsafe to use."""
+    """The token of clients that measure devices through a relay. AgentError if its file is unsafe to use."""
     return read_token(config.token_file, TOKEN_VARIABLE, "token_file")
 
 
 def endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpoint:
-    """Where a service of the fleet listens."""
+    """The endpoint on which a service of the fleet listens."""
     return Endpoint(
         host=config.host,
         port=port,

@@ -19,7 +19,7 @@ STATES = ("sound", "odd", "failed", "unknown")
 
 
 def profile(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
-    """Of the operators in a folder. UserError, AgentError: one line."""
+    """Profile the operators in a folder. UserError, AgentError: one line."""
     token = token_of(config)
     if config.relay is None or token is None:
         next_step = "write relay=https://HOST:PORT token_file=FILE"

@@ -1,4 +1,4 @@
-"""Commands that look after an installation: whether its services are well, backups and the way back, room in output folders."""
+"""Commands that maintain an installation: health of its services, backup and restore, and clean-up of output folders."""
 
 from collections.abc import Mapping
 from types import ModuleType
@@ -16,13 +16,13 @@ def execute(arguments: Arguments) -> Mapping[str, Any]:
 
 
 def config_of(arguments: Arguments) -> BaseModel:
-    """The validated config. UserError: words or options that the command does not have."""
+    """The validated config. UserError for words or options that the command does not have."""
     config: BaseModel = _module(arguments.command).config_of(arguments)
     return config
 
 
 def _module(command: str) -> ModuleType:
-    """The command's own module; the others need libraries that it does not."""
+    """The command's own module, imported on demand because the others need further libraries."""
     if command == HEALTH:
         from flows.cli.operations import health
 

@@ -1,4 +1,4 @@
-"""`autotailor backup` and `autotailor restore`: what is in a backup, where it comes from and where it goes."""
+"""`autotailor backup` and `autotailor restore`: the parts of a backup, their sources and their targets."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -36,13 +36,13 @@ AUTO = "auto"
 FOLDERS = ("output_dir", "artifacts", "bundles", "keys")
 DATABASES = ("mlflow", "registry", "prefect")
 PARTS = (*FOLDERS, *DATABASES)
-"""Parts of a backup, by the options that say where they are."""
+"""Parts of a backup, named by the options that locate them."""
 OF_ONE = {BACKUP: ("keep",), RESTORE: ("at", "check", "overwrite")}
-"""Options of one of the two commands."""
+"""Options that only one of the two commands has."""
 
 
 class BackupConfig(BaseModel):
-    """Where everything is that counts (null: left out), and what the two commands take."""
+    """Locations of all parts (null: left out), and the options of the two commands."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,7 +60,7 @@ class BackupConfig(BaseModel):
 
 
 def config_of(arguments: Arguments) -> BackupConfig:
-    """The validated config. UserError: an option of the other command, or not one folder."""
+    """The validated config. UserError for options of the other command, or if there is not exactly one folder."""
     if len(arguments.words) != 1:
         form = f"autotailor {arguments.command} FOLDER"
         raise UserError(
@@ -115,7 +115,7 @@ def _taken(store: BackupStore, place: RestoreTarget) -> BackupPart:
             place.dump(dump)
             return BackupPart(kind=place.kind, place=place.where, files={DUMP: store.put(dump)})
     files = {}
-    with ExitStack() as stack:  # what a run is working in right now is left out: it would be half of something
+    with ExitStack() as stack:  # stages that a run is working on are left out: copies would be incomplete
         if _is_at_rest(place, stack):
             files = take_folder(store, place, at_work)
     files |= take_folder(store, place, lambda name: not at_work(name))
@@ -123,7 +123,7 @@ def _taken(store: BackupStore, place: RestoreTarget) -> BackupPart:
 
 
 def _is_at_rest(folder: Path, stack: ExitStack) -> bool:
-    """Whether no run works in a folder; none begins to until the stack is left."""
+    """Whether no run works in a folder; no run can start there until the stack is closed."""
     if not (folder / "stages").is_dir():
         return False
     try:
@@ -161,7 +161,7 @@ def _restore(store: BackupStore, config: BackupConfig) -> BackupAnswer:
 
 
 def _places(config: BackupConfig) -> dict[str, RestoreTarget]:
-    """Where each part is. UserError: an address that is none."""
+    """The location of each part. UserError for an invalid address."""
     from flows.tracking.addresses import address_of
 
     tracking = address_of(None if config.mlflow in (AUTO, None) else config.mlflow)
@@ -169,7 +169,7 @@ def _places(config: BackupConfig) -> dict[str, RestoreTarget]:
     for part in DATABASES:  # before folders: files are written before a database names them
         value = getattr(config, part)
         if part == "mlflow" and value == AUTO:
-            value = None if tracking.uri.startswith("http") else tracking.uri  # a server's is kept where the server is
+            value = None if tracking.uri.startswith("http") else tracking.uri  # servers back up their own
         if value is not None:
             found[part] = database_at(value, part)
     for part in FOLDERS:

@@ -1,4 +1,4 @@
-"""`autotailor clean`: what is left in an output folder, told by kind, and removed where that is asked for."""
+"""`autotailor clean`: list the leftovers in an output folder by kind, and remove them on request."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +28,11 @@ KINDS = {
     "stages": "complete stages",
     "contents": "of files at the URL",
 }
-"""In the order of the table."""
+"""In table order."""
 
 
 class CleanConfig(BaseModel):
-    """What is cleaned, from which age on, and whether anything is removed."""
+    """The output folder, the minimum age, and whether leftovers are removed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +44,7 @@ class CleanConfig(BaseModel):
 
 
 def config_of(arguments: Arguments) -> CleanConfig:
-    """The validated config. UserError: a word that is no option."""
+    """The validated config. UserError for a word that is not an option."""
     if arguments.words:
         got, form = f"got '{arguments.words[0]}'", f"write autotailor {CLEAN} output_dir={arguments.words[0]}"
         raise UserError(CLEAN, got, allowed="options alone", next_step=form)
@@ -52,7 +52,7 @@ def config_of(arguments: Arguments) -> CleanConfig:
 
 
 def execute(arguments: Arguments) -> CleanAnswer:
-    """Look, remove where that is asked for, show what there is, and return it as JSON. UserError: one line."""
+    """Look for leftovers, remove them if requested, show them, and return them as JSON. UserError: one line."""
     config, terminal = config_of(arguments), Terminal()
     cleaner = _cleaner(config)
     rows = _rows(cleaner.remove(terminal.say) if config.remove else cleaner.look())
@@ -71,7 +71,7 @@ def _cleaner(config: CleanConfig) -> OutputCleaner:
 
 
 def _rows(found: Sequence[Leftover]) -> list[dict[str, Any]]:
-    """A row for each kind in each state: how many they are, their bytes, and the age of the oldest [days]."""
+    """A row for each kind in each state: the count, the size [bytes], and the age of the oldest [days]."""
     groups: dict[tuple[str, str], list[Leftover]] = {}
     for one in found:
         groups.setdefault((one.kind, one.state), []).append(one)

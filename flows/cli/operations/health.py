@@ -1,4 +1,4 @@
-"""`autotailor health`: a line for each service, and exit code 1 where one is not well."""
+"""`autotailor health`: a line for each service, and exit code 1 if one is unhealthy."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -28,11 +28,11 @@ from tasks.errors import UserError
 HealthAnswer = Mapping[str, Any]
 AUTO = "auto"
 VARIABLES = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
-"""Environment variables that say where runs find a service."""
+"""Environment variables in which runs look up the address of a service."""
 
 
 class HealthConfig(BaseModel):
-    """Addresses of services (null: there is none), and devices whose agents are asked."""
+    """Addresses of services (null: none), and devices whose agents are asked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,13 +47,13 @@ class HealthConfig(BaseModel):
     timeout_s: float = Field(default=10.0, gt=0, le=600)
 
     def address(self, service: str) -> str | None:
-        """Of a service with one; None: there is none."""
+        """Address of a service; None if it has none."""
         value: str | None = getattr(self, service)
         return os.environ.get(VARIABLES[service]) or None if value == AUTO else value
 
 
 def config_of(arguments: Arguments) -> HealthConfig:
-    """The validated config. UserError: a service that is none."""
+    """The validated config. UserError for an unknown service."""
     for word in arguments.words:
         if word not in SERVICES:
             hint = nearest(word, SERVICES) or f"see 'autotailor {HEALTH} --help'"
@@ -62,7 +62,7 @@ def config_of(arguments: Arguments) -> HealthConfig:
 
 
 def execute(arguments: Arguments) -> HealthAnswer:
-    """Ask the services that are named, or all that have an address; show and return what they are like."""
+    """Ask the named services, or all that have an address; show and return their health."""
     config, named = config_of(arguments), arguments.words
     found: list[ServiceHealth] = []
     for service in named or SERVICES:

@@ -1,4 +1,4 @@
-"""The levels of a device in one table: SubNets, exits, formats where it is several devices of the run, and other devices."""
+"""The levels of a device in one table: SubNets, exits, formats (if it stands for several devices) and other devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEVELED = Scope(labels=lambda config: leveled(config.export, config.partition))
 
 
 def _names(at: Context) -> tuple[str, ...]:
-    """The device that has the bundle, then the others."""
+    """The device that gets the bundle, then the others."""
     return at.device, *at.config.export.together.get(at.device, ())
 
 
@@ -97,4 +97,4 @@ FRONT = StageSpec(
     details=of(Levels, facts.left_out),
     wanted=lambda config, until: bool(leveled(config.export, config.partition)),
 )
-"""Each combination of SubNet, exit, format and other devices on one device, and those that some state of it prefers."""
+"""Each combination of SubNet, exit, format and other devices on one device; those preferred in some state are kept."""

@@ -1,4 +1,4 @@
-"""SubNets of a bundle over several devices: what the stages "front" and "export" need of these devices."""
+"""Inputs of the stages "front" and "export" for SubNets of a bundle that run over several devices."""
 
 from flows.stages.placed.tables import is_placed, other_devices, placed_files, placed_settings, placements
 

@@ -22,17 +22,17 @@ NCNN = "ncnn"
 
 
 def is_placed(at: Context) -> bool:
-    """Whether the bundle of a stage's device has SubNets over others."""
+    """Whether the bundle of a stage's device has SubNets that offload to other devices."""
     return at.config.export.placed and at.device == at.config.partition.devices[0]
 
 
 def placed_settings(at: Context) -> dict[str, Any]:
-    """What plans depend on besides tables; empty: there are none."""
+    """The settings that plans depend on besides tables; empty if there are no plans."""
     return {"partition": at.config.partition.model_dump(mode="json")} if is_placed(at) else {}
 
 
 def placed_files(at: Context) -> tuple[Path, ...]:
-    """The files of earlier stages that plans are made of."""
+    """The files of earlier stages from which plans are made."""
     if not is_placed(at):
         return ()
     return tuple(
@@ -43,7 +43,7 @@ def placed_files(at: Context) -> tuple[Path, ...]:
 
 
 def other_devices(at: Context) -> OtherDevices | None:
-    """The devices that may take part; None: none may."""
+    """The devices that may take part; None if the bundle does not offload."""
     if not is_placed(at):
         return None
     partition = at.config.partition
@@ -52,7 +52,7 @@ def other_devices(at: Context) -> OtherDevices | None:
 
 
 def placements(at: Context) -> BundlePlacements | None:
-    """What the bundle of the device has over others, where some state prefers it; None: nothing."""
+    """The offloaded SubNets in the device's bundle, if some state prefers them; None if the bundle does not offload."""
     if not is_placed(at):
         return None
     tables, kept = _tables(at), Levels.read(at.file("front", LEVELS_FILE)).placed

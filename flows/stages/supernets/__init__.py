@@ -1,4 +1,4 @@
-"""The stages from a network to its trained SuperNet, in one stage of training or in two."""
+"""The stages from a network to its trained SuperNet, with one or two stages of training."""
 
 from flows.stages.supernets.making import (
     BASE,

@@ -1,4 +1,4 @@
-"""The SuperNet: its base network, compiled, fine-tuned, and its operators."""
+"""The SuperNet: its base network, compilation, fine-tuning and operators."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ else:
     globals().update(later_names(__file__))
 
 SHAPES_ALONE = ("enumerate", "plan", "profile")
-"""Commands for which nothing is trained: operators and their latencies depend on shapes alone."""
+"""Commands that train nothing: operators and their latencies depend on shapes alone."""
 
 
 def trains_base(config: FlowConfig, until: str) -> bool:
-    """Whether a run comes to the base network."""
+    """Whether a run reaches the base network."""
     return isinstance(config, RunConfig) and config.model.kind != "onnx" and until not in SHAPES_ALONE
 
 
 def _checked_early(config: FlowConfig, until: str) -> bool:
-    """Whether long work comes before the answer: training, or, with limits, measuring."""
+    """Whether training, or measuring for limits, would delay the answer."""
     limited = any(config.search.limits_of(name).given for name in config.device)
     return until not in SHAPES_ALONE and (limited or trains_base(config, until))
 
@@ -53,7 +53,7 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _budget_check(at: Context, out: Path, progress: Progress) -> check.BudgetCheck:
-    """Budgets count in no key: a run with other budgets repeats nothing, and its search tells what is too low."""
+    """Budgets are not part of the key: a run with other budgets repeats nothing; its search reports too low budgets."""
     config, devices = at.config, at.run.devices
     budgeted = [
         check.BudgetedDevice(name, min(budgets_ms), partial(devices.exclusive, name), config.device[name].batch)
@@ -106,7 +106,7 @@ def _given_key(at: Context) -> Any:
 
 
 def _weights(at: Context) -> Path | None:
-    """Weights of the base network; None: those of an .onnx file, or random ones where weights do not matter."""
+    """Weights of the base network; None for the weights of an .onnx file, or random ones if weights do not matter."""
     return at.file("base", WEIGHTS_FILE) if at.has("base") else None
 
 
@@ -120,7 +120,7 @@ def _finetune(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _untrained(at: Context) -> Path:
-    """The SuperNet that fine-tuning begins with: of the network, or with a backbone that was trained on other data."""
+    """The SuperNet that fine-tuning starts from: the network's own, or the one with a backbone trained on other data."""
     return at.file("join", SUPERNET) if at.has("join") else at.supernet
 
 
@@ -141,7 +141,7 @@ CHECK = StageSpec(
     facts=facts.space,
     wanted=_checked_early,
 )
-"""The network compiled with random weights: a space, limits or budgets that cannot work are told before anything is trained."""
+"""The network compiled with random weights, to report an infeasible space, limits or budgets before anything is trained."""
 
 BASE = StageSpec(
     name="base",
@@ -154,7 +154,7 @@ BASE = StageSpec(
     facts=of(BaseResult, facts.base),
     wanted=trains_base,
 )
-"""The base network, trained when it has no weights."""
+"""The base network, trained if it has no weights."""
 
 GIVEN = StageSpec(
     name="given",
@@ -165,7 +165,7 @@ GIVEN = StageSpec(
     facts=facts.given,
     wanted=_is_given,
 )
-"""The accuracy of an .onnx file, or of a SuperNet that is adapted, which is refused for other data than its own."""
+"""The accuracy of an .onnx file or a SuperNet to adapt; data other than its own is refused."""
 
 COMPILE = StageSpec(
     name="compile",
@@ -196,7 +196,7 @@ FINETUNE = StageSpec(
     wanted=lambda config, until: until not in SHAPES_ALONE,
     ends="finetune",
 )
-"""The SuperNet, trained; registered as a model in MLflow."""
+"""The trained SuperNet; registered as a model in MLflow."""
 
 ENUMERATE = StageSpec(
     name="enumerate",
@@ -222,9 +222,9 @@ BATCHES = replace(
     ),
     ends="plan",
 )
-"""The same operators of batches of samples, where a device runs such."""
+"""The same operators for batches of samples, if a device runs such."""
 
 
 def operators_of(at: Context) -> Path:
-    """Folder of the operators of the batches that a device runs."""
+    """Folder of the operators for a device's batch size."""
     return at.output("enumerate").folder if at.batch == 1 else at.output("batches", str(at.batch)).folder

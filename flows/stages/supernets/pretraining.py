@@ -1,4 +1,4 @@
-"""The first stage of two: the backbone on the first data, and its place in the SuperNet of the whole network."""
+"""The first of two training stages: the backbone on the first data, and its insertion into the whole network's SuperNet."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ BACKBONE = StageSpec(
     data=_first_data,
     wanted=lambda config, until: _in_two_stages(config, until) and until != "compile",
 )
-"""The backbone's SuperNet, which has the whole SuperNet's weights, with a classifier for the first data."""
+"""The backbone's SuperNet with the whole SuperNet's weights and a classifier for the first data."""
 
 DISTILL = StageSpec(
     name="distill",
@@ -128,4 +128,4 @@ JOIN = StageSpec(
     facts=of(JoinResult, facts.joined),
     wanted=BACKBONE.wanted,
 )
-"""The whole SuperNet with the trained backbone in it."""
+"""The whole SuperNet with the trained backbone inserted."""
