@@ -17,8 +17,8 @@ S_PER_MS = 1e-3
 class PlacedCosts:
     """Costs of the fastest plan that sends, over links of `bandwidth_mbps`, without load, with values in the settings' coding.
 
-    latency_ms: of a request. home_share: share of the whole SubNet's compute time that remains at home. sent_mj: energy of home
-    for sending and waiting [mJ]; None: unknown.
+    latency_ms: of a request. home_share: share of the whole SubNet's compute time that remains on the coordinator. sent_mj:
+    energy of the coordinator for sending and waiting [mJ]; None: unknown.
     """
 
     bandwidth_mbps: float
@@ -51,7 +51,7 @@ def stated_mbps(settings: Settings) -> float:
 
 
 def links_of(settings: Settings, bandwidth_mbps: float) -> dict[str, MeasuredLink]:
-    """The links between home and the other devices, in the form of measured links; links without a name have this bandwidth."""
+    """The links between the coordinator and the other devices as measured links; links without a name have this bandwidth."""
     home, *others = settings.devices
     known = {name: settings.link(home, name, bandwidth_mbps) for name in others}
     return {
@@ -68,7 +68,7 @@ def _sent_mj(
     radio: RadioSettings,
     coding: ActivationCoding,
 ) -> float:
-    """Energy of home in addition to its computation [mJ]: mW · s."""
+    """Energy of the coordinator in addition to its computation [mJ]: mW · s."""
     sending_mj, mbit_per_byte = 0.0, coded_share(coding) * MBIT_PER_BYTE
     for name, use in plan.links.items():
         mbps = links[name].up_mbps

@@ -27,7 +27,7 @@ class CutRow(Record):
 
 
 class PartitionAnswer(Stored):
-    """Content of `autotailor partition --json FILE`. network: digest of the SubNet. returns: the answer goes home."""
+    """Content of `autotailor partition --json FILE`. network: digest of the SubNet. returns: the answer goes back."""
 
     STAGE: ClassVar[str] = "partition"
     KIND: ClassVar[str] = "partition"

@@ -21,8 +21,7 @@ def write_parts(
     *,
     ncnn: bool = False,
 ) -> PartsManifest:
-    """Write the parts of a SubNet, one for each of `stays` (segments of a plan), as `0.onnx`, … with `parts.json` into a
-    folder.
+    """Write the parts of a SubNet, one for each of `stays` (segments of a plan), as `0.onnx`, … with `parts.json`.
 
     home: the device that has the input. ncnn: also write files of ncnn beside each. UserError: the parts' answer differs from
     the whole SubNet's by more than 1e-5, or there are no files of ncnn that agree up to 1e-4.

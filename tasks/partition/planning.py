@@ -120,8 +120,8 @@ def problem_of(dataflow: SubnetDataflow, tables: Sequence[DeviceTimes], settings
 
 
 def conditions_of(tables: Sequence[RunOffset], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
-    """Conditions of a partition. A message to a device starts a run there; the run's own time (`DeviceTimes.offset_ms`) is
-    added to the message's latency.
+    """Conditions of a partition. A message to a device starts a run there.
+    The run's own time (`DeviceTimes.offset_ms`) is added to the message's latency.
     """
     names = settings.devices
     latency_ms, speed = np.zeros((2, len(names), len(names)))
@@ -160,7 +160,7 @@ def described(
     bandwidth_mbps: float,
     offset_ms: float,
 ) -> PlanRow:
-    """A plan of a problem for people, with the latencies of other methods' plans. names: of the devices. offset_ms: of home."""
+    """A plan of a problem for people, with other methods' latencies. names: of the devices. offset_ms: of the coordinator."""
     times_ms = problem.compute_ms * conditions.slow_down
     unit_ms = conditions.ms_per_byte
     others = {name: method(problem, conditions) for name, method in OTHERS.items()}

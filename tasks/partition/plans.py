@@ -1,7 +1,8 @@
 """Plans made ahead for a SubNet over several devices, with its segments as ONNX files: `plans.json` and `segments.json`.
 
-At run time tensors between two other devices may have to go through home. In these plans, a byte between them therefore crosses
-both links, and a message has the latencies of both. Devices change only at cuts that a single value crosses.
+At run time tensors between two other devices may have to go through the coordinator (`HOME`). In these plans, a byte between
+them therefore crosses both links, and a message has the latencies of both. Devices change only at cuts that a single value
+crosses.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -69,11 +70,11 @@ def plan_ahead(
     high: PlanPoint,
     straight: Iterable[Way] = (),
 ) -> PlansAhead:
-    """The lower envelope of each set of devices, between `low` and `high` of bandwidth and home's slow-down.
+    """The lower envelope of each set of devices, between `low` and `high` of bandwidth and the coordinator's slow-down.
 
-    conditions: slow-down of the other devices, and latencies between home and them; bandwidth 0: there is no link. straight:
-    known direct ways between other devices, whose bandwidth does not change; plans that use them are made in addition to plans
-    through home. Infeasible: home alone does not keep the limits.
+    conditions: slow-down of the other devices, and latencies between the coordinator and them; bandwidth 0: there is no link.
+    straight: known direct ways between other devices, whose bandwidth does not change; plans that use them are made in addition
+    to plans through the coordinator. Infeasible: the coordinator alone does not keep the limits.
     """
     ways = frozenset(straight)
     planner, devices = PartitionPlanner(problem, widest=1), range(1, problem.devices)
@@ -95,7 +96,7 @@ def plan_ahead(
 
 
 def placement_plans(ahead: PlansAhead, names: Sequence[str], run_ms: Sequence[float], digest: str) -> PlacementPlans:
-    """The plans in the form that the run time reads. names: of all devices, home first.
+    """The plans in the form that the run time reads. names: of all devices, the coordinator first.
     run_ms: time of a run on each device without its operators. digest: of the segments.
     """
     problem = ahead.planner.problem
@@ -130,9 +131,9 @@ def write_plans(
 ) -> PlacementPlans:
     """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder.
 
-    threads: of the runtime at home. ncnn: also write files of ncnn beside each segment. UserError: home alone does not keep the
-    limits, the network passes values other than float32, or the segments' answer differs from the whole SubNet's by more than
-    1e-5 (in ncnn 1e-4).
+    threads: of the coordinator's runtime. ncnn: also write files of ncnn beside each segment. UserError: the coordinator alone
+    does not keep the limits, the network passes values other than float32, or the segments' answer differs from the whole
+    SubNet's by more than 1e-5 (in ncnn 1e-4).
     """
     if HOME in settings.devices[1:]:
         raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
@@ -148,10 +149,10 @@ def write_plans(
 def plans_ahead(
     net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
 ) -> PlansAhead:
-    """Plans of a SubNet for the ranges of the settings. UserError: home does not keep the limits, or too many segments.
+    """Plans of a SubNet for the ranges of the settings.
 
-    Plans count bytes of fp32. With a coding, the range of bandwidths is extended in proportion to the saved bytes, which is
-    equivalent.
+    Plans count bytes of fp32. Fewer bytes in a coding are equivalent to faster links, so with a coding the largest bandwidth is
+    higher by this factor. UserError: the coordinator does not keep the limits, or there are too many segments.
     """
     dataflow = net.pre_partition().under(net.space.row(config))
     problem = problem_of(dataflow, tables, settings.model_copy(update={"coding": None}))
@@ -184,14 +185,14 @@ def _run_ms(tables: Sequence[DeviceTimes]) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ThroughHome:
-    """Some devices whose tensors go through home. crossings: (D, D), links that a byte from a device to another crosses."""
+    """Some devices whose tensors go through the coordinator. crossings: (D, D), links that a byte between devices crosses."""
 
     conditions: PartitionConditions
     crossings: NDArray[np.float64]
 
 
 def _named_ways(settings: Settings) -> list[Way]:
-    """Both directions of each named link between devices other than home."""
+    """Both directions of each named link between devices other than the coordinator."""
     found = []
     for name, link in settings.links.items():
         a, b = (settings.devices.index(one) for one in settings.pair(name))
@@ -203,7 +204,7 @@ def _named_ways(settings: Settings) -> list[Way]:
 def _through_home(
     conditions: PartitionConditions, peers: tuple[int, ...], straight: frozenset[Way] = frozenset()
 ) -> _ThroughHome:
-    """Conditions for tensors that go through home. straight: ways that do not go through home, and do not change."""
+    """Conditions for tensors that go through the coordinator. straight: ways that bypass it, and do not change."""
     devices = len(conditions.slow_down)
     crossings, latency_ms, speed = np.zeros((3, devices, devices))
     for a, b in permutations((0, *peers), 2):
@@ -223,7 +224,9 @@ def _changes(placement: Sequence[int]) -> Iterator[int]:
 
 
 def _planned(ahead: PlansAhead, plan: PartitionPlan, names: Sequence[str], run_ms: Sequence[float]) -> PlannedPlacement:
-    """A plan in home's view: each stay elsewhere is an offloaded segment; tensors go up before and come down after it."""
+    """A plan in the coordinator's view: each stay on another device is an offloaded segment.
+    Its tensors go up before it and come down after it.
+    """
     bytes_at, placement = ahead.planner.problem.dataflow.crossing_bytes, plan.placement
     others_ms, links = float(plan.compute_ms[1:] @ ahead.conditions.slow_down[1:]), dict[str, LinkUse]()
     for stay in (one for one in plan.stays if one.device):

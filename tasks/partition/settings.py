@@ -23,8 +23,7 @@ class PartitionLink(BaseModel):
 
 
 class RadioSettings(BaseModel):
-    """Power of home's radio while it sends [mW], in addition per Mbit/s of bandwidth [mW], and of the device while it waits
-    [mW].
+    """Power [mW] of the coordinator's radio while it sends, in addition per Mbit/s, and of the coordinator while it waits.
 
     Source of the model: Huang et al., A close examination of performance and power characteristics of 4G LTE networks (MobiSys
     2012), whose table 4 has 132.86 mW and 283.17 mW per Mbit/s for a phone's Wi-Fi.
@@ -125,7 +124,7 @@ class PlacementSettings(BaseModel):
     coding_images: int = Field(default=256, ge=1)
 
     def of(self, devices: tuple[str, ...]) -> Settings:
-        """The settings of a partition over these devices, home first. ValueError: invalid devices or links."""
+        """The settings of a partition over these devices, the coordinator first. ValueError: invalid devices or links."""
         own = self.model_dump(include=set(Settings.model_fields) - {"bandwidth_mbps"})
         return Settings(devices=devices, bandwidth_mbps=(self.bandwidth_mbps,), **own)
 
