@@ -60,9 +60,7 @@ class SideFile:
         self._check("supernet", "the SuperNet", _supernet_digest(net))
 
     def give(self, subnet: AdaptiveSubnet, digest: str) -> None:
-        """Restore the adapted state of a SubNet with this digest. UserError, and no change, if the file belongs to another
-        SubNet.
-        """
+        """Restore the adapted state of a SubNet with this digest. UserError for a file of another SubNet, and no change."""
         self._check("subnet", "the SubNet", digest)
         self._check("source", "the SubNet with the BatchNorm statistics", tensors_digest(subnet.source))
         unknown = [name for name, tensor in self.state.items() if _shape(subnet.source.get(name)) != _shape(tensor)]

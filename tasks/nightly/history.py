@@ -1,6 +1,4 @@
-"""The nights of an output folder: one file per night, written atomically, so that a killed night leaves the earlier ones
-unchanged.
-"""
+"""The nights of an output folder: one file each, written atomically, so a killed night leaves the earlier ones unchanged."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -134,8 +134,7 @@ def mean_iou(confusion_NKK: torch.Tensor) -> torch.Tensor:
 
 
 def moved(x_BCHW: torch.Tensor, y_BHW: torch.Tensor, draws_BD: np.ndarray) -> Batch:
-    """Images and their pixels' classes, shifted by up to 8 %, rotated by up to 12 degrees, scaled by 0.9 to 1.1 (one draw each
-    of 4).
+    """Images and their pixels' classes, shifted up to 8 %, rotated up to 12 degrees, scaled by 0.9 to 1.1 (4 draws per image).
     Pixels from outside are black and have class `IGNORED`. Images are not flipped, since flips change characters.
     """
     from torchvision.transforms import InterpolationMode, v2

@@ -61,8 +61,7 @@ def best(known: Collection[Known], budgets_ms: Latencies, margin: float) -> Know
 
 
 def winners(known: Collection[Known], budgets_ms: Sequence[Latencies], margin: float) -> list[Known]:
-    """The winner of each budget: its `best`, or the winner of a smaller budget if this one ranks higher (it keeps both
-    budgets).
+    """The winner of each budget: its `best`, or a smaller budget's winner if that ranks higher (it keeps both budgets).
     A larger budget therefore never has the worse winner, whatever the margin excluded in either.
     """
     own = [(ms, best(known, ms, margin)) for ms in budgets_ms]

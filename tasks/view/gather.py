@@ -189,7 +189,7 @@ class _Gatherer:
                 found = {**self.describer.summary(codes).nodes, **found}
         return found
 
-    # -- axes and what is frozen -------------------------------------------------------------------------------------
+    # -- axes and frozen parts ---------------------------------------------------------------------------------------
 
     @cached_property
     def _elements(self) -> dict[str, tuple[ax.Axis, ...]]:

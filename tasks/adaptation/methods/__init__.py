@@ -28,8 +28,8 @@ METHODS: dict[MethodName, MethodMaker] = {
 
 
 def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> AdaptationMethod:
-    """The method with this name. source: batches (B, C, H, W) like those of training, as reference for usual inputs and
-    important parameters.
+    """The method with this name. source: batches (B, C, H, W) like those of training, which show usual inputs.
+    EATA also derives the importance of parameters from them.
     """
     if settings.input_deviations is not None:
         subnet.alignment = InputAlignment.of(source, settings.input_deviations)

@@ -18,8 +18,8 @@ Votes = Mapping[str, Mapping[str, Measurement]]
 
 
 class DeviceVerdict(NamedTuple):
-    """Verdict on a device. reason: in words. off, compared: numbers of operators. ratio: median ratio of its times to those of
-    its kind; None: unknown.
+    """Verdict on a device. reason: in words. off, compared: numbers of operators.
+    ratio: median ratio of its times to those of its kind; None: unknown.
     """
 
     device: str

@@ -24,8 +24,7 @@ class BundleStore:
         self.folder = folder
 
     def add(self, registry: Registry, bundle: Path, name: str, key_file: Path | None = None) -> str:
-        """Add a bundle; its digest. AdaptiveError: it is damaged. UserError: the key's signature is missing, or the disk is
-        full.
+        """Add a bundle; its digest. AdaptiveError: it is damaged. UserError: no signature by the key, or the disk is full.
 
         Files are copied before the database is written to, so nobody waits for them. A bundle without a signature is accepted,
         too; devices that have a key refuse it.

@@ -59,9 +59,7 @@ class Registry:
 
     @property
     def writers(self) -> int:
-        """Number of transactions that may write at once. SQLite allows one; waiting in a queue is shorter than waiting for
-        SQLite.
-        """
+        """Number of transactions that may write at once. SQLite allows one, and waits longer for it than a queue does."""
         return 1 if self._engine.dialect.name == "sqlite" else WRITERS
 
     def close(self) -> None:

@@ -117,9 +117,7 @@ def list_devices(connection: Connection) -> list[DeviceRow]:
 
 
 def note_verdict(connection: Connection, device: str, lut: str | None, verdict: str, reason: str) -> None:
-    """Store the verdict of a check by devices of the same kind. lut: the kind's look-up table; None: the device did not
-    describe itself.
-    """
+    """Store a verdict by devices of the same kind. lut: the kind's look-up table; None: the device did not describe itself."""
     values = {"verdict": verdict, "verdict_reason": reason, "checked_s": time.time()}
     if lut is not None:
         values["lut"] = lut

@@ -23,9 +23,7 @@ LIST = "see 'autotailor fleet rollouts'"
 
 
 class RolloutRow(NamedTuple):
-    """A roll-out in lists. devices: number of its devices; reached: those that were given the bundle. reason: of its last
-    event.
-    """
+    """A roll-out in lists. devices: number of its devices; reached: with the bundle. reason: of its last event."""
 
     id: int
     bundle: str

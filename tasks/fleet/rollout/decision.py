@@ -35,9 +35,7 @@ class RolloutDecision(NamedTuple):
 
 
 def decide(settings: RolloutSettings, record: StageRecord, rng: np.random.Generator) -> RolloutDecision:
-    """The decision from the record alone: the same record and the same numbers of `rng` give the same decision, also after a
-    restart.
-    """
+    """The decision from the record alone: the same record and `rng` give the same decision, also after a restart."""
     test = StageTest(settings, record.plan, rng)
     since = TelemetrySums.nothing(1, len(record.plan.compared_N))
     outcome = None

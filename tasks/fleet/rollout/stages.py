@@ -16,9 +16,7 @@ from tasks.fleet.rollout.settings import MeasureName, RolloutSettings
 
 
 class StageOutcome(NamedTuple):
-    """The outcome after a look (R, M): measures that are worse than tolerated, and measures that are not harmful; neither is
-    ever revoked.
-    """
+    """The outcome after a look (R, M): measures worse than tolerated, and harmless measures; neither is ever revoked."""
 
     worse_RM: NDArray[np.bool_]
     safe_RM: NDArray[np.bool_]
