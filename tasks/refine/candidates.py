@@ -24,8 +24,7 @@ class Around:
     winners: Codes
 
     def best(self, center: Codes, limits_ms: Values, count: int, known: Codes) -> list[tuple[Codes, Values]]:
-        """The (at most) `count` codes (V,) with the best predicted score within predicted latencies, and their latencies (D,)
-        [ms].
+        """The (at most) `count` codes (V,) with the best predicted score within predicted latencies, and their own (D,) [ms].
 
         center: the code (V,) that is modified twice. limits_ms: (D,), of each device. known: canonical codes (m, V), left out.
         """
@@ -45,8 +44,7 @@ class Around:
         return list(zip(best, self._predicted_ms(best), strict=True))
 
     def top(self, starts: Codes, limits_ms: Values) -> Codes:
-        """The code that repeated calls of `best` reach from the best of codes (n, V) within the devices' predicted latencies
-        (D,).
+        """The code that repeated calls of `best` reach from the best of codes (n, V) within predicted latencies (D,).
         The first code if none is within them.
         """
         fits = starts[self._fits(starts, limits_ms)]

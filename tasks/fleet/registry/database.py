@@ -59,7 +59,7 @@ class Registry:
 
     @property
     def writers(self) -> int:
-        """Number of transactions that may write at once. SQLite allows one, and waits longer for it than a queue does."""
+        """Number of transactions that may write at once. SQLite has one writer; waiting for it is slower than a queue."""
         return 1 if self._engine.dialect.name == "sqlite" else WRITERS
 
     def close(self) -> None:

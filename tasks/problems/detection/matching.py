@@ -46,8 +46,7 @@ def matched_between(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor) -> torch.T
 
 
 def matched_centres(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Matches of anchors with a centre near a box's centre, and a grid that suits the box's size; the smallest of several
-    boxes.
+    """Matches of anchors with a centre near a box's centre, and a grid that suits the box's size; the smallest box wins.
 
     counts: number of anchors of each grid. Source: FCOS (ICCV 2019) §3.2, with sampling near centres as in its reference code.
     """
