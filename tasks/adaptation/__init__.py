@@ -1,4 +1,4 @@
-"""Weights that adapt: drift is noticed, corrected, and undone when it was wrong."""
+"""Weights that adapt: drift is detected, corrected, and the adaptation is undone if it was wrong."""
 
 from typing import TYPE_CHECKING
 

@@ -14,8 +14,7 @@ def entropies(logits_BK: torch.Tensor) -> torch.Tensor:
 
 def soft_likelihood_ratios(logits_BK: torch.Tensor) -> torch.Tensor:
     """(B,): −Σ_c p_c · log(p_c / Σ_{j≠c} p_j). Source: ROID (Marsden et al., WACV 2024), eq. 2.
-
-    Its gradient does not vanish where the network is sure. log(1 − p_c) is taken from the logits of the other classes.
+    Its gradient does not vanish when the network is certain. log(1 − p_c) is computed from the logits of the other classes.
     """
     classes = logits_BK.shape[1]
     own = torch.eye(classes, dtype=torch.bool, device=logits_BK.device)
@@ -29,22 +28,22 @@ def is_reliable(entropy_B: torch.Tensor, classes: int, share: float) -> torch.Te
 
 
 def reliable_weights(entropy_B: torch.Tensor, classes: int, share: float) -> torch.Tensor:
-    """(B,): exp(E0 − E) where E < E0 = share · ln K, else 0. Source: EATA, eq. 3. No gradient flows through it."""
+    """(B,): exp(E0 − E) if E < E0 = share · ln K, else 0. Source: EATA, eq. 3. No gradient flows through the weights."""
     entropy_B = entropy_B.detach()
     return torch.exp(share * math.log(classes) - entropy_B) * is_reliable(entropy_B, classes, share)
 
 
 def scaled_to_unit(value_B: torch.Tensor) -> torch.Tensor:
-    """(B,) moved and scaled to [0, 1]; all 1 where all are equal, as in a batch of one image."""
+    """(B,) moved and scaled to [0, 1]; all 1 if all are equal, as in a batch of one image."""
     spread = value_B.max() - value_B.min()
     return (value_B - value_B.min()) / spread if spread > 0 else torch.ones_like(value_B)
 
 
 def roid_weights(logits_BK: torch.Tensor, mean_K: torch.Tensor, temperature: float) -> torch.Tensor:
-    """(B,) weights by diversity and certainty. Source: ROID, §3.2. No gradient flows through it.
+    """(B,) weights by diversity and certainty. Source: ROID, §3.2. No gradient flows through the weights.
 
-    Diversity 1 − cos(p, mean), certainty −entropy, both scaled to [0, 1] over the batch; exp(diversity · certainty /
-    temperature), and 0 where diversity is below its mean. mean_K: mean answer so far.
+    Diversity is 1 − cos(p, mean), certainty is −entropy, both scaled to [0, 1] over the batch. The weight is exp(diversity ·
+    certainty / temperature), or 0 if diversity is below its mean. mean_K: mean answer so far.
     """
     logits_BK = logits_BK.detach()
     p_BK = logits_BK.softmax(1)
@@ -54,9 +53,8 @@ def roid_weights(logits_BK: torch.Tensor, mean_K: torch.Tensor, temperature: flo
 
 
 def prior_corrected(logits_BK: torch.Tensor) -> torch.Tensor:
-    """Logits (B, K) of answers times the smoothed class shares of the batch. Source: ROID, §3.4.
-
-    Shares p̄ are the mean answer; smoothed: (p̄ + g) / (1 + gK) with g = max(1/B, 1/K) / max p̄.
+    """Logits (B, K) after the answers are multiplied by the smoothed class shares of the batch. Source: ROID, §3.4.
+    The shares p̄ are the mean answer; smoothed: (p̄ + g) / (1 + gK) with g = max(1/B, 1/K) / max p̄.
     """
     batch, classes = logits_BK.shape
     mean_K = logits_BK.softmax(1).mean(0)

@@ -13,12 +13,12 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 @dataclass(slots=True)
 class StatisticsRule:
-    """By what all BatchNorm layers of a SubNet normalise.
+    """The statistics by which all BatchNorm layers of a SubNet normalise.
 
-    by_batch: by the batch mixed with the source's statistics, while these are kept up to date; else by those kept.
-    prior_images: the source's statistics weigh as much as so many images; 0: the batch alone.
-    newest_share: of each batch in the statistics that are kept, at least. The k-th batch has 1/k, so that the first ones count
-    alike. steps: batches so far. keeps: whether batches count for the statistics that are kept.
+    by_batch: normalise by the batch mixed with the source's statistics, and update the running statistics; else normalise by
+    the running statistics. prior_images: number of images that the source's statistics weigh as much as; 0: the batch alone.
+    newest_share: least share of each batch in the running statistics. The k-th batch has 1/k, so that the first batches count
+    alike. steps: batches so far. keeps: whether batches update the running statistics.
     """
 
     by_batch: bool = False
@@ -29,15 +29,16 @@ class StatisticsRule:
 
     @property
     def share(self) -> float:
-        """Of the next batch in the statistics that are kept."""
+        """Share of the next batch in the running statistics."""
         return max(self.newest_share, 1 / (self.steps + 1))
 
 
 class AdaptiveBatchNorm(nn.Module):
-    """BatchNorm of x (B, C, *S) under a `StatisticsRule`, with the names of torch's BatchNorm in its state.
+    """BatchNorm of x (B, C, *S) under a `StatisticsRule`; its state has the names of torch's BatchNorm.
 
     Mixed statistics are N/(N+n) · source + n/(N+n) · batch for n images and a prior of N (Schneider et al., NeurIPS 2020, §2).
-    Of what is kept, mean and mean square are averaged over batches, so that batches of one image give the variance of all.
+    The running statistics average mean and mean square over batches, so that batches of one image give the variance over all
+    images.
     """
 
     running_mean: torch.Tensor
@@ -85,8 +86,7 @@ Norm = AdaptiveBatchNorm | nn.LayerNorm | nn.GroupNorm
 
 
 def make_adaptive(network: nn.Module, rule: StatisticsRule) -> dict[str, Norm]:
-    """Put an `AdaptiveBatchNorm` in the place of every BatchNorm; all normalisation layers with a scale by name, in order.
-
+    """Replace every BatchNorm by an `AdaptiveBatchNorm`; all normalisation layers with a scale by name, in order.
     UserError for a network without any.
     """
     for name, layer in list(network.named_modules()):

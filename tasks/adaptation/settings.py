@@ -8,74 +8,74 @@ from adaptive_runtime.adapting_weights import DEVIATIONS, GuardSettings
 
 MethodName = Literal["batchnorm", "tent", "eata", "sar", "cotta", "roid"]
 BATCH_IMAGES = 64
-"""Images of the batches that learning rates are of."""
+"""Images per batch that learning rates refer to."""
 
 
 class StepSettings(BaseModel):
-    """How methods adapt, whichever it is. Defaults are those of the papers for CIFAR-10-C where these name some."""
+    """Settings common to all methods. Defaults come from the papers' CIFAR-10-C experiments, if these name a value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     optimiser: Literal["adam", "sgd"] = "adam"
-    """sgd: momentum 0.9. SAR takes sgd in any case."""
+    """sgd: momentum 0.9. SAR always uses sgd."""
     learning_rate: float = Field(default=1e-3, gt=0)
     prior_images: float = Field(default=0.0, ge=0)
-    """BatchNorm: the source's statistics weigh as much as so many images; 0: each batch by its own statistics."""
+    """BatchNorm: number of images that the source's statistics weigh as much as; 0: each batch by its own statistics."""
     newest_share: float = Field(default=0.1, gt=0, le=1)
-    """BatchNorm: share of each batch in the statistics that are kept."""
+    """BatchNorm: share of each batch in the running statistics."""
     input_deviations: float | None = Field(default=None, ge=0)
-    """Mean, contrast and details of each image are brought to within so many deviations of what is usual; null: never."""
+    """Bring mean, contrast and details of each image to within this many deviations of the usual; null: never."""
     entropy_share: float = Field(default=0.4, gt=0, le=1)
     """EATA, SAR: samples count whose entropy is below this share of the largest one, ln K."""
     redundancy: float = Field(default=0.4, gt=0, le=1)
-    """EATA: samples count whose cosine with the mean answer is below."""
+    """EATA: samples count whose cosine with the mean answer is below this."""
     fisher: float = Field(default=1.0, ge=0)
     """EATA: weight of the term that keeps important parameters near the source."""
     radius: float = Field(default=0.05, gt=0)
-    """SAR: of the neighbourhood whose largest entropy is lowered."""
+    """SAR: radius of the neighbourhood whose largest entropy is lowered."""
     recover_below: float = Field(default=0.2, ge=0)
-    """SAR: back to the source where the mean entropy [nats] falls below."""
+    """SAR: go back to the source when the mean entropy [nats] falls below this."""
     adapted_layers: float = Field(default=0.75, gt=0, le=1)
     """SAR: share of the normalisation layers that adapt, the first ones."""
     teacher_share: float = Field(default=0.999, ge=0, lt=1)
-    """CoTTA: of the old teacher in the new one."""
+    """CoTTA: share of the old teacher in the new one."""
     restored_share: float = Field(default=0.01, ge=0, le=1)
-    """CoTTA: weights that return to the source after each step."""
+    """CoTTA: share of weights that return to the source after each step."""
     sure: float = Field(default=0.92, ge=0, le=1)
-    """CoTTA: the teacher answers by `views` where the source's mean confidence is below."""
+    """CoTTA: the teacher answers by `views` when the source's mean confidence is below this."""
     views: int = Field(default=8, ge=1, le=64)
     """CoTTA: images made of each image for the teacher."""
     temperature: float = Field(default=1 / 3, gt=0)
-    """ROID: of the weights of samples."""
+    """ROID: temperature of the samples' weights."""
     kept_share: float = Field(default=0.99, ge=0, le=1)
-    """ROID: of the adapted weights after each step; the rest are the source's."""
+    """ROID: share of the adapted weights after each step; the rest are the source's."""
     seed: int = Field(default=0, ge=0)
-    """CoTTA: of views and restored weights."""
+    """CoTTA: seed of views and restored weights."""
     memory_mib: float | None = Field(default=None, gt=0)
-    """Budget for all tensors of a step [MiB]; activations that do not fit wait on disk. None: plain steps."""
+    """Budget for all tensors of a step [MiB]; activations that do not fit are stored on disk. None: plain steps."""
 
 
 class MethodSettings(StepSettings):
-    """How a SubNet adapts: a method, and its settings."""
+    """How a SubNet adapts: a method and its settings."""
 
     method: MethodName = "roid"
 
     def for_batches_of(self, images: int) -> "MethodSettings":
-        """The same for batches of so many images: the learning rate is that of `BATCH_IMAGES`, and falls with their number."""
+        """The same settings for batches of `images`; the learning rate is for `BATCH_IMAGES` and scales with the batch size."""
         return self.model_copy(update={"learning_rate": self.learning_rate * images / BATCH_IMAGES})
 
 
 GUARDED_METHOD = MethodSettings(method="roid", prior_images=16.0, newest_share=0.6, input_deviations=DEVIATIONS)
-"""The method that is guarded, unless another one is asked for."""
+"""The method that is guarded, unless another one is requested."""
 
 
 class AdaptationSettings(BaseModel):
-    """How SubNets of a run adapt: methods that are played alone, and the guarded one."""
+    """How SubNets of a run adapt: methods that are played alone, and the guarded method."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     methods: StepSettings = StepSettings()
-    """Of methods without guards; the learning rate is that of batches of 64 images, and falls with their number."""
+    """Settings of methods without guards; the learning rate is for batches of 64 images, and scales with the batch size."""
     guarded: MethodSettings = GUARDED_METHOD
     """The method that is guarded."""
     guard: GuardSettings = GuardSettings()

@@ -1,4 +1,4 @@
-"""Side files: what a SubNet adapted, beside the SuperNet, never in its shared weights.
+"""Side files: the tensors that a SubNet adapted, stored beside the SuperNet, never in its shared weights.
 
 A side file is safetensors: the tensors that differ from the source's, and, as metadata, the digests of the SuperNet, of the
 SubNet and of the source's tensors (BatchNorm statistics of the SubNet included). It fits that SubNet alone.
@@ -26,7 +26,7 @@ FORMAT = "1"
 
 
 class SideFileFacts(BaseModel):
-    """Metadata of a side file: digests of what it belongs to; `steps`: batches that its statistics come from."""
+    """Metadata of a side file: digests of SuperNet, SubNet and source; `steps`: batches that its statistics come from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,8 +39,7 @@ class SideFileFacts(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SideFile:
-    """What is in a side file: its metadata, the tensors by their names in the SubNet's state, and how images are aligned.
-
+    """Content of a side file: its metadata, the tensors by their names in the SubNet's state, and how images are aligned.
     sha256: of the file.
     """
 
@@ -52,16 +51,16 @@ class SideFile:
 
     @property
     def where(self) -> str:
-        """What errors call it."""
+        """The file's name in errors."""
         return f"side file '{self.path}'"
 
     def check_supernet(self, net: SuperNet) -> None:
-        """UserError for the side file of another SuperNet, or of another format."""
+        """Raise UserError if the side file belongs to another SuperNet or has another format."""
         self._check("format", "format", FORMAT)
         self._check("supernet", "the SuperNet", _supernet_digest(net))
 
     def give(self, subnet: AdaptiveSubnet, digest: str) -> None:
-        """Let a SubNet of this digest be as it had adapted. UserError, and nothing is changed, for a file of another one."""
+        """Restore the adapted state of a SubNet with this digest. UserError for a file of another SubNet, and no change."""
         self._check("subnet", "the SubNet", digest)
         self._check("source", "the SubNet with the BatchNorm statistics", tensors_digest(subnet.source))
         unknown = [name for name, tensor in self.state.items() if _shape(subnet.source.get(name)) != _shape(tensor)]
@@ -91,7 +90,7 @@ def _supernet_digest(net: SuperNet) -> str:
 
 
 def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
-    """Write what a SubNet adapted, whole or not at all."""
+    """Write the tensors that a SubNet adapted, atomically."""
     facts = SideFileFacts(
         supernet=_supernet_digest(net),
         subnet=net.space.digest(config),
@@ -104,7 +103,7 @@ def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config
 
 
 def read_side_file(path: str | Path) -> SideFile:
-    """A side file, whatever it belongs to. UserError: it cannot be read."""
+    """The side file at a path, whatever SubNet it belongs to. UserError: it cannot be read."""
     try:
         content = Path(path).read_bytes()
         state = load(content)
@@ -120,14 +119,14 @@ def read_side_file(path: str | Path) -> SideFile:
 
 
 def _metadata(content: bytes) -> dict[str, Any]:
-    """Of a whole safetensors file: its first 8 bytes are the size of the header behind them, which is JSON."""
+    """Metadata of a whole safetensors file: its first 8 bytes are the size of the JSON header behind them."""
     end = 8 + int.from_bytes(content[:8], "little")
     found: dict[str, Any] = json_of(content[8:end]).get("__metadata__", {})
     return found
 
 
 def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
-    """Take what a SubNet adapted. UserError, and nothing is changed, for a file that is torn or not of this SubNet."""
+    """Load a SubNet's adapted tensors. UserError, and no change, if the file is torn or belongs to another SubNet."""
     file = read_side_file(path)
     file.check_supernet(net)
     file.give(subnet, net.space.digest(config))

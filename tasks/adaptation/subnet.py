@@ -16,7 +16,7 @@ AdaptedState = dict[str, torch.Tensor]
 class AdaptiveSubnet:
     """A stand-alone SubNet whose normalisation adapts. *Source*: the SubNet as it was built.
 
-    network: as `SuperNet.build` made it, in eval mode. What is changed is this copy; the SuperNet's weights stay as they are.
+    network: made by `SuperNet.build`, in eval mode. Only this copy changes; the SuperNet's weights stay the same.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -33,15 +33,14 @@ class AdaptiveSubnet:
         return cls(net.build(config, statistics))
 
     def __call__(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Logits (B, K) with the statistics that are kept, of images that are aligned where the method does so.
-
-        With the source's state and no such method: bit-equal to the built SubNet's.
+        """Logits (B, K) with the running statistics, after the method's alignment of images if it has one.
+        Bit-equal to the built SubNet's logits in the source's state without alignment.
         """
         return self.network(x_BCHW if self.alignment is None else self.alignment(x_BCHW))
 
     @contextmanager
     def by_batch(self, prior_images: float, newest_share: float, *, keeps: bool = True) -> Iterator[None]:
-        """While it is open, BatchNorm normalises by batches (`StatisticsRule`); with `keeps` it is one step."""
+        """Within the context, BatchNorm normalises by batches (`StatisticsRule`); with `keeps` it counts as one step."""
         rule = self.rule
         rule.by_batch, rule.keeps, rule.prior_images, rule.newest_share = True, keeps, prior_images, newest_share
         try:
@@ -68,7 +67,7 @@ class AdaptiveSubnet:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether BatchNorm is there."""
+        """Whether the SubNet has BatchNorm."""
         return any(isinstance(layer, AdaptiveBatchNorm) for layer in self.norms.values())
 
     def state(self) -> AdaptedState:
@@ -81,11 +80,11 @@ class AdaptiveSubnet:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take a state: the source's tensors, but for those that are given."""
+        """Load a state; tensors that it lacks are the source's."""
         for name, tensor in self.network.state_dict().items():
             tensor.copy_(state.get(name, self.source[name]))
 
     def reset(self) -> None:
-        """Back to the source, bit by bit."""
+        """Go back to the source, bit by bit."""
         self.restore({})
         self.rule.steps = 0

@@ -1,1 +1,1 @@
-"""Many devices as one fleet: bundles that reach a few of them first, and all of them when nothing has become worse."""
+"""Many devices as one fleet: a bundle reaches a few of them first, and all of them when no measure has become worse."""

@@ -1,7 +1,7 @@
 """Nights: the same run again and again, each compared with the one before, and their trends as a page.
 
-What a night leaves is one record. Latencies in it are measured anew every night, in rounds, so that a device that has changed
-is seen although no stage is worked again.
+Each night leaves one record. Its latencies are measured anew every night, in rounds, so that a changed device is detected
+although no stage is run again.
 """
 
 from typing import TYPE_CHECKING

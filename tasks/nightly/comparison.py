@@ -1,4 +1,4 @@
-"""A night against the one before: what got worse by more than is tolerated, and what both came to, device by device."""
+"""A night against the one before: regressions beyond the tolerance, and both nights' results by device."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +22,21 @@ from tasks.nightly.scatter import LEAST_ROUNDS, Scatter, typical_ms
 from tasks.nightly.settings import Settings
 
 REMEMBERED = 14
-"""Nights from which it is told what a device differs by without a reason."""
+"""Nights from which a device's usual random change is estimated."""
 USUAL_SHARE = 0.9
-"""Quantile over operators and SubNets of what they change by in one night."""
+"""Quantile, over operators and SubNets, of their change in one night."""
 LEAST_CHANGES = 3
-"""From so many such nights on they tell anything."""
+"""Least number of nights with changes for an estimate."""
 AnyRounds = OperatorRounds | SubNetRounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedDevice:
-    """A device in both nights. areas: mean accuracy over all budgets up to the largest SubNet's latency before; None: no front.
+    """A device in both nights.
 
-    at_equal_accuracy: latency now over latency before, with its 90 % interval. slower, faster: of `timed` operators and SubNets
-    that both nights have, by more than is `tolerated`, as they were measured. notes: lines for what is not compared.
+    areas: mean accuracy over all budgets up to the largest SubNet's latency before; None: no front. at_equal_accuracy: latency
+    now over latency before, with its 90 % interval. timed: operators and SubNets that both nights have; slower, faster: numbers
+    of these that changed by more than `tolerated`, as measured. notes: lines for parts that are not compared.
     """
 
     areas: tuple[float, float] | None
@@ -50,7 +51,7 @@ class ComparedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightComparison:
-    """Findings, the gravest first; devices by name; `tests`: how many were made; `notes`: lines for what is not compared."""
+    """Findings, the gravest first; devices by name; `tests`: their number; `notes`: lines for parts that are not compared."""
 
     findings: tuple[Finding, ...]
     devices: Mapping[str, ComparedDevice]
@@ -60,8 +61,7 @@ class NightComparison:
 
 def compare(settings: Settings, earlier: Sequence[Night], before: Night | None, now: Night) -> NightComparison:
     """Tonight against a night before; None: there is nothing to compare with. earlier: nights in order, `before` among them.
-
-    All tests of a night share `false_alarms`, so that more of them do not make more alarms.
+    All tests of a night share `false_alarms`, so that more tests do not cause more alarms.
     """
     if before is None:
         note = f"no earlier night of {now.network} in this output folder: nothing to compare with"
@@ -116,7 +116,7 @@ class _Device:
             self._notes.append("no operator or SubNet was timed in both nights: latencies are not compared")
 
     def tests(self) -> Iterator[Finding]:
-        """Everything that is looked at, each with its p-value."""
+        """Findings for everything that is tested, each with its p-value."""
         for one, other in self._pairs:
             yield self._slower(one, other)
         if areas := self._areas():
@@ -131,7 +131,7 @@ class _Device:
             yield self._finding("latency predictor", what, "", medians, "%", p_value)
 
     def told(self) -> ComparedDevice:
-        """Both nights, with or without findings."""
+        """Both nights of this device, with or without findings."""
         ratios = [
             typical_ms(now.rounds_ms) / typical_ms(before.rounds_ms) for before, now in self._pairs if not now.reason
         ]
@@ -177,12 +177,12 @@ class _Device:
 
     @staticmethod
     def _errors(device: DeviceNight) -> list[float]:
-        """In percent."""
+        """Errors in percent."""
         return [100 * error for error in device.latency_errors.values()]
 
 
 def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, AnyRounds]]:
-    """Operators and SubNets that were timed in both nights, or fail now."""
+    """Pairs of operators and SubNets that were timed in both nights, or fail now."""
     for first, second in (
         (before.times.operators, now.times.operators),
         (before.times.subnets, now.times.subnets),
@@ -194,7 +194,7 @@ def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, 
 
 
 def _scatters(pairs: Sequence[tuple[AnyRounds, AnyRounds]], kind: type[AnyRounds]) -> tuple[Scatter, Scatter]:
-    """Of the rounds of operators, or those of SubNets: on the night before and tonight."""
+    """Scatter of the rounds of operators, or of SubNets: in the night before and tonight."""
     known = [(before, now) for before, now in pairs if isinstance(now, kind) and not now.reason]
     return Scatter.fit(before.rounds_ms for before, _ in known), Scatter.fit(now.rounds_ms for _, now in known)
 
@@ -213,9 +213,9 @@ def _largest_ms(device: DeviceNight) -> float | None:
 
 
 def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:
-    """Share that latencies of a device rise by without a reason in one night of 1 / level; 0 where too little is known.
+    """Share by which a device's latencies rise without a cause in one night of 1 / level; 0 if too little is known.
 
-    By Student's t, from the root mean square of the changes over earlier nights: those without a finding on the device, and
+    By Student's t, from the root mean square of the changes over earlier nights: nights without a finding on the device, and
     with the same device and way of measuring as the night before.
     """
     changes = []

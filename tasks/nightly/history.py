@@ -1,4 +1,4 @@
-"""The nights of an output folder: a file for each, whole or absent, so that a killed night leaves those before as they were."""
+"""The nights of an output folder: one file each, written atomically, so a killed night leaves the earlier ones unchanged."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class History:
     folder: Path
 
     def names(self) -> set[str]:
-        """Of the files that are there."""
+        """Names of the existing files."""
         return {file.name for file in self.folder.glob(NIGHTS)}
 
     def file(self, night: Night) -> Path:
@@ -26,7 +26,7 @@ class History:
         return self.folder / f"{datetime.fromisoformat(night.began):%Y%m%dT%H%M%S%fZ}.json"
 
     def nights(self, network: str, warn: Callable[[str], None]) -> list[Night]:
-        """Nights of a network, the latest last. warn: is told of each record that cannot be read, which is left out."""
+        """Nights of a network, the latest last. `warn` gets a line for each unreadable record, which is left out."""
         return [night for night in self._all(warn) if night.network == network]
 
     def latest(self, warn: Callable[[str], None]) -> list[Night]:
@@ -41,7 +41,7 @@ class History:
                 warn(f"left out: {error}")
 
     def add(self, night: Night) -> Path:
-        """Write one more record, whole or not at all. UserError when that cannot be."""
+        """Write one more record, atomically. UserError if this fails."""
         file = self.file(night)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

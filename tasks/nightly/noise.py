@@ -1,8 +1,7 @@
 """Whether tonight's numbers are worse than last night's by more than is tolerated: p-values, and Holm's procedure over all.
 
-Rounds of one night share its conditions, so that they tell less of the next night than their number says. What nights differ by
-without a reason has to be within what is tolerated (`tasks.nightly.comparison`).
-
+Rounds of one night share its conditions, so they say less about the next night than their number suggests. Random changes
+between nights have to stay within the tolerance (`tasks.nightly.comparison`).
 Legend: D draws, P points of a front, L levels of accuracy.
 """
 
@@ -19,16 +18,16 @@ from tasks.nightly.scatter import LEAST_DEVIATION, UNKNOWN, Scatter, Trimmed
 DRAWS = 2000
 SEED = 0
 SAME = 1e-9
-"""Accuracies that are nearer are equal."""
+"""Accuracies that differ by less count as equal."""
 
 
 def p_slower(
     before_ms: Sequence[float], now_ms: Sequence[float], tolerated: float, scatters: tuple[Scatter, Scatter] = UNKNOWN
 ) -> float:
-    """P-value of "slower by the share `tolerated` at most": a t-test of trimmed rounds whose variances may differ (Yuen 1974).
+    """P-value of "slower by at most the share `tolerated`": a t-test of trimmed rounds with unequal variances (Yuen 1974).
 
-    scatters: of rounds on both nights, by which the variances are moderated. The night with fewer degrees of freedom counts:
-    with what Welch makes of both, small p-values would be several times too small.
+    scatters: of the rounds in both nights; they moderate the variances. The smaller of both nights' degrees of freedom is used:
+    with Welch's combination of both, small p-values would be several times too small.
     """
     from scipy.stats import t  # takes a second
 
@@ -40,7 +39,7 @@ def p_slower(
 
 
 def p_larger(before: Sequence[float], now: Sequence[float], tolerated: float) -> float:
-    """P-value of "errors are larger by `tolerated` at most": Mann and Whitney's test; 1 where one side has none."""
+    """P-value of "errors are larger by at most `tolerated`": Mann and Whitney's test; 1 if one side has no errors."""
     from scipy.stats import mannwhitneyu
 
     if not before or not now:
@@ -49,16 +48,15 @@ def p_larger(before: Sequence[float], now: Sequence[float], tolerated: float) ->
 
 
 def largest_of(changes: Sequence[float], level: float) -> float:
-    """What a further change exceeds with the probability `level`, of changes around 0 that were so large."""
+    """The value that a further change exceeds with probability `level`, estimated from earlier changes around 0."""
     from scipy.stats import t
 
     return float(t.isf(level, len(changes))) * math.sqrt(float(np.mean(np.square(changes))))
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which hypotheses are rejected, so that the probability to reject any true one is `level` at most.
-
-    However the tests depend on each other (Holm, Scandinavian Journal of Statistics 6, 1979).
+    """Flags of the rejected hypotheses; the probability to reject any true one is at most `level`.
+    This holds however the tests depend on each other (Holm, Scandinavian Journal of Statistics 6, 1979).
     """
     rejected = [False] * len(p_values)
     for rank, place in enumerate(np.argsort(p_values, kind="stable")):
@@ -70,7 +68,7 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
 
 @dataclass(frozen=True, slots=True)
 class DrawnFront:
-    """Points of a front as they may be, given the measurements. latency_DP [ms], accuracy_DP in [0, 1]; levels_P: measured."""
+    """Random draws of a front's points, given the measurements. latency_DP [ms], accuracy_DP in [0, 1]; levels_P: measured."""
 
     latency_DP: NDArray[np.float64]
     accuracy_DP: NDArray[np.float64]
@@ -78,9 +76,9 @@ class DrawnFront:
 
     @classmethod
     def draw(cls, rounds_ms: Sequence[Sequence[float]], accuracy: Sequence[float], images: int | None) -> "DrawnFront":
-        """From latencies of rounds, and accuracies on so many images; None: these are exact.
+        """Draw points from latencies of rounds, and accuracies on `images` images; None: the accuracies are exact.
 
-        Latencies differ by chance from point to point. Accuracies do so together, as they are of the same images.
+        Latencies vary independently from point to point. Accuracies vary together, since they come from the same images.
         """
         rng = np.random.default_rng(SEED)
         means, errors = np.array([(one.mean, one.error) for one in map(Trimmed.of, rounds_ms)]).T
@@ -91,7 +89,7 @@ class DrawnFront:
         return cls(latency, levels + error * shared, levels)
 
     def areas(self, reference_ms: float) -> Values:
-        """Mean accuracy over all budgets from 0 to the reference (D,): a budget has its best point, or 0 without any."""
+        """Mean accuracy over all budgets from 0 to the reference (D,); each budget counts its best point, or 0 if none fits."""
         order = np.argsort(self.latency_DP, axis=1)
         latency = np.minimum(np.take_along_axis(self.latency_DP, order, axis=1), reference_ms)
         best = np.maximum.accumulate(np.take_along_axis(self.accuracy_DP, order, axis=1), axis=1)
@@ -100,14 +98,14 @@ class DrawnFront:
         return areas
 
     def fastest(self, levels_L: Values) -> NDArray[np.float64]:
-        """Latency of the fastest point with at least each accuracy (D, L); infinite where there is none."""
+        """Latency of the fastest point with at least each accuracy (D, L); infinite if no point reaches it."""
         reached = self.accuracy_DP[:, None, :] >= levels_L[None, :, None] - SAME
         found: NDArray[np.float64] = np.where(reached, self.latency_DP[:, None, :], np.inf).min(axis=2)
         return found
 
 
 def p_smaller(before: Values, now: Values, tolerated: float) -> float:
-    """P-value of "smaller by the share `tolerated` at most", of two columns of drawn areas (D,)."""
+    """P-value of "smaller by at most the share `tolerated`", for two columns of drawn areas (D,)."""
     from scipy.stats import norm
 
     kept = now - (1 - tolerated) * before
@@ -117,8 +115,7 @@ def p_smaller(before: Values, now: Values, tolerated: float) -> float:
 
 def ratio_at_equal_accuracy(before: DrawnFront, now: DrawnFront) -> tuple[float, float, float] | None:
     """Latency now over latency before, at the accuracies of the front before: median, 5 % and 95 % quantile of draws.
-
-    The geometric mean over accuracies that both nights reach; None where there is none.
+    Each draw is the geometric mean over the accuracies that both nights reach; None if there are none.
     """
     levels = before.levels_P
     ratios_DL = np.full((DRAWS, len(levels)), np.nan)

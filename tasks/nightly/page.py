@@ -25,15 +25,15 @@ from tasks.report.page import PLOTLY_CONFIG
 PAGE_FILE = "nights.html"
 PACKAGE = "tasks.nightly"
 LOOKS = "tasks.report"
-"""Whose style the page has."""
+"""Package that has the page's style."""
 SHOWN = 30
-"""Findings and stages that are listed."""
+"""Number of findings and stages that are listed."""
 NightValue = Callable[[Night, str], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightReport:
-    """What is told of the latest night, besides its record. changed: lines on inputs; tables: of devices measured again."""
+    """Content of the page on the latest night. changed: lines on inputs; tables: of devices measured again."""
 
     night: Night
     comparison: NightComparison
@@ -116,13 +116,13 @@ def _largest(night: Night, name: str) -> float | None:
 
 
 def _operators(night: Night, name: str) -> float | None:
-    """Sum over the operators that are timed."""
+    """Sum over the timed operators."""
     times = [typical_ms(one.rounds_ms) for one in night.devices[name].times.operators if one.rounds_ms]
     return math.fsum(times) if times else None
 
 
 def _best(night: Night, name: str) -> float | None:
-    """In percent, of the winners."""
+    """Best accuracy of the winners [%]."""
     known = [one.accuracy for one in night.devices[name].times.subnets if one.accuracy is not None]
     return 100 * max(known) if known else None
 
@@ -144,7 +144,7 @@ TRENDS: Sequence[tuple[str, NightValue]] = (
     ("operators that are timed, sum [ms]", _operators),
     ("median error of latencies on held-out SubNets [%]", _error),
 )
-"""What is drawn over the nights, a line for each device."""
+"""Values drawn over the nights, one line per device."""
 
 
 def _trend(nights: Sequence[Night], title: str, value: NightValue) -> go.Figure:

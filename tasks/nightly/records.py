@@ -1,4 +1,4 @@
-"""What a night leaves: one file that is written once and never changed."""
+"""The record of a night: one file that is written once and never changed."""
 
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -8,7 +8,7 @@ FindingKind = Literal["operator", "SubNet", "front", "latency predictor", "accur
 
 
 class OperatorRounds(Record):
-    """An operator, timed alone. rounds_ms: p50 of each calm round; empty where it failed or no round was calm."""
+    """An operator, timed alone. rounds_ms: p50 of each calm round; empty if it failed or no round was calm."""
 
     digest: str
     title: str
@@ -17,7 +17,7 @@ class OperatorRounds(Record):
 
 
 class SubNetRounds(Record):
-    """The largest SubNet, or a winner, timed as a whole. accuracy: on the test split; None where the largest is no winner."""
+    """The largest SubNet, or a winner, timed as a whole. accuracy: on the test split; None if the largest is no winner."""
 
     digest: str
     title: str
@@ -27,7 +27,7 @@ class SubNetRounds(Record):
 
 
 class NightTimes(Stored):
-    """Latencies of one device in one night. measured_with: a digest of how; only what was measured alike is compared."""
+    """Latencies of one device in one night. measured_with: a digest of the method; only equal digests are compared."""
 
     STAGE: ClassVar[str] = "watch"
     COMMAND: ClassVar[str] = "nightly"
@@ -52,9 +52,8 @@ class DeviceNight(Record):
 
 
 class StageNight(Record):
-    """A stage of a night. needs: titles of the stages that it reads. worked: not found complete.
-
-    settings: those in its key; None where its folder does not tell them.
+    """A stage of a night. needs: titles of the stages that it reads. worked: it was run, not found complete.
+    settings: those in its key; None if its folder does not contain them.
     """
 
     stage: str
@@ -68,7 +67,7 @@ class StageNight(Record):
 
 
 class StageChange(NamedTuple):
-    """A stage that is not as it was the night before. worked: it was worked again; why: in a few words each."""
+    """A stage that differs from the night before. worked: it was run again; why: reasons in a few words each."""
 
     stage: str
     worked: bool
@@ -76,7 +75,7 @@ class StageChange(NamedTuple):
 
 
 class Finding(Record):
-    """Something that is worse than tolerated. unit: of `before` and `now`. p_value: of the test that it is not."""
+    """A measure that is worse than tolerated. unit: of `before` and `now`. p_value: of the test that it is not worse."""
 
     device: str
     kind: FindingKind
@@ -89,16 +88,17 @@ class Finding(Record):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """By which it is found again when a device is measured again."""
+        """Key that identifies the finding when a device is measured again."""
         return self.device, self.kind, self.name
 
 
 class Night(Stored):
-    """One night. network: name of the run. run: its key. inputs: digests or versions, by name.
+    """One night.
 
-    settings: the config, but for sections that no stage reads; None in a record of version 1. supernet: digest of the trained
-    one. test_images: that accuracies are of. accuracy_errors: of the accuracy predictor on held-out SubNets [points], by
-    digest. compared_with: when the night before began; None: there was none. promoted: it became the champion.
+    network: name of the run. run: its key. inputs: digests or versions, by name. settings: the config, except for sections that
+    no stage reads; None in a record of version 1. supernet: digest of the trained SuperNet. test_images: number of images
+    behind the accuracies. accuracy_errors: of the accuracy predictor on held-out SubNets [points], by digest. compared_with:
+    when the night before began; None: there was none. promoted: it became the champion.
     """
 
     STAGE: ClassVar[str] = "nightly"
@@ -121,5 +121,5 @@ class Night(Stored):
 
     @classmethod
     def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Version 1 did not yet say the settings."""
+        """Upgrade a record of version 1, which lacked settings."""
         return {**content, "version": 2} if content.get("version") == 1 else content

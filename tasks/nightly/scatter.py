@@ -1,11 +1,12 @@
-"""Rounds of a night: what an operator takes, and how far its rounds scatter, moderated by how far those of the others do.
+"""Rounds of a night: an operator's typical latency, and the scatter of its rounds, moderated by the scatter of the others.
 
-Others on a machine make single rounds slower, and none faster. One such round of five would hide a change of an operator.
-So the slowest fifth is left out. Source: Yuen, The two-sample trimmed t for unequal population variances, Biometrika 61, 1974.
+Other processes on a machine make single rounds slower, and none faster. One such round of five would hide a change of an
+operator, so the slowest fifth is left out. Source: Yuen, The two-sample trimmed t for unequal population variances, Biometrika
+61, 1974.
 
-Few rounds of one operator tell their variance so badly that Student's t asks for much larger differences than chance makes.
-All operators of a night together tell how large variances are there, and how far they differ from operator to operator.
-Source: Smyth, Linear models and empirical Bayes methods, Statistical Applications in Genetics and Molecular Biology 3, 2004.
+Few rounds of one operator estimate their variance so badly that Student's t requires differences much larger than chance makes.
+All operators of a night together show how large variances are, and how far they differ from operator to operator. Source:
+Smyth, Linear models and empirical Bayes methods, Statistical Applications in Genetics and Molecular Biology 3, 2004.
 """
 
 import math
@@ -17,21 +18,21 @@ import numpy as np
 from solvers.tables import Values
 
 LEAST_DEVIATION = 0.002
-"""Of rounds, relative: nearer than that two rounds are by chance alone."""
+"""Least relative deviation of rounds: smaller measured deviations are due to chance."""
 LEAST_ROUNDS = 3
 LEAST_KNOWN = 5
-"""From so many operators on they tell anything of each other."""
+"""Least number of operators from which a common variance is estimated."""
 MOST_FREEDOM = 1000.0
 
 
 def typical_ms(rounds_ms: Sequence[float]) -> float:
-    """The geometric mean of at least one round [ms]; of `LEAST_ROUNDS` or more without the slowest fifth."""
+    """The geometric mean of at least one round [ms]; with `LEAST_ROUNDS` or more rounds, without the slowest fifth."""
     return math.exp(float(_logs(rounds_ms)[: _left(rounds_ms)].mean()))
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """At least `LEAST_ROUNDS` rounds but for the slowest fifth, in logarithms: mean, variance of a round, how many are left."""
+    """At least `LEAST_ROUNDS` rounds without the slowest fifth, in logarithms: mean, a round's variance, number left."""
 
     mean: float
     variance: float
@@ -39,7 +40,7 @@ class Trimmed:
 
     @classmethod
     def of(cls, rounds_ms: Sequence[float]) -> "Trimmed":
-        """From latencies [ms]. The variance is of all rounds, of which the slowest fifth count as the slowest of the others."""
+        """Statistics from latencies [ms]. For the variance, rounds of the slowest fifth count as the slowest of the others."""
         logs, count = _logs(rounds_ms), _left(rounds_ms)
         near = np.minimum(logs, logs[count - 1])
         variance = float(np.square(near - near.mean()).sum()) / (count - 1)
@@ -53,14 +54,14 @@ class Trimmed:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Variances of rounds on a night: about `variance`, which counts for each operator like `freedom` further rounds."""
+    """Variances of rounds in a night: about `variance`, which counts for each operator like `freedom` further rounds."""
 
     variance: float
     freedom: float
 
     @classmethod
     def fit(cls, rounds_ms: Iterable[Sequence[float]]) -> "Scatter":
-        """From the rounds of all operators [ms]. Variances are taken to be of a scaled inverse χ² distribution."""
+        """Fit to the rounds of all operators [ms]. Variances are assumed to follow a scaled inverse χ² distribution."""
         from scipy.optimize import brentq  # takes a second
         from scipy.special import digamma, polygamma
 
@@ -69,7 +70,7 @@ class Scatter:
             return cls(variance=0.0, freedom=0.0)
         halves = np.array([(one.count - 1) / 2 for one in known])
         logs = np.log([one.variance for one in known]) - digamma(halves) + np.log(halves)
-        apart = float(logs.var(ddof=1) - polygamma(1, halves).mean())  # what differs from operator to operator
+        apart = float(logs.var(ddof=1) - polygamma(1, halves).mean())  # variance between operators
         half = MOST_FREEDOM / 2
         if apart > polygamma(1, half):
             half = float(brentq(lambda one: polygamma(1, one) - apart, 1e-3, half))
@@ -87,9 +88,9 @@ def _logs(rounds_ms: Sequence[float]) -> Values:
 
 
 def _left(rounds_ms: Sequence[float]) -> int:
-    """How many rounds are not of the slowest fifth."""
+    """Number of rounds without the slowest fifth."""
     return len(rounds_ms) - (max(1, len(rounds_ms) // 5) if len(rounds_ms) >= LEAST_ROUNDS else 0)
 
 
 UNKNOWN = (Scatter(variance=0.0, freedom=0.0),) * 2
-"""On both nights: each operator's rounds tell their variance alone."""
+"""Scatters for both nights if they are unknown: each operator's variance comes from its own rounds alone."""

@@ -1,4 +1,4 @@
-"""Settings of a night: what is timed anew, what counts as worse, what follows."""
+"""Settings of a night: the latencies that are timed anew, the tolerances, and the actions that follow."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,7 @@
 """Latencies of a night: operators alone and SubNets as a whole, each loaded and timed anew in several rounds.
 
-A stage that is complete is not worked again. This alone is measured every night, so that a device whose system, firmware or
-cooling has changed is seen although its fingerprint is as it was.
+Complete stages are not run again. Only this stage measures every night, so that a device whose system, firmware or cooling has
+changed is detected although its fingerprint is unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,12 @@ from tasks.schemas.stored import Config, StageResult
 TIMES_FILE = "times.json"
 ROUNDS_FILE = "rounds.jsonl"
 ATTEMPTS = 2
-"""For each round, while a device is not calm."""
+"""Attempts for each round while a device is not calm."""
 
 
 @dataclass(frozen=True, slots=True)
 class NightSubNet:
-    """A SubNet to be timed, what it is called, and its accuracy on the test split."""
+    """A SubNet to be timed, its title, and its accuracy on the test split."""
 
     config: Config
     title: str
@@ -60,7 +60,7 @@ def time_device(
     """Write `times.json`; the caller holds the device's lease. AgentError when the device is gone; call again.
 
     profile: how operators are timed. timing: how SubNets are. net_folder: of the trained SuperNet. lut: table of the device's
-    operators, which tells the slowest. exports: the winners.
+    operators, which identifies the slowest ones. exports: the winners.
     """
     net = tailor_ir.load(net_folder, batch=batch)
     largest = net.space.digest(net.max_config)
@@ -74,7 +74,7 @@ def time_device(
 
 
 def slowest(net: SuperNet, lut: Lut, count: int) -> list[OperatorFeature]:
-    """At most `count` different operators of the largest SubNet, by falling latency in a table."""
+    """At most `count` different operators of the largest SubNet, in order of decreasing latency in a table."""
     features = {feature.digest: feature for feature in net.operators(net.max_config)}
 
     def order(digest: str) -> tuple[float, str]:
@@ -103,7 +103,7 @@ def time_operators(
     client: AgentClient,
     progress: Progress,
 ) -> tuple[OperatorRounds, ...]:
-    """Each operator alone, in rounds; those in which the device is not calm are tried again, and do not count."""
+    """Rounds of each operator, timed alone; rounds in which the device is not calm do not count, and are repeated."""
     device, failures, jobs = client.capabilities(), list[Measurement](), []
     for some in pieces(features, profile.batch_operators):
         made, failed = operator_models(some, device.formats, profile.limits, device.precision)
@@ -135,8 +135,8 @@ def time_operators(
 def time_subnets(
     chosen: Mapping[str, NightSubNet], meter: SubNetMeter, file: Path, progress: Progress
 ) -> tuple[SubNetRounds, ...]:
-    """Latencies as on a calm device (`tasks.measuring.calm`), the largest SubNet being the reference."""
-    file.unlink(missing_ok=True)  # of an attempt that was interrupted, maybe on another night
+    """Latencies on a calm device (`tasks.measuring.calm`), with the largest SubNet as reference."""
+    file.unlink(missing_ok=True)  # left by an interrupted attempt, maybe in another night
     subjects = [Subject(digest, meter.net, one.config) for digest, one in chosen.items()]
     meter.measure_all(subjects, file, progress, "SubNets tonight")
     lines: dict[str, list[TimedLine]] = {digest: [] for digest in chosen}

@@ -1,4 +1,4 @@
-"""What plans that are made ahead take over given links: by them a SubNet over devices stands in a table beside others."""
+"""Costs of plans that are made ahead, over given links: they let a SubNet over devices appear in tables beside others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ S_PER_MS = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedCosts:
-    """Of the plan that sends and is fastest over links of `bandwidth_mbps`, without load, with values in the settings' coding.
+    """Costs of the fastest plan that sends, over links of `bandwidth_mbps`, without load, with values in the settings' coding.
 
-    latency_ms: of a request. home_share: of the time that home computes for the whole SubNet. sent_mj: what home takes to send
-    and to wait; None: unknown.
+    latency_ms: of a request. home_share: share of the whole SubNet's compute time that remains on the coordinator. sent_mj:
+    energy of the coordinator for sending and waiting [mJ]; None: unknown.
     """
 
     bandwidth_mbps: float
@@ -28,7 +28,7 @@ class PlacedCosts:
 
     @classmethod
     def of(cls, plans: Sequence[PlannedPlacement], settings: Settings) -> "PlacedCosts | None":
-        """plans: the first one sends nothing. None: no other one is there."""
+        """plans: the first one sends nothing. None: there is no other plan."""
         mbps, coding = stated_mbps(settings), settings.coding or "fp32"
         links = links_of(settings, mbps)
         sending = [(plan.latency_ms(links, coding=coding), at) for at, plan in enumerate(plans) if plan.peers]
@@ -46,12 +46,12 @@ class PlacedCosts:
 
 
 def stated_mbps(settings: Settings) -> float:
-    """The bandwidth by which plans stand in a table: the middle one of `partition.bandwidth_mbps`."""
+    """The bandwidth for which tables show plans: the middle one of `partition.bandwidth_mbps`."""
     return sorted(settings.bandwidth_mbps)[len(settings.bandwidth_mbps) // 2]
 
 
 def links_of(settings: Settings, bandwidth_mbps: float) -> dict[str, MeasuredLink]:
-    """The links between home and the other devices, as if they were measured; those without a name have this bandwidth."""
+    """The links between the coordinator and the other devices as measured links; links without a name have this bandwidth."""
     home, *others = settings.devices
     known = {name: settings.link(home, name, bandwidth_mbps) for name in others}
     return {
@@ -68,7 +68,7 @@ def _sent_mj(
     radio: RadioSettings,
     coding: ActivationCoding,
 ) -> float:
-    """Energy of home besides what it computes [mJ]: mW · s."""
+    """Energy of the coordinator in addition to its computation [mJ]: mW · s."""
     sending_mj, mbit_per_byte = 0.0, coded_share(coding) * MBIT_PER_BYTE
     for name, use in plan.links.items():
         mbps = links[name].up_mbps

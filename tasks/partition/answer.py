@@ -1,4 +1,4 @@
-"""What a partition comes to, as JSON: cuts, and a plan with other methods' plans for each bandwidth."""
+"""The result of a partition as JSON: cuts, and for each bandwidth a plan with other methods' plans."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from tasks.schemas.stored import Config, Record, Stored
 
 
 class OperatorRow(Record):
-    """An operator in running order. compute_ms: by device. flow: its number. beside: whether flows are beside it."""
+    """An operator in running order. compute_ms: by device. flow: its number. beside: whether other flows run beside it."""
 
     title: str
     place: str
@@ -27,7 +27,7 @@ class CutRow(Record):
 
 
 class PartitionAnswer(Stored):
-    """What `autotailor partition --json FILE` writes. network: digest of the SubNet. returns: the answer goes home."""
+    """Content of `autotailor partition --json FILE`. network: digest of the SubNet. returns: the answer goes back."""
 
     STAGE: ClassVar[str] = "partition"
     KIND: ClassVar[str] = "partition"

@@ -1,4 +1,4 @@
-"""Groups of a SubNet's operators as ONNX files, checked: one after the other they are the whole SubNet."""
+"""Groups of a SubNet's operators as ONNX files, checked: run one after the other, they equal the whole SubNet."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,7 @@ ELEMENT_TYPES = {
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExportedParts:
     """Parts that are written and checked. input, outputs: names of the network's own. macs: of each part, for one sample.
-
-    difference: of their answer from that of the whole SubNet, over the largest value.
+    difference: largest difference of their answer from the whole SubNet's, relative to the largest value.
     """
 
     files: tuple[str, ...]
@@ -49,8 +48,7 @@ def export_checked(
     statistics: Statistics | None = None,
 ) -> ExportedParts:
     """Write groups of operators as `0.onnx`, … into a folder, and compare them with the whole SubNet.
-
-    UserError: they do not give its answer, up to 1e-5.
+    UserError: their answer differs from the SubNet's by more than 1e-5.
     """
     folder.mkdir(parents=True, exist_ok=True)
     net.export_parts(config, groups, folder, statistics=statistics, fold_batch_norm=True)
@@ -80,7 +78,7 @@ def _difference(
     x: NDArray[np.float32],
     outputs: Sequence[str],
 ) -> float:
-    """The largest difference of an output of the parts from the whole SubNet's, over the largest one of that."""
+    """The largest difference of an output of the parts from the whole SubNet's, relative to the output's largest value."""
     with tempfile.TemporaryDirectory(prefix="autotailor-partition-") as scratch:
         net.export(config, Path(scratch) / "whole.onnx", statistics=statistics, fold_batch_norm=True)
         whole = _session(Path(scratch) / "whole.onnx")
@@ -93,7 +91,7 @@ def _difference(
         float(np.abs(values[name] - theirs).max() / max(float(np.abs(theirs).max()), SMALLEST))
         for name, theirs in zip(outputs, expected, strict=True)
     ]
-    return float(np.max(worst))  # which shows a NaN
+    return float(np.max(worst))  # np.max keeps a NaN
 
 
 def _macs(net: SuperNet, config: Mapping[str, Choice], groups: Sequence[Sequence[int]]) -> list[int]:
@@ -111,6 +109,6 @@ def tensor_of(value: onnxruntime.NodeArg) -> PartTensor:
 
 
 def digests_of(folder: Path, files: Sequence[str], pairs: Sequence[tuple[str, str] | None]) -> dict[str, str]:
-    """sha256 of files in a folder by name. pairs: files of ncnn, where there are some."""
+    """sha256 of files in a folder by name. pairs: files of ncnn, None if there are none."""
     names = (*files, *chain.from_iterable(pair for pair in pairs if pair is not None))
     return {name: sha256_of(folder / name) for name in names}

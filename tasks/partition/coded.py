@@ -1,4 +1,4 @@
-"""Values as they arrive in a coding, and the accuracy of a SubNet over devices whose values cross so.
+"""Values as they arrive in a coding, and the accuracy of a SubNet over devices whose values cross in that coding.
 
 Legend: N samples, C channels, H height, W width, B images of a batch.
 """
@@ -21,24 +21,24 @@ Array = NDArray[np.float32]
 
 
 def arrived(value: Array, coding: ActivationCoding) -> Array:
-    """A value as it arrives on the other device."""
+    """A value as it arrives at the other device."""
     sent, content = encoded(value, coding)
     return decoded(sent, value.shape, content)
 
 
 def arrived_batch(value: torch.Tensor, coding: ActivationCoding) -> torch.Tensor:
-    """Values of several images: of each by itself, as requests are."""
+    """Values of several images, coded image by image like requests."""
     return torch.from_numpy(np.stack([arrived(one, coding) for one in value.cpu().numpy()])).to(value.device)
 
 
 def crossings(plans: Sequence[PlacedSegments]) -> frozenset[int]:
-    """The segments before which some plan changes devices; behind the last one: where the answer comes from elsewhere."""
+    """The segments before which some plan changes devices; the number after the last one if the answer comes from elsewhere."""
     changes = (pairwise((HOME, *plan.devices, HOME)) for plan in plans)
     return frozenset(at for pairs in changes for at, (giver, taker) in enumerate(pairs) if giver != taker)
 
 
 class CodedSubNet:
-    """A SubNet in segments, whose values are coded wherever some plan sends them: no plan loses more than all together."""
+    """A SubNet in segments, whose values are coded wherever some plan sends them: no single plan loses more than this."""
 
     def __init__(self, split: SplitSubNet, plans: Sequence[PlacedSegments], coding: ActivationCoding) -> None:
         self._subnet, self._home, self._coding = split.subnet, HomeSegments(split), coding
@@ -57,7 +57,7 @@ class CodedSubNet:
         return values[self._subnet.answer]
 
     def accuracy(self, images: EvaluationData, size: Size) -> Accuracy:
-        """On images of a size, one request each."""
+        """Accuracy on images of a size, one request per image."""
         tally = images.problem.tally()
         for x_BCHW, target in images.batches(size):
             answers = [self.infer(one[None]) for one in x_BCHW.cpu().numpy()]

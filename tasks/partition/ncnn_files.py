@@ -1,6 +1,6 @@
 """Parts of a SubNet as files of ncnn beside those of ONNX, checked in ncnn itself: together they are the whole SubNet.
 
-Blobs have the names of values, so that a device with ncnn reads and gives the same values as a device with ONNX files.
+Blobs are named like values, so that a device with ncnn reads and gives the same values as a device with ONNX files.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,16 @@ from tasks.partition.checked import SMALLEST, ExportedParts, tensor_of
 Array = NDArray[np.float32]
 MOST_NAME = 200
 NO_WEIGHTS = bytes(4)
-"""In the place of an empty file, which cannot be sent; ncnn reads nothing of it."""
+"""Content instead of an empty file, which cannot be sent; ncnn reads nothing of it."""
 WHERE = "partition.ncnn"
 WITHOUT = "use a backend that takes ONNX files: onnxruntime, openvino, torch"
 
 
 def write_ncnn(folder: Path, parts: ExportedParts, input_shape: Sequence[int]) -> list[tuple[str, str]]:
     """Write `0.param`, `0.bin`, … beside the ONNX files of parts; the names of each pair.
-
-    UserError: a part has no form in ncnn, or the parts' answer in ncnn is not that of onnxruntime, up to 1e-4.
+    UserError: a part cannot be converted to ncnn, or the parts' answer in ncnn differs from onnxruntime's by more than 1e-4.
     """
-    from tasks.ncnn.conversion import convert, convert_operators  # it imports ncnn
+    from tasks.ncnn.conversion import convert, convert_operators  # imports ncnn
 
     models = [(folder / name).read_bytes() for name in parts.files]
     jobs = []
@@ -52,7 +51,7 @@ def write_ncnn(folder: Path, parts: ExportedParts, input_shape: Sequence[int]) -
 
 
 def _job(number: int, parts: ExportedParts, files: NcnnFiles) -> ModelJob:
-    """A part whose blobs have the names of its values. ConversionError: a value is not float32, or its name is no blob's."""
+    """A part whose blobs are named like its values. ConversionError: a value is not float32, or its name cannot be a blob's."""
     session = parts.sessions[number]
     read, given = (tuple(map(tensor_of, each)) for each in (session.get_inputs(), session.get_outputs()))
     for tensor in (*read, *given):
@@ -83,7 +82,7 @@ def _shapes(tensors: Sequence[PartTensor]) -> tuple[tuple[int, ...], ...]:
 
 
 def _check(parts: ExportedParts, jobs: Sequence[ModelJob], x: Array) -> None:
-    """Run all parts behind each other, in onnxruntime here and in ncnn in an agent of its own. UserError: they differ."""
+    """Run all parts in sequence, in onnxruntime here and in ncnn in a separate agent. UserError: the answers differ."""
     ours, theirs = {parts.input: x}, {parts.input: x}
     with local_agent("ncnn") as client, client.lease():
         for number, (job, session) in enumerate(zip(jobs, parts.sessions, strict=True)):
@@ -96,7 +95,7 @@ def _check(parts: ExportedParts, jobs: Sequence[ModelJob], x: Array) -> None:
             theirs.update(zip(job.output_names, expected, strict=True))
     allowed = Tolerance().fp32
     differences = [_difference(ours[name], theirs[name]) for name in parts.outputs]
-    if not (worst := float(np.max(differences))) <= allowed:  # which a NaN is not
+    if not (worst := float(np.max(differences))) <= allowed:  # also fails for a NaN
         got = f"the parts' answer in ncnn differs from that of onnxruntime by {worst:.3g}"
         raise UserError(WHERE, got, allowed=f"{allowed:g}", next_step=WITHOUT)
 

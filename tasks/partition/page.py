@@ -1,4 +1,4 @@
-"""The page of a partition, and its picture: the network with its cuts, and where each plan runs each operator."""
+"""The page of a partition, and its picture: the network with its cuts, and the device of each operator in each plan."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MOST_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A rectangle of the picture, with a text that shows where the pointer is."""
+    """A rectangle of the picture, with a text that appears under the pointer."""
 
     x: float
     y: float
@@ -68,7 +68,7 @@ def sections(answer: PartitionAnswer) -> Markup:
 
 
 def picture(answer: PartitionAnswer) -> Markup:
-    """The picture as SVG: bytes at each cut above, a row of operators in the colours of their devices for each plan."""
+    """The picture as SVG: bytes at each cut above; below, a row of operators in the colours of their devices for each plan."""
     count = len(answer.operators)
     step = (WIDTH - LEFT - RIGHT) / count
     boxes, labels = _bars(answer, step)
@@ -94,7 +94,7 @@ def picture(answer: PartitionAnswer) -> Markup:
 
 
 def names(values: Sequence[str]) -> str:
-    """Names of values, the first of many."""
+    """Names of values; only the first ones if there are many."""
     more = f" and {len(values) - MOST_NAMES} more" if len(values) > MOST_NAMES else ""
     return ", ".join(values[:MOST_NAMES]) + more
 
@@ -106,7 +106,7 @@ def _told(plan: PlanRow) -> str:
 
 
 def _bars(answer: PartitionAnswer, step: float) -> tuple[list[_Box], list[_Label]]:
-    """A bar at each cut, as high as the logarithm of its bytes; cuts that one value crosses are darker."""
+    """A bar at each cut, as high as the logarithm of its bytes; cuts crossed by one value are darker."""
     sizes = [cut.bytes for cut in answer.cuts]
     least, most = math.log(min(size for size in sizes if size)), math.log(max(sizes))
     boxes = []

@@ -1,4 +1,4 @@
-"""The parts of a planned SubNet as files with a manifest: one after the other they are the whole SubNet."""
+"""The parts of a planned SubNet as files with a manifest: run one after the other, they equal the whole SubNet."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +21,10 @@ def write_parts(
     *,
     ncnn: bool = False,
 ) -> PartsManifest:
-    """Write the parts of a SubNet, one for each stay of a plan, as `0.onnx`, … with `parts.json` into a folder.
+    """Write the parts of a SubNet, one for each of `stays` (segments of a plan), as `0.onnx`, … with `parts.json`.
 
-    home: the device that has the input. ncnn: with files of ncnn beside each. UserError: the parts do not give the answer of
-    the whole SubNet, up to 1e-5, or there are no files of ncnn that do, up to 1e-4.
+    home: the device that has the input. ncnn: also write files of ncnn beside each. UserError: the parts' answer differs from
+    the whole SubNet's by more than 1e-5, or there are no files of ncnn that agree up to 1e-4.
     """
     exported = export_checked(net, config, [stay.operators for stay in stays], folder, statistics)
     files = exported.files

@@ -1,4 +1,4 @@
-"""Plans for one SubNet: from tables, links and limits to the answer."""
+"""Plans for one SubNet, from tables, links and limits."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -48,7 +48,6 @@ def plan_partition(
     net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
 ) -> PartitionAnswer:
     """A plan for each bandwidth of the settings. tables: of `settings.devices`, in order.
-
     UserError: the network has several inputs, an operator has no latency on a device, or no plan keeps the limits.
     """
     if len(inputs := net.structure.graph.inputs) > 1:
@@ -86,7 +85,7 @@ def plan_partition(
 
 
 def solver_dataflow(dataflow: SubnetDataflow, coding: ActivationCoding = "fp32") -> Dataflow:
-    """The same for the solver, float32 values as they are sent in a coding."""
+    """The dataflow in the solver's form; float32 values have their size in the coding."""
     share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
     values = []
     for one in dataflow.values:
@@ -97,7 +96,7 @@ def solver_dataflow(dataflow: SubnetDataflow, coding: ActivationCoding = "fp32")
 
 
 def problem_of(dataflow: SubnetDataflow, tables: Sequence[DeviceTimes], settings: Settings) -> PartitionProblem:
-    """What is placed where. UserError: an operator has no latency on a device, or more operators are private than there are."""
+    """The problem to solve. UserError: an operator has no latency on a device, or `private` exceeds the number of operators."""
     compute_ms = np.stack([table.compute_ms(dataflow) for table in tables], axis=1)
     if settings.private > len(dataflow.operators):
         allowed = f"0 to {len(dataflow.operators)}, the number of operators"
@@ -121,7 +120,9 @@ def problem_of(dataflow: SubnetDataflow, tables: Sequence[DeviceTimes], settings
 
 
 def conditions_of(tables: Sequence[RunOffset], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
-    """A message to a device brings a run there, whose own time (`DeviceTimes.offset_ms`) goes with the message's latency."""
+    """Conditions of a partition. A message to a device starts a run there.
+    The run's own time (`DeviceTimes.offset_ms`) is added to the message's latency.
+    """
     names = settings.devices
     latency_ms, speed = np.zeros((2, len(names), len(names)))
     for source, a in enumerate(names):
@@ -159,7 +160,7 @@ def described(
     bandwidth_mbps: float,
     offset_ms: float,
 ) -> PlanRow:
-    """A plan of a problem for people, beside those of other methods. names: of the devices. offset_ms: of home."""
+    """A plan of a problem for people, with other methods' latencies. names: of the devices. offset_ms: of the coordinator."""
     times_ms = problem.compute_ms * conditions.slow_down
     unit_ms = conditions.ms_per_byte
     others = {name: method(problem, conditions) for name, method in OTHERS.items()}
@@ -192,7 +193,7 @@ def described(
 
 
 def _fastest(planner: PartitionPlanner, conditions: PartitionConditions) -> PartitionPlan:
-    """The exact plan; with two devices also those of the minimum cut, which may run branches together."""
+    """The exact plan; with two devices possibly the minimum cut's plan, which may run branches together."""
     problem = planner.problem
     found = [planner.fastest(conditions)]
     if problem.devices == 2:
@@ -202,7 +203,7 @@ def _fastest(planner: PartitionPlanner, conditions: PartitionConditions) -> Part
 
 
 def _named(bottleneck: str, names: Sequence[str]) -> str:
-    """`device 1`, `link 0 to 1` with the devices' names."""
+    """The bottleneck with the devices' names instead of numbers, as in `device 1`, `link 0 to 1`."""
     kind, *rest = bottleneck.split()
     return " ".join([kind, *(names[int(word)] if word.isdigit() else word for word in rest)])
 

@@ -1,7 +1,8 @@
 """Plans made ahead for a SubNet over several devices, with its segments as ONNX files: `plans.json` and `segments.json`.
 
-At run time tensors between two other devices may have to go through home. So for these plans a byte between them crosses both
-links, and a message takes the latencies of both. Devices change where a single value crosses.
+At run time tensors between two other devices may have to go through the coordinator (`HOME`). In these plans, a byte between
+them therefore crosses both links, and a message has the latencies of both. Devices change only at cuts that a single value
+crosses.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ FLOAT = "float32"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlansAhead:
-    """Plans that are fastest somewhere, the one that sends nothing first, and the groups of operators between their cuts."""
+    """Plans that are fastest somewhere (the first one sends nothing), and the groups of operators between their cuts."""
 
     planner: PartitionPlanner
     conditions: PartitionConditions
@@ -69,11 +70,11 @@ def plan_ahead(
     high: PlanPoint,
     straight: Iterable[Way] = (),
 ) -> PlansAhead:
-    """The lower envelope of each set of devices, between `low` and `high` of bandwidth and home's slow-down.
+    """The lower envelope of each set of devices, between `low` and `high` of bandwidth and the coordinator's slow-down.
 
-    conditions: slow-down of the other devices, and latencies between home and them; bandwidth 0: there is no link. straight:
-    ways between other devices that are known, whose bandwidth does not change: there are plans for values that go straight
-    over them, besides those for values that go through home. Infeasible: home alone does not keep the limits.
+    conditions: slow-down of the other devices, and latencies between the coordinator and them; bandwidth 0: there is no link.
+    straight: known direct ways between other devices, whose bandwidth does not change; plans that use them are made in addition
+    to plans through the coordinator. Infeasible: the coordinator alone does not keep the limits.
     """
     ways = frozenset(straight)
     planner, devices = PartitionPlanner(problem, widest=1), range(1, problem.devices)
@@ -95,9 +96,8 @@ def plan_ahead(
 
 
 def placement_plans(ahead: PlansAhead, names: Sequence[str], run_ms: Sequence[float], digest: str) -> PlacementPlans:
-    """The same as the run time reads it. names: of all devices, home first.
-
-    run_ms: of a run on each device besides its operators. digest: of the segments.
+    """The plans in the form that the run time reads. names: of all devices, the coordinator first.
+    run_ms: time of a run on each device without its operators. digest: of the segments.
     """
     problem = ahead.planner.problem
     home_ms = tuple(float(problem.compute_ms[list(group), 0].sum()) for group in ahead.groups)
@@ -113,7 +113,7 @@ def placement_plans(ahead: PlansAhead, names: Sequence[str], run_ms: Sequence[fl
 
 
 def _way(conditions: PartitionConditions, way: Way, run_ms: Sequence[float]) -> StraightWay:
-    """A way as it is known; the time of a run on the device at its end is no part of it."""
+    """A direct way with its known bandwidth and latency, without the time of a run on the device at its end."""
     latency_ms = max(float(conditions.latency_ms[way]) - run_ms[way[1]], 0.0)
     return StraightWay(bandwidth_mbps=float(conditions.bandwidth_mbps[way]), latency_ms=latency_ms)
 
@@ -129,10 +129,11 @@ def write_plans(
     statistics: Statistics | None = None,
     ncnn: bool = False,
 ) -> PlacementPlans:
-    """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder. threads: of the runtime at home.
+    """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder.
 
-    ncnn: with files of ncnn beside each segment. UserError: home alone does not keep the limits, the network hands over other
-    values than float32, or the segments do not give the answer of the whole SubNet, up to 1e-5 (in ncnn 1e-4).
+    threads: of the coordinator's runtime. ncnn: also write files of ncnn beside each segment. UserError: the coordinator alone
+    does not keep the limits, the network passes values other than float32, or the segments' answer differs from the whole
+    SubNet's by more than 1e-5 (in ncnn 1e-4).
     """
     if HOME in settings.devices[1:]:
         raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
@@ -148,9 +149,10 @@ def write_plans(
 def plans_ahead(
     net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
 ) -> PlansAhead:
-    """Plans of a SubNet for the ranges of the settings. UserError: home does not keep the limits, or too many segments.
+    """Plans of a SubNet for the ranges of the settings.
 
-    They count bytes of fp32: with a coding they are also for links that are as much faster as it is shorter, which is the same.
+    Plans count bytes of fp32. Fewer bytes in a coding are equivalent to faster links, so with a coding the largest bandwidth is
+    higher by this factor. UserError: the coordinator does not keep the limits, or there are too many segments.
     """
     dataflow = net.pre_partition().under(net.space.row(config))
     problem = problem_of(dataflow, tables, settings.model_copy(update={"coding": None}))
@@ -172,25 +174,25 @@ def plans_ahead(
 def placements_ahead(
     ahead: PlansAhead, tables: Sequence[DeviceTimes], settings: Settings
 ) -> tuple[PlannedPlacement, ...]:
-    """The plans as `plans.json` has them."""
+    """The plans in the form of `plans.json`."""
     return tuple(_planned(ahead, plan, settings.devices, _run_ms(tables)) for plan in ahead.plans)
 
 
 def _run_ms(tables: Sequence[DeviceTimes]) -> list[float]:
-    """Of a run on each device besides its operators."""
+    """Time of a run on each device without its operators [ms]."""
     return [max(table.offset_ms, 0.0) for table in tables]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ThroughHome:
-    """Some devices whose tensors go through home. crossings: (D, D) of links by a byte from a device to another."""
+    """Some devices whose tensors go through the coordinator. crossings: (D, D), links that a byte between devices crosses."""
 
     conditions: PartitionConditions
     crossings: NDArray[np.float64]
 
 
 def _named_ways(settings: Settings) -> list[Way]:
-    """Ways between devices other than home whose links are named, in both directions."""
+    """Both directions of each named link between devices other than the coordinator."""
     found = []
     for name, link in settings.links.items():
         a, b = (settings.devices.index(one) for one in settings.pair(name))
@@ -202,7 +204,7 @@ def _named_ways(settings: Settings) -> list[Way]:
 def _through_home(
     conditions: PartitionConditions, peers: tuple[int, ...], straight: frozenset[Way] = frozenset()
 ) -> _ThroughHome:
-    """straight: ways that do not go through home, and do not change."""
+    """Conditions for tensors that go through the coordinator. straight: ways that bypass it, and do not change."""
     devices = len(conditions.slow_down)
     crossings, latency_ms, speed = np.zeros((3, devices, devices))
     for a, b in permutations((0, *peers), 2):
@@ -222,7 +224,9 @@ def _changes(placement: Sequence[int]) -> Iterator[int]:
 
 
 def _planned(ahead: PlansAhead, plan: PartitionPlan, names: Sequence[str], run_ms: Sequence[float]) -> PlannedPlacement:
-    """A plan as home runs it: each stay elsewhere is a leg, whose tensors go up before it and come down behind it."""
+    """A plan in the coordinator's view: each stay on another device is an offloaded segment.
+    Its tensors go up before it and come down after it.
+    """
     bytes_at, placement = ahead.planner.problem.dataflow.crossing_bytes, plan.placement
     others_ms, links = float(plan.compute_ms[1:] @ ahead.conditions.slow_down[1:]), dict[str, LinkUse]()
     for stay in (one for one in plan.stays if one.device):
@@ -258,9 +262,9 @@ def write_chain(
     *,
     ncnn: bool = False,
 ) -> None:
-    """Groups of operators as the segments of a chain, in `segments.json` and ONNX files, checked as parts are.
+    """Write groups of operators as the segments of a chain, in `segments.json` and ONNX files, with the same checks as parts.
 
-    UserError: the network hands over other values than float32, or the segments do not give the answer of the whole SubNet.
+    UserError: the network passes values other than float32, or the segments' answer differs from the whole SubNet's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     exported = export_checked(net, config, groups, folder, statistics)

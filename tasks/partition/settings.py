@@ -14,7 +14,7 @@ LINK = "-"
 
 
 class PartitionLink(BaseModel):
-    """A link in both directions: bandwidth [Mbit/s], 0 where there is no link, and latency of a message [ms]."""
+    """A link in both directions: bandwidth [Mbit/s], 0 if there is no link, and latency of a message [ms]."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,10 +23,10 @@ class PartitionLink(BaseModel):
 
 
 class RadioSettings(BaseModel):
-    """Power of home's radio: while it sends, besides for each Mbit/s of bandwidth [mW]; and of the device while it waits [mW].
+    """Power [mW] of the coordinator's radio while it sends, in addition per Mbit/s, and of the coordinator while it waits.
 
     Source of the model: Huang et al., A close examination of performance and power characteristics of 4G LTE networks (MobiSys
-    2012), whose table 4 has 132.86 mW and 283.17 mW for each Mbit/s for a phone's Wi-Fi.
+    2012), whose table 4 has 132.86 mW and 283.17 mW per Mbit/s for a phone's Wi-Fi.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,7 +84,7 @@ class Settings(BaseModel):
         return bool(self.devices or self.links)
 
     def require_plans(self) -> None:
-        """ValueError: plans for the run time cannot be."""
+        """Raise ValueError if the settings do not permit plans for the run time."""
         for field in ("plans_bandwidth_mbps", "plans_slow_down"):
             low, high = getattr(self, field)
             if low > high:
@@ -95,21 +95,20 @@ class Settings(BaseModel):
             )
 
     def pair(self, link: str) -> tuple[str, str]:
-        """The devices that a link joins; names of devices may have a hyphen, too."""
+        """The two devices that a link joins; names of devices may contain a hyphen, too."""
         parts = link.split(LINK)
         ways = [(LINK.join(parts[:at]), LINK.join(parts[at:])) for at in range(1, len(parts))]
         return next((way for way in ways if set(way) <= set(self.devices)), (link, ""))
 
     def link(self, a: str, b: str, bandwidth_mbps: float) -> PartitionLink:
-        """The link between two devices; one that is not named has this bandwidth."""
+        """The link between two devices; an unnamed link has this bandwidth."""
         own = (one for name, one in self.links.items() if set(self.pair(name)) == {a, b})
         return next(own, PartitionLink(bandwidth_mbps=bandwidth_mbps, latency_ms=self.latency_ms))
 
 
 class PlacementSettings(BaseModel):
-    """Links and limits of a search over several devices, as those of a partition; bandwidth_mbps: of links without a name.
-
-    codings: of what is sent, of which one is chosen for each SubNet. coding_images: on which their losses are measured.
+    """Links and limits of a search over several devices, like those of a partition; bandwidth_mbps: of links without a name.
+    codings: candidates, one of which is chosen for each SubNet. coding_images: number of images for measuring their losses.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -125,11 +124,11 @@ class PlacementSettings(BaseModel):
     coding_images: int = Field(default=256, ge=1)
 
     def of(self, devices: tuple[str, ...]) -> Settings:
-        """The same for devices, home first. ValueError: devices or links that cannot be."""
+        """The settings of a partition over these devices, the coordinator first. ValueError: invalid devices or links."""
         own = self.model_dump(include=set(Settings.model_fields) - {"bandwidth_mbps"})
         return Settings(devices=devices, bandwidth_mbps=(self.bandwidth_mbps,), **own)
 
     @property
     def ascending(self) -> tuple[ActivationCoding, ...]:
-        """The codings from the fewest bytes to fp32, which there always is."""
+        """The codings from the fewest bytes to fp32, which is always included."""
         return tuple(sorted({*self.codings, "fp32"}, key=CODED_BYTES.__getitem__))

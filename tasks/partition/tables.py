@@ -1,4 +1,4 @@
-"""The tables of devices that a finished run has left in its output folder, as the search reads them."""
+"""The tables of devices in the output folder of a finished run, in the form that the search reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ STAGES = "stages"
 LATENCY_STAGE, PROFILE_STAGE = "latency", "profile"
 SUPERNET_FOLDER = "supernet"
 SUPERNET_STAGES = ("finetune", "compile")
-"""The trained SuperNet, if there is one, before the other."""
+"""Stages with a trained SuperNet, the preferred one first."""
 
 
 class RunOffset(Protocol):
-    """A device. offset_ms: of a run besides its operators [ms]."""
+    """A device. offset_ms: time of a run without its operators [ms]."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class FeatureTimes(RunOffset, Protocol):
     """Times of operators on one device."""
 
     def operator_ms(self, feature: OperatorFeature) -> float:
-        """Latency of an operator [ms]; NaN: it has none on the device."""
+        """Latency of an operator [ms]; NaN if it has none on the device."""
         ...
 
 
@@ -61,15 +61,15 @@ class DeviceTable:
 
     @property
     def offset_ms(self) -> float:
-        """Of a run besides its operators [ms]."""
+        """Time of a run without its operators [ms]."""
         return self.correction.offset_ms
 
     def operator_ms(self, feature: OperatorFeature) -> float:
-        """Of one operator [ms]; NaN: it has no latency on the device."""
+        """Latency of one operator [ms]; NaN if it has none on the device."""
         return operator_ms(self.lut, feature, self.correction)
 
     def compute_ms(self, dataflow: SubnetDataflow) -> NDArray[np.float64]:
-        """(n,) of each operator [ms]. UserError: an operator has no latency on the device."""
+        """Latency (n,) of each operator [ms]. UserError: an operator has no latency on the device."""
         found = np.asarray([self.operator_ms(one.feature) for one in dataflow.operators])
         unknown = np.flatnonzero(np.isnan(found))
         if len(unknown):
@@ -79,7 +79,7 @@ class DeviceTable:
         return found
 
     def energy_mj(self, dataflow: SubnetDataflow) -> NDArray[np.float64]:
-        """(n,) of each operator [mJ]. UserError: the energy of an operator is not known."""
+        """Energy (n,) of each operator [mJ]. UserError: the energy of an operator is unknown."""
         known = self.lut.energies_mj()
         found = [known.get(one.feature.digest) for one in dataflow.operators]
         missing = found.count(None)
@@ -95,18 +95,18 @@ def open_tables(output_dir: Path, devices: Sequence[str]) -> tuple[DeviceTable, 
 
 
 def table_of(name: str, profile: Path, latency: Path | None) -> DeviceTable:
-    """The table of a device in the folders of its stages; without a latency predictor operators count as they were measured."""
+    """The table of a device from the folders of its stages; without a latency predictor, latencies are as measured."""
     correction = Correction() if latency is None else LatencyPredictor.load(latency / LATENCY_FILE).correction
     return DeviceTable(name, Lut.open(profile / LUT_FOLDER), correction)
 
 
 def stages_of(devices: Sequence[str]) -> tuple[str, ...]:
-    """The stages of an output folder that are read for a partition over these devices."""
+    """The stages of an output folder that a partition over these devices reads."""
     return (*SUPERNET_STAGES, *(f"{stage}/{name}" for stage in (PROFILE_STAGE, LATENCY_STAGE) for name in devices))
 
 
 def find_supernet(output_dir: Path) -> Path:
-    """The folder of the SuperNet that was made last, trained if one is. UserError: there is none."""
+    """The folder of the latest SuperNet, preferably a trained one. UserError: there is none."""
     for stage in SUPERNET_STAGES:
         newest = _newest(output_dir / STAGES / stage)
         if newest is not None:
@@ -131,6 +131,6 @@ def _names(folder: Path) -> list[str]:
 
 
 def _newest(folder: Path) -> Path | None:
-    """Of the complete stages in a folder the one that was completed last."""
+    """The complete stage in a folder that was completed last; None if there is none."""
     made: Mapping[Path, float] = {path.parent: path.stat().st_mtime for path in folder.glob(f"*/{RESULT_FILE}")}
     return max(made, key=lambda path: (made[path], path.name), default=None)

@@ -13,12 +13,12 @@ from tasks.progress import Progress
 
 BATCH, SEED = 64, 0
 ITERATIONS, DECAY = 100, 1e-4
-"""Of L-BFGS at most; the share of the squared weights in the loss."""
+"""Largest number of iterations of L-BFGS; weight of the squared weights in the loss."""
 
 
 @torch.no_grad()
 def fit_classifier(net: SuperNet, train: Dataset, images: int, progress: Progress) -> None:
-    """Fit the linear layer to so many training images; the backbone of the largest SubNet stays as it is."""
+    """Fit the linear layer to this many training images; the backbone of the largest SubNet stays unchanged."""
     (layer,) = (node for node in net.structure.graph if f"{CLASSIFIER}.weight" in node.inputs)
     read, weight, bias = layer.inputs
     net.elastic.activate(net.max_config)
@@ -38,7 +38,7 @@ def fit_classifier(net: SuperNet, train: Dataset, images: int, progress: Progres
 
 @torch.enable_grad()
 def logistic(x_NF: torch.Tensor, y_N: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight (K, F) and bias (K,) of the logistic regression of classes on averages, which are scaled alike for it."""
+    """Weight (K, F) and bias (K,) of a logistic regression of classes on averages, which are standardised for the fit."""
     mean_F, deviation_F = x_NF.mean(0), x_NF.std(0, correction=0).clamp_min(1e-6)
     scaled_NF = (x_NF - mean_F) / deviation_F
     layer = nn.Linear(x_NF.shape[1], classes)

@@ -1,4 +1,4 @@
-"""Stage "backbone": the SuperNet of the backbone, with the weights that the whole SuperNet has, and a classifier on it."""
+"""Stage "backbone": the SuperNet of the backbone, with the weights of the whole SuperNet, and a classifier on it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,10 +28,10 @@ def run(
     folder: Path,
     progress: Progress,
 ) -> StageResult:
-    """Leave the backbone's SuperNet in `folder`/supernet. whole: the folder of the SuperNet of the whole network.
+    """Save the backbone's SuperNet in `folder`/supernet. whole: the folder of the SuperNet of the whole network.
 
-    BatchNorm statistics are those of the first data. Raises UserError or TailorError where the backbone's SuperNet cannot be
-    made, or does not fit into the whole.
+    BatchNorm statistics come from the first data. Raises UserError or TailorError if the backbone's SuperNet cannot be made, or
+    does not fit into the whole.
     """
     net, shared = cut_out(settings, compiling, model, space, tailor_ir.load(whole))
     for remark in net.remarks:
@@ -62,9 +62,8 @@ def cut_out(
     space: Mapping[str, Any] | None,
     whole: SuperNet,
 ) -> tuple[SuperNet, tuple[str, ...]]:
-    """The SuperNet of the backbone with the whole SuperNet's tensors, and the names of these.
-
-    The linear layer has random weights. Raises UserError or TailorError as `run`.
+    """The SuperNet of the backbone with the whole SuperNet's tensors, and the names of these tensors.
+    The linear layer has random weights. Raises UserError or TailorError like `run`.
     """
     assert settings.backbone is not None
     net = supernet_of(compiling, settings.classifier(model), settings.data, None, space)

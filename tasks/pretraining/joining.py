@@ -24,12 +24,12 @@ def run(
     folder: Path,
     progress: Progress,
 ) -> StageResult:
-    """Leave the joined SuperNet in `folder`/supernet; accuracies of its largest and smallest SubNets on the second data.
+    """Save the joined SuperNet in `folder`/supernet; accuracies of its largest and smallest SubNets on the second data.
 
     part: the path of the backbone. whole, backbone: folders of SuperNets. Weights of the backbone and its alternatives are
-    those of `backbone`, bit by bit. BatchNorm statistics are taken from the second data; where the first stage has left the
-    network's own weights as they were, its statistics stay, too, and so the largest SubNet is the network that it was.
-    Raises TailorError where the two do not have the same backbone.
+    those of `backbone`, bit by bit. BatchNorm statistics are computed from the second data. If the first stage did not change
+    the network's own weights, its statistics stay, too, so that the largest SubNet equals the original network.
+    Raises TailorError if the two SuperNets have different backbones.
     """
     net = tailor_ir.load(whole)
     original = net.structure.graph.original()

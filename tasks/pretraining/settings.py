@@ -1,4 +1,4 @@
-"""Settings of the first stage of two: which part of the network is trained on which data before the whole is tuned."""
+"""Settings of the first of two stages: the part of the network, and the data it is trained on before the whole is tuned."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,22 +9,23 @@ from tasks.models import ModelSettings
 
 
 class Settings(BaseModel):
-    """The backbone on the first data. `data` of the run are the second."""
+    """The backbone and the first data. The run's `data` are the second."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     backbone: str | None = Field(default=None, pattern=r"^\w+(\.\w+)*$")
-    """The path of the backbone in the network, as backbone or backbone.body; none: there is no first stage."""
+    """Path of the backbone in the network, such as backbone or backbone.body; None: there is no first stage."""
     data: DataSettings = DataSettings(kind="glyphs")
     """The first data: images with a class each."""
     base: BaseSettings = BaseSettings()
-    """Training of the backbone as a classifier, where the network has no weights."""
+    """Training of the backbone as a classifier, if the network has no weights."""
     finetune: FinetuneSettings = FinetuneSettings(teacher="base")
-    """Training of the backbone's SuperNet. With teacher=base the largest SubNet, too, learns from what the backbone was, so
-    that it stays near to what the head knows."""
+    """Training of the backbone's SuperNet. With teacher=base the largest SubNet, too, learns from the original backbone, so
+    that it stays close to the features that the head knows.
+    """
     classifier_images: int = Field(default=2048, ge=2)
-    """Training images of the first data that the linear layer over the backbone is fitted to."""
+    """Training images of the first data for fitting the linear layer over the backbone."""
 
     def classifier(self, model: ModelSettings) -> ModelSettings:
-        """The backbone of a network as a classifier, from random weights."""
+        """Settings of a network's backbone as a classifier, from random weights."""
         return model.model_copy(update={"backbone": self.backbone, "checkpoint": None})

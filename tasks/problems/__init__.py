@@ -1,7 +1,7 @@
-"""Learning problems: what a network is trained to answer, and by what it is judged; a record for each.
+"""Learning problems: the answers that a network is trained to give, and their metrics; a record for each.
 
-A problem that can be judged by several metrics has a record for each. A new problem is a record here, a source of data whose
-targets are for it (`tasks.data`), and a test.
+A problem with several metrics has a record for each. A new problem needs a record here, a source of data with its targets
+(`tasks.data`), and a test.
 """
 
 from tasks.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1
@@ -46,10 +46,10 @@ PROBLEMS: tuple[LearningProblem, ...] = (
 
 
 def problem_named(name: str, metric: str | None = None) -> LearningProblem:
-    """The record of a problem that is judged by a metric, as settings call it (`data.metric`); None: by its first one."""
+    """The record of a problem with a metric, by its name in settings (`data.metric`); None: by the problem's first metric."""
     return next(record for record in PROBLEMS if record.name == name and metric in (None, record.judged_by))
 
 
 def other_metric(problem: LearningProblem) -> str | None:
-    """The metric by which a problem is judged, where it is not its first one; None: it is."""
+    """The metric by which a problem is judged, if it is not the problem's first one; else None."""
     return None if problem.judged_by == problem_named(problem.name).judged_by else problem.judged_by

@@ -30,19 +30,19 @@ LACKS_OF_F1: Mapping[str, str] = MappingProxyType(
         "blocks": "a search on a device goes by the share of right answers",
     }
 )
-"""What cannot be done where the score is no share of right answers, and why."""
+"""Features that are unavailable when the score is no share of right answers, and the reasons."""
 JUDGED: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
     {
         ACCURACY: ("top-1 accuracy", "accuracy", MappingProxyType({})),
         MACRO_F1: ("macro F1", "macro F1", LACKS_OF_F1),
     }
 )
-"""The metric, the score in tables, and what cannot be done, by the metric's name in settings."""
+"""The metric, the score in tables, and the unavailable features, by the metric's name in settings."""
 
 
 @dataclass(slots=True)
 class ClassAnswers:
-    """The class of each image beside the one with the largest logit, and their cross-entropy. by_f1: which is their score."""
+    """The true and the most likely class of each image, and their cross-entropy. by_f1: the score is macro F1."""
 
     by_f1: bool = False
     loss: float = 0.0
@@ -51,14 +51,14 @@ class ClassAnswers:
     answers: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Logits (B, K) and classes (B,)."""
+        """Add logits (B, K) and classes (B,)."""
         self.classes = outputs.shape[1]
         self.targets.append(target.cpu())
         self.answers.append(outputs.argmax(1).cpu())
         self.loss += float(functional.cross_entropy(outputs, target, reduction="sum"))
 
     def found(self) -> Tallied:
-        """Top-1 accuracy and which images are classified correctly, or macro F1 and the same as numbers."""
+        """Top-1 accuracy and, for each image, whether it is classified correctly; or macro F1, with the latter as numbers."""
         target_N, answer_N = torch.cat(self.targets).numpy(), torch.cat(self.answers).numpy()
         right_N: np.ndarray = answer_N == target_N
         loss, confusion_KK = self.loss / len(right_N), confusion(target_N, answer_N, self.classes)
@@ -73,7 +73,7 @@ def confusion(target_N: np.ndarray, answer_N: np.ndarray, classes: int) -> NDArr
 
 
 def macro_f1(confusion_KK: NDArray[np.int64]) -> float:
-    """The mean of F1 of the classes that occur, as class or answer. Source: Information Retrieval (van Rijsbergen 1979) §7."""
+    """Mean F1 of the classes that occur, as class or answer. Source: Information Retrieval (van Rijsbergen 1979) §7."""
     both_K, either_K = confusion_KK.diagonal(), confusion_KK.sum(0) + confusion_KK.sum(1)
     occurs_K = either_K > 0
     return float((2 * both_K[occurs_K] / either_K[occurs_K]).mean())
@@ -91,11 +91,11 @@ class Classification:
         self.metric, self.score, self.lacks = JUDGED[judged_by]
 
     def fitted(self, source: Any) -> Classification:
-        """Itself: it is the same for all sources."""
+        """The record itself, which is the same for all sources."""
         return self
 
     def output_told(self, classes: int) -> str:
-        """One number for each class."""
+        """Description of the output: one number for each class."""
         return (
             f"one tensor (B, {classes}): a number for each class of the data, for classification; data with masks are for "
             "segmentation"
@@ -106,11 +106,11 @@ class Classification:
         return None, classes
 
     def blank(self, images: int, resolution: int) -> torch.Tensor:
-        """Class 0 for each."""
+        """Class 0 for each image."""
         return torch.zeros(images, dtype=torch.int64)
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Images as the source augments them, and their classes (B,)."""
+        """Images after the source's augmentation, and their classes (B,)."""
         return source.images(indices, draws), torch.from_numpy(source.labels[indices])
 
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
@@ -118,7 +118,7 @@ class Classification:
         return functional.cross_entropy(outputs, target, label_smoothing=label_smoothing)
 
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
-        """From the teacher's distribution over the classes of each image."""
+        """Divergence from the teacher's distribution over the classes of each image."""
         return divergence(outputs, taught)
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
@@ -129,13 +129,13 @@ class Classification:
         """The raw output is the answer."""
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
-        """A class of a whole image has no place in it."""
+        """Nothing: the class of a whole image has no place in it."""
 
     def tally(self) -> ClassAnswers:
-        """No image yet."""
+        """An empty tally."""
         return ClassAnswers(by_f1=self.judged_by == MACRO_F1)
 
 
 CLASSIFICATION = Classification()
 CLASSIFICATION_BY_F1 = Classification(MACRO_F1)
-"""All classes count alike, however many images each has."""
+"""Judged by macro F1: all classes count alike, however many images each has."""

@@ -15,14 +15,14 @@ else:
 
 
 def enlarged(maps_BChw: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Maps at a size (H, W), themselves where they have it: (B, C, H, W)."""
+    """Maps resized to (H, W), unchanged if they have this size: (B, C, H, W)."""
     if tuple(maps_BChw.shape[-2:]) == tuple(size):
         return maps_BChw
     return functional.interpolate(maps_BChw, list(size), mode="bilinear", align_corners=False)
 
 
 def resized(taught_BChw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A teacher's maps at the size of others, without aliases where they are larger."""
+    """A teacher's maps at the size of others; anti-aliased if they shrink."""
     size = like.shape[-2:]
     if taught_BChw.shape[-2:] == size:
         return taught_BChw

@@ -1,4 +1,4 @@
-"""What a learning problem is to the stages. Legend: B batch, N samples, K classes, C channels, H height, W width."""
+"""The interface between learning problems and stages. Legend: B batch, N samples, K classes, C channels, H height, W width."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ else:
     torch = Later("torch")
 
 Batch = tuple[Any, "torch.Tensor"]
-"""x_BCHW float32, or what samples are else (`tasks.data.batches.Inputs`), and the targets, whose first axis is B.
-
-What knows samples of one input alone takes x for the tensor that it is.
+"""The inputs: x_BCHW float32, or another kind (`tasks.data.batches.Inputs`); and the targets, whose first axis is B.
+Code for samples of a single input treats x as a tensor.
 """
 
 Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
@@ -37,7 +36,7 @@ LACKS_OF_PARTS: Mapping[str, str] = MappingProxyType(
         "blocks": "a search on a device goes by the classes of whole images",
     }
 )
-"""What problems cannot do, with the reason, whose answers are about parts of an image."""
+"""Features that problems cannot support if their answers are about parts of an image, with the reasons."""
 
 
 ONE_HEAD: Mapping[str, int] = MappingProxyType({})
@@ -49,11 +48,11 @@ class AtMost(int):
 
 
 class Tallied(NamedTuple):
-    """How good the answers for samples are.
+    """Quality of the answers for samples.
 
-    score: in [0, 1], higher is better; what stages call accuracy. loss: mean loss from targets, of a sample.
-    each_N: whether each sample is answered correctly (bool), or the score of each sample alone (float16).
-    confusion_KK: samples by class (rows) and answer (columns); None: samples have no classes.
+    score: in [0, 1], higher is better; stages call it accuracy. loss: mean loss from targets, of a sample. each_N: whether each
+    sample is answered correctly (bool), or the score of each sample alone (float16). confusion_KK: samples by class (rows) and
+    answer (columns); None: samples have no classes.
     """
 
     score: float
@@ -66,28 +65,27 @@ class Tally(Protocol):
     """Counts of one network, added batch by batch."""
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """The raw outputs for a batch, and its targets, on one device."""
+        """Add the raw outputs for a batch, and its targets, on one device."""
         ...
 
     def found(self) -> Tallied:
-        """How good all answers so far are."""
+        """Quality of all answers so far."""
         ...
 
 
 class LearningProblem(Protocol):
     """A kind of targets, with the losses on a network's raw outputs and the score by which its answers are judged.
-
-    Sensitivities are losses of that score in points, whatever the problem.
+    Sensitivities are losses of that score in points, for every problem.
     """
 
     @property
     def name(self) -> str:
-        """For settings and messages."""
+        """The name in settings and messages."""
         ...
 
     @property
     def metric(self) -> str:
-        """The name of the score, which is what "accuracy" means."""
+        """The name of the score that stages call "accuracy"."""
         ...
 
     @property
@@ -97,47 +95,45 @@ class LearningProblem(Protocol):
 
     @property
     def score(self) -> str:
-        """The score in tables and figures: "accuracy", or the metric where it is no share of correct answers."""
+        """The score in tables and figures: "accuracy", or the metric if it is no share of correct answers."""
         ...
 
     @property
     def outside(self) -> str | None:
-        """What a device does with a raw output to have the answer, which no latency includes; None: nothing to speak of."""
+        """Post-processing on the device that no latency includes; None: nothing significant."""
         ...
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        """What cannot be done with it yet, by ability (`require`), and why."""
+        """Abilities that the problem lacks so far (`require`), each with the reason."""
         ...
 
     @property
     def heads(self) -> Mapping[str, int]:
-        """Of samples with several targets, the number of classes of each by name; {}: one target."""
+        """Number of classes of each target by name, for samples with several targets; {}: one target."""
         ...
 
     def fitted(self, source: Any) -> LearningProblem:
-        """The record for a source of data, where it depends on that."""
+        """The record for a source of data, if it depends on the source."""
         ...
 
     def output_told(self, classes: int) -> str:
-        """The raw output that a network must have, for messages."""
+        """Description, for messages, of the raw output that a network must have."""
         ...
 
     def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
-        """The sizes of the raw output for images of so many pixels a side; None: of any size. resolution: None: not known.
-
+        """The sizes of the raw output for images with `resolution` pixels a side; None: of any size. resolution: None: unknown.
         `AtMost`: a size that may be smaller.
         """
         ...
 
     def blank(self, images: int, resolution: int) -> torch.Tensor:
-        """Targets of so many images of so many pixels a side, to run a step with; they tell nothing."""
+        """Targets of `images` images with `resolution` pixels a side, to run a step with; they carry no information."""
         ...
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
         """A batch of a source of data: images in [0, 1] at the base resolution, and targets.
-
-        source: of the kind that the record names. draws: (B, D) in [0, 1), by which samples are augmented; None: they are not.
+        source: of the kind that the record names. draws: (B, D) in [0, 1), for augmenting samples; None: no augmentation.
         """
         ...
 
@@ -154,19 +150,19 @@ class LearningProblem(Protocol):
         ...
 
     def decoding(self, outputs: NDArray[np.float32], size: tuple[int, int]) -> Decoding | None:
-        """How a device decodes raw outputs of images of `size`, and what that takes; None: the raw output is the answer."""
+        """How a device decodes raw outputs of images of `size`, and its time; None: the raw output is the answer."""
         ...
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor | None:
-        """Answers or targets over their images, (B, 3, H, W) in [0, 1], as the images; None: they cannot be drawn."""
+        """Answers or targets drawn over their images, (B, 3, H, W) in [0, 1], like the images; None: they cannot be drawn."""
         ...
 
     def tally(self) -> Tally:
-        """Of a network that has answered nothing yet."""
+        """An empty tally for one network."""
         ...
 
 
 def require(problem: LearningProblem, ability: str, where: str, next_step: str) -> None:
-    """UserError where a problem lacks an ability that a stage needs. where: the option or stage that asks for it."""
+    """Raise UserError if a problem lacks an ability that a stage needs. where: the option or stage that needs it."""
     if reason := problem.lacks.get(ability):
         raise UserError(where, f"{problem.name} cannot do it yet: {reason}", next_step=next_step)

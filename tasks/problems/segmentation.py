@@ -1,7 +1,7 @@
 """Semantic segmentation: the class of each pixel. Legend: B batch, K classes, N images, C channels, H height, W width.
 
-Raw outputs (B, K, h, w) may be of any height and width. They are enlarged to those of the targets, which stay at the base
-resolution whatever the size of the images that a SubNet takes. So SubNets of all resolutions are judged by the same pixels.
+Raw outputs (B, K, h, w) may be of any height and width. They are enlarged to the size of the targets, which stay at the base
+resolution whatever the size of a SubNet's images. All SubNets are therefore judged by the same pixels.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ else:
     functional = Later("torch.nn.functional")
 
 IGNORED = -1
-"""The class of pixels that nobody has labelled, or that are outside of the image: no loss and no score counts them."""
+"""The class of pixels without a label, or outside of the image: no loss and no score counts them."""
 TINT = 0.6
 """Share of a class's colour in pictures."""
 
 
 @dataclass(slots=True)
 class PixelCounts:
-    """Pixels by class and answer, of all images and for the score of each, and the mean cross-entropy of its pixels."""
+    """Pixels by class and answer, over all images; the score of each image, and the mean cross-entropy of its pixels."""
 
     loss: float = 0.0
     confusion_KK: torch.Tensor | None = None
     scores: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Logits (B, K, h, w) and classes (B, H, W)."""
+        """Add logits (B, K, h, w) and classes (B, H, W)."""
         logits_BKHW = enlarged(outputs, target.shape[-2:])
         counts_BKK = _confusions(logits_BKHW.argmax(1), target, logits_BKHW.shape[1])
         own_KK = counts_BKK.sum(0).cpu()
@@ -67,11 +67,11 @@ class Segmentation:
     heads = ONE_HEAD
 
     def fitted(self, source: Any) -> Segmentation:
-        """Itself: it is the same for all sources."""
+        """The record itself, which is the same for all sources."""
         return self
 
     def output_told(self, classes: int) -> str:
-        """One number for each class at each position."""
+        """Description of the output: one number for each class at each position."""
         return f"one tensor (B, {classes}, h, w): a number for each class of the data at each position, of any h and w"
 
     def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
@@ -83,7 +83,7 @@ class Segmentation:
         return torch.zeros(images, resolution, resolution, dtype=torch.int64)
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Images and the classes of their pixels (B, H, W), moved alike where they are augmented."""
+        """Images and the classes of their pixels (B, H, W), augmented by the same moves."""
         x_BCHW, y_BHW = source.masked(indices)
         return (x_BCHW, y_BHW) if draws is None else moved(x_BCHW, y_BHW, draws)
 
@@ -94,8 +94,7 @@ class Segmentation:
         )
 
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
-        """From the teacher's distribution at each position of the raw outputs.
-
+        """Divergence from the teacher's distribution at each position of the raw outputs.
         Source: pixel-wise distillation in Structured Knowledge Distillation for Semantic Segmentation (CVPR 2019) §3.1.
         """
         return divergence(_rows(outputs), _rows(resized(taught, outputs)))
@@ -108,14 +107,14 @@ class Segmentation:
         """The raw output is the answer, at the positions of its map."""
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor:
-        """Images tinted in the colour of each pixel's class; class 0 is left as it is, and ignored pixels are black."""
+        """Images tinted in the colour of each pixel's class; class 0 is left untinted, and ignored pixels are black."""
         colours_K3 = torch.tensor([hsv_to_rgb(number / max(1, classes - 1), 1.0, 1.0) for number in range(classes)])
         tint_BCHW = colours_K3.to(images_BCHW.device)[answers.clamp_min(0)].movedim(-1, 1)
         share_BCHW = TINT * (answers > 0).float()[:, None]
         return torch.lerp(images_BCHW, tint_BCHW, share_BCHW) * (answers != IGNORED).float()[:, None]
 
     def tally(self) -> PixelCounts:
-        """No pixel yet."""
+        """An empty tally."""
         return PixelCounts()
 
 
@@ -123,9 +122,8 @@ SEGMENTATION = Segmentation()
 
 
 def mean_iou(confusion_NKK: torch.Tensor) -> torch.Tensor:
-    """Intersection over union (N,), the mean of the classes that occur, of pixels by class (rows) and answer (columns).
-
-    1 where no pixel is counted. Source: The PASCAL Visual Object Classes Challenge (IJCV 2010) §4.2.2.
+    """Mean intersection over union (N,) of the classes that occur, from pixels by class (rows) and answer (columns).
+    1 if no pixel is counted. Source: The PASCAL Visual Object Classes Challenge (IJCV 2010) §4.2.2.
     """
     both_NK = confusion_NKK.diagonal(dim1=1, dim2=2).double()
     either_NK = confusion_NKK.sum(1) + confusion_NKK.sum(2) - both_NK
@@ -136,9 +134,8 @@ def mean_iou(confusion_NKK: torch.Tensor) -> torch.Tensor:
 
 
 def moved(x_BCHW: torch.Tensor, y_BHW: torch.Tensor, draws_BD: np.ndarray) -> Batch:
-    """Images and their pixels' classes, shifted up to 8 %, turned up to 12 degrees, scaled by 0.9 to 1.1 (4 draws each).
-
-    Pixels from outside are black and have class `IGNORED`. No flips, since they change characters.
+    """Images and their pixels' classes, shifted up to 8 %, rotated up to 12 degrees, scaled by 0.9 to 1.1 (4 draws per image).
+    Pixels from outside are black and have class `IGNORED`. Images are not flipped, since flips change characters.
     """
     from torchvision.transforms import InterpolationMode, v2
 
@@ -163,7 +160,7 @@ def _rows(outputs_BKhw: torch.Tensor) -> torch.Tensor:
 
 
 def _confusions(answer_BHW: torch.Tensor, y_BHW: torch.Tensor, classes: int) -> torch.Tensor:
-    """(B, K, K) int64: pixels by class (rows) and answer (columns), without those that are ignored."""
+    """Counts (B, K, K) int64 of pixels by class (rows) and answer (columns), without ignored pixels."""
     count = math.prod((len(y_BHW), classes, classes))
     place_BHW = torch.arange(len(y_BHW), device=y_BHW.device)[:, None, None] * classes**2 + y_BHW * classes + answer_BHW
     return torch.bincount(place_BHW[y_BHW != IGNORED], minlength=count).view(-1, classes, classes)

@@ -1,5 +1,4 @@
-"""Classification by several targets: a class of each for each sample. Legend: B batch, T targets, K classes of all, N samples.
-
+"""Classification by several targets, one class each. Legend: B batch, T targets, K classes of all targets, N samples.
 A raw output (B, K) has the logits of all targets side by side. Each target is a distribution of its own.
 """
 
@@ -29,27 +28,26 @@ LACKS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(slots=True)
 class TargetAnswers:
-    """Which targets of each sample are answered correctly, and their mean cross-entropy."""
+    """Correctness of each target of each sample, and the mean cross-entropy."""
 
     problem: SeveralClasses
     loss: float = 0.0
     right: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Logits (B, K) and classes (B, T)."""
+        """Add logits (B, K) and classes (B, T)."""
         self.right.append((self.problem.decoded(outputs, (0, 0)) == target).cpu())
         self.loss += len(target) * float(self.problem.loss(outputs, target, 0.0))
 
     def found(self) -> Tallied:
-        """The mean accuracy of the targets, and the share of targets that are right of each sample."""
+        """The mean accuracy of the targets, and the share of right targets of each sample."""
         right_NT = torch.cat(self.right).numpy()
         return Tallied(float(right_NT.mean()), self.loss / len(right_NT), right_NT.mean(1).astype(np.float16))
 
 
 class SeveralClasses:
-    """Sources have `images(indices, draws)`, `targets` (N, T) int64, and `heads`: numbers of classes by target.
-
-    Targets: (B, T). heads: of the data, by which a record is `fitted`.
+    """Sources have `images(indices, draws)`, `targets` (N, T) int64, and `heads`: number of classes by target.
+    Targets: (B, T). heads: those of the data, set by `fitted`.
     """
 
     name = "several_classes"
@@ -62,11 +60,11 @@ class SeveralClasses:
         self.heads = heads
 
     def fitted(self, source: Any) -> SeveralClasses:
-        """With the targets of a source."""
+        """The record with the targets of a source."""
         return SeveralClasses(source.heads)
 
     def output_told(self, classes: int) -> str:
-        """The logits of each target."""
+        """Description of the output: the logits of each target."""
         told = ", ".join(f"{name} {count}" for name, count in self.heads.items())
         return f"one tensor (B, {classes}): a number for each class of each target, side by side ({told})"
 
@@ -79,7 +77,7 @@ class SeveralClasses:
         return torch.zeros(images, len(self.heads), dtype=torch.int64)
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Samples as the source augments them, and their classes (B, T)."""
+        """Samples after the source's augmentation, and their classes (B, T)."""
         return source.images(indices, draws), torch.from_numpy(source.targets[indices])
 
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
@@ -89,7 +87,7 @@ class SeveralClasses:
         return torch.stack(found).mean()
 
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
-        """From the teacher's distribution over the classes of each target."""
+        """Divergence from the teacher's distribution over the classes of each target."""
         pairs = zip(self._logits(outputs), self._logits(taught), strict=True)
         return torch.stack([divergence(*pair) for pair in pairs]).mean()
 
@@ -101,14 +99,14 @@ class SeveralClasses:
         """The raw output is the answer."""
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
-        """Classes of a whole sample have no place in it."""
+        """Nothing: classes of a whole sample have no place in it."""
 
     def tally(self) -> TargetAnswers:
-        """No sample yet."""
+        """An empty tally."""
         return TargetAnswers(self)
 
     def _logits(self, outputs: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Of each target."""
+        """The logits of each target."""
         return iter(outputs.split(list(self.heads.values()), 1))
 
 

@@ -1,8 +1,9 @@
 """Tagging: a class of each word of a text.
 
-Legend: B batch, T words of the data's length, t those that a SubNet reads, K classes, N texts. Raw
-outputs (B, t, K) are logits of the first t words. SubNets of smaller lengths leave further words without an answer, which
-counts as a wrong one; so all are judged by the same words.
+Legend: B batch, T words of the data's length, t words that a SubNet reads, K classes, N texts.
+
+Raw outputs (B, t, K) are logits of the first t words. SubNets of smaller lengths leave further words without an answer, which
+counts as a wrong one; all SubNets are therefore judged by the same words.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ else:
     functional = Later("torch.nn.functional")
 
 IGNORED = -1
-"""The class of what fills a text up: no loss and no score counts it."""
+"""The class of padding: no loss and no score counts it."""
 NO_ANSWER = -2
-"""Of words that a SubNet does not read."""
+"""The answer for words that a SubNet does not read."""
 
 
 @dataclass(slots=True)
 class RightWords:
-    """Words of each text, those that are answered correctly, and the sum of the texts' mean cross-entropies."""
+    """Number of words of each text, number of right answers, and the sum of the texts' mean cross-entropies."""
 
     loss: float = 0.0
     words: list[torch.Tensor] = field(default_factory=list)
     right: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Logits (B, t, K) and classes (B, T)."""
+        """Add logits (B, t, K) and classes (B, T)."""
         answers_BT = _answers(outputs, target.shape[1])
         self.words.append((target != IGNORED).sum(1).cpu())
         self.right.append((answers_BT == target).sum(1).cpu())
         self.loss += len(target) * float(_cross_entropy(outputs, target, 0.0))
 
     def found(self) -> Tallied:
-        """The share of all words that are right, and of each text's."""
+        """The share of right words, over all texts and for each text."""
         words_N, right_N = torch.cat(self.words).numpy(), torch.cat(self.right).numpy()
         each_N = (right_N / np.maximum(words_N, 1)).astype(np.float16)
         return Tallied(float(right_N.sum() / words_N.sum()), self.loss / len(words_N), each_N)
@@ -61,11 +62,11 @@ class Tagging:
     heads = ONE_HEAD
 
     def fitted(self, source: Any) -> Tagging:
-        """Itself: it is the same for all sources."""
+        """The record itself, which is the same for all sources."""
         return self
 
     def output_told(self, classes: int) -> str:
-        """One number for each class at each word."""
+        """Description of the output: one number for each class at each word."""
         return f"one tensor (B, T, {classes}): a number for each class of the data at each word"
 
     def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
@@ -82,25 +83,25 @@ class Tagging:
         return tagged
 
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-        """Mean cross-entropy of the words that are read."""
+        """Mean cross-entropy of the words that the SubNet reads."""
         return _cross_entropy(outputs, target, label_smoothing)
 
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
-        """From the teacher's distribution at each word that both read."""
+        """Divergence from the teacher's distribution at each word that both read."""
         return divergence(outputs.flatten(0, 1), taught[:, : outputs.shape[1]].flatten(0, 1))
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        """The class of each word (B, T), `NO_ANSWER` after those that are read. size: its last number is T."""
+        """The class of each word (B, T), `NO_ANSWER` after the words that are read. size: its last number is T."""
         return _answers(outputs, size[-1])
 
     def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
-        """The raw output is the answer, at the words that are read."""
+        """Nothing: the raw output is the answer, at the words that are read."""
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
-        """Texts are no pictures."""
+        """Nothing: texts are no pictures."""
 
     def tally(self) -> RightWords:
-        """No text yet."""
+        """An empty tally."""
         return RightWords()
 
 

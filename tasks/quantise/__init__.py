@@ -1,4 +1,4 @@
-"""int8 files of SubNets by static quantisation, with the layers in fp32 that lose too much accuracy."""
+"""int8 files of SubNets by static quantisation; layers that lose too much accuracy stay in fp32."""
 
 from typing import TYPE_CHECKING
 

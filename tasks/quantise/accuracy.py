@@ -1,7 +1,7 @@
-"""Accuracies of SubNets with every layer in int8, each with ranges of its own, as onnxruntime computes them on this machine.
+"""Accuracies of SubNets with every layer in int8, each with ranges of its own, computed by onnxruntime on this machine.
 
-What is predicted from accuracies in fp32 is predicted from these in the same way: the sensitivities of int8 are those of the
-largest SubNet with one variable changed at a time, in int8 (`tasks.predict.accuracy.sensitivities`).
+Predictions from int8 accuracies work as in fp32: the sensitivities of int8 are those of the largest SubNet with one variable
+changed at a time, in int8 (`tasks.predict.accuracy.sensitivities`).
 """
 
 import tempfile
@@ -24,7 +24,7 @@ class Int8:
 
     @property
     def key(self) -> Mapping[str, bool | str]:
-        """`reduce_range` alone: every layer is in int8, however much that loses."""
+        """Key with `reduce_range` alone: every layer is in int8, whatever it loses."""
         return {"precision": "int8", "reduce_range": self.settings.reduce_range}
 
     def accuracy(self, net: SuperNet, config: Config, statistics: Statistics, data: EvaluationData) -> Accuracy:

@@ -1,8 +1,8 @@
-"""Layers of QDQ files that stay in fp32 in onnxruntime, too.
+"""Guards that keep layers of QDQ files in fp32 in onnxruntime.
 
-Between DequantizeLinear and QuantizeLinear, with a Relu or Clip or without, onnxruntime computes a convolution in int8 even
-where its weights are fp32: it quantises them itself. A LeakyRelu of slope 1 behind the convolution keeps it from that. It
-changes no number, and runtimes fuse it into the convolution.
+Between DequantizeLinear and QuantizeLinear, with or without a Relu or Clip, onnxruntime computes a convolution in int8 even if
+its weights are fp32: it quantises them itself. A LeakyRelu of slope 1 behind the convolution prevents this. It changes no
+number, and runtimes fuse it into the convolution.
 """
 
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Which nodes of an ONNX model are computed in int8."""
+"""The nodes of an ONNX model that are computed in int8."""
 
 from collections.abc import Collection
 
@@ -7,11 +7,11 @@ import onnx
 from tailor_ir import ALIGNMENT_NODES
 
 LAYERS = {"Conv": 1, "Gemm": 1, "MatMul": 1}
-"""Operators with weights, and the place of the weight among their inputs."""
+"""Operators with weights, and the position of the weight among their inputs."""
 FOLDED = ("Relu", "Clip")
-"""A layer in int8 does them by the range of its outputs."""
+"""Operators that a layer in int8 includes by the range of its outputs."""
 BETWEEN = ("Add", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Flatten")
-"""In int8 where their result goes on in int8: two conversions would take longer than they do."""
+"""Operators in int8 if their result is used in int8: two conversions would take longer than the operator itself."""
 FLOAT_RESULTS = ("Gemm",)
 """Layers with fp32 results: class scores with 256 steps would have ties."""
 
@@ -27,8 +27,8 @@ def layers(graph: onnx.GraphProto) -> tuple[str, ...]:
 def quantised_nodes(graph: onnx.GraphProto, kept: Collection[str], going_on: Collection[str] = ()) -> list[str]:
     """Names of the nodes in int8, when the layers `kept` stay in fp32. Nodes are in topological order.
 
-    going_on: results of the graph that go on in int8, such as those of an operator in a network. Images are aligned in fp32:
-    those that need it are out of the range of usual ones.
+    going_on: results of the graph that are used in int8, such as those of an operator in a network. Images are aligned in fp32:
+    images that need alignment are outside the usual range.
     """
     weights = {tensor.name for tensor in graph.initializer}
     chosen = set(layers(graph)) - set(kept)

@@ -1,4 +1,4 @@
-"""One SubNet in int8. Layers to which its outputs are most sensitive stay in fp32: as few as its bound of accuracy takes."""
+"""One SubNet in int8. The most sensitive layers stay in fp32: as few as the bound on accuracy permits."""
 
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,16 +23,15 @@ from tasks.quantise.qdq import Quantiser
 from tasks.quantise.settings import Settings
 
 BATCH = 32
-"""Images of the files that are calibrated and judged."""
+"""Batch size of the models for calibration and evaluation."""
 SENSITIVITY_IMAGES = 128
 """Training images on which the sensitivity of each layer is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedSubNet:
-    """A file in int8. `layers`: all with weights; `kept`: those in fp32. `images`: that the ranges come from.
-
-    Accuracies and losses by split, as onnxruntime computes.
+    """A file in int8. `layers`: all layers with weights; `kept`: the layers in fp32. `images`: number of calibration images.
+    Accuracies and losses by split, computed by onnxruntime.
     """
 
     content: bytes
@@ -52,9 +51,8 @@ def quantise(
     data: Mapping[str, EvaluationData],
     progress: Progress,
 ) -> QuantisedSubNet:
-    """The SubNet's fp32 ONNX model in int8, its ranges from the training images of its BatchNorm statistics.
-
-    On the first split of `data` it loses at most `max_loss_points`. The losses on all splits are told.
+    """The SubNet's fp32 ONNX model in int8; its ranges come from the training images of its BatchNorm statistics.
+    On the first split of `data` it loses at most `max_loss_points`. The losses on all splits are reported.
     """
     with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
         known = next(iter(data.values()))
@@ -86,7 +84,7 @@ def quantise(
 
 @dataclass(frozen=True, slots=True)
 class CalibratedSubNet:
-    """A SubNet's fp32 model for `BATCH` images, and what quantises it. `images`: that its ranges come from; `size`: theirs."""
+    """A SubNet's fp32 model for `BATCH` images, and its quantiser. `images`: calibration images; `size`: their size."""
 
     model: bytes
     layers: tuple[str, ...]
@@ -105,7 +103,7 @@ class CalibratedSubNet:
         data: EvaluationData,
         folder: Path,
     ) -> "CalibratedSubNet":
-        """Runs it on the training images of `data`; files stay in `folder`."""
+        """Calibrate by running the SubNet on the training images of `data`; files stay in `folder`."""
         size = net.input_size(config)
         model = onnx_of(net, config, statistics, BATCH)
         graph = onnx.load_from_string(model).graph
@@ -116,11 +114,11 @@ class CalibratedSubNet:
         return cls(model, names, quantiser, data.counts["recalibration_images"], data, size)
 
     def quantised(self, kept: Collection[str]) -> bytes:
-        """In int8, but for the layers `kept`."""
+        """The model in int8, except for the layers `kept`."""
         return self.quantiser.quantise(self.model, kept)
 
     def most_sensitive(self, progress: Progress) -> tuple[str, ...]:
-        """The layers by how far the class probabilities go from fp32 when that layer alone is in int8; the farthest first."""
+        """The layers by the change of class probabilities from fp32 when one alone is in int8; the largest change first."""
         x = tensors(rows(concatenated(list(self.data.calibration(self.size))), 0, SENSITIVITY_IMAGES))
         exact_BK = OnnxNetwork(self.model)(*x).log_softmax(1)
         divergence: dict[str, float] = {}
@@ -134,14 +132,14 @@ class CalibratedSubNet:
 
 
 def _batches(images: Iterable[Inputs]) -> Iterator[list[NDArray[Any]]]:
-    """All inputs of all images in batches of `BATCH`; the last one is filled up with its own."""
+    """All inputs of all images in batches of `BATCH`; the last batch is filled up with its own samples."""
     for piece in pieces(concatenated(list(images)), BATCH):
         filled = np.arange(BATCH) % samples_in(piece)
         yield [one.cpu().numpy()[filled] for one in tensors(piece)]
 
 
 def _fewest(most: int, enough: Callable[[int], bool]) -> int:
-    """The smallest count in 1 … most that is enough, where larger ones are, too; `most` without any."""
+    """The smallest count in 1 … most that is enough, assuming that larger ones are, too; `most` if none is."""
     too_few, count = 0, 1
     while count < most and not enough(count):
         too_few, count = count, min(2 * count, most)

@@ -25,7 +25,7 @@ from tasks.quantise.layers import BETWEEN, FLOAT_RESULTS, FOLDED, LAYERS, quanti
 
 OPERATORS = [*LAYERS, *FOLDED, *BETWEEN]
 PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
-"""Tells onnxruntime that a model needs no preparation: constants and BatchNorm are folded already."""
+"""Marker for onnxruntime that a model needs no preparation: constants and BatchNorm are already folded."""
 
 
 Feeds = Mapping[str, NDArray[np.generic]]
@@ -52,7 +52,7 @@ class Quantiser:
 
     @classmethod
     def calibrated(cls, model: bytes, feeds: Iterable[Feeds], folder: Path, *, reduce_range: bool) -> "Quantiser":
-        """Runs the fp32 model on inputs of its shapes. The files stay in `folder`."""
+        """Calibrate by running the fp32 model on inputs of its shapes. The files stay in `folder`."""
         path, ranges = folder / "calibrated.onnx", folder / "ranges.json"
         path.write_bytes(model)
         calibrator = create_calibrator(
@@ -63,9 +63,8 @@ class Quantiser:
         return cls(ranges, reduce_range)
 
     def quantise(self, model: bytes, kept: Collection[str] = (), *, goes_on: bool = False) -> bytes:
-        """The QDQ file of an fp32 model whose tensors were calibrated; the layers `kept` stay in fp32.
-
-        goes_on: its results go on in int8.
+        """The QDQ file of a calibrated fp32 model; the layers `kept` stay in fp32.
+        goes_on: its results are used in int8.
         """
         loaded = onnx.load_from_string(model)
         nodes = quantised_nodes(loaded.graph, kept, [one.name for one in loaded.graph.output] if goes_on else ())

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Settings(BaseModel):
-    """How much accuracy int8 may cost, and the range of its weights."""
+    """Allowed loss of accuracy by int8, and the range of its weights."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,7 +1,7 @@
 """Models in int8 that are only timed: their ranges come from one random input, since times do not depend on numbers.
 
-Their weights are those of the network: a runtime arranges weights in int8 for its kernels when it loads a file, which it does
-not do for numbers that are computed there.
+Their weights are those of the network: when it loads a file, a runtime arranges int8 weights for its kernels, but not numbers
+that are computed in the model.
 """
 
 import tempfile
@@ -24,9 +24,8 @@ SEED = 0
 def timed_onnx(
     net: SuperNet, config: Config, precision: Precision, statistics: Statistics | None = None, *, weights: bool
 ) -> bytes:
-    """The ONNX model of one SubNet, to be timed in a precision. weights: whether those in fp32 are there; int8 needs its own.
-
-    ConversionError where a model cannot be quantised.
+    """The ONNX model of one SubNet, to be timed in a precision. weights: whether to include weights in fp32; int8 always does.
+    ConversionError if a model cannot be quantised.
     """
     if precision != "int8":
         return onnx_of(net, config, statistics, weights=weights)
@@ -34,12 +33,12 @@ def timed_onnx(
 
 
 def int8_to_time(model: bytes) -> bytes:
-    """An fp32 model with its weights, of fixed shapes, in int8. ConversionError where it cannot be quantised."""
+    """An fp32 model with its weights, of fixed shapes, in int8. ConversionError if it cannot be quantised."""
     return _quantised(model, goes_on=False)
 
 
 def int8_operator(model: bytes) -> bytes:
-    """An operator's fp32 model in int8 as it runs between others: what it reads and writes in int8 comes and goes so."""
+    """An operator's fp32 model in int8 as it runs between others: tensors that it reads or writes in int8 stay in int8."""
     loaded = onnx.load_from_string(_quantised(model, goes_on=True))
     _drop_ends(loaded.graph)
     content: bytes = loaded.SerializeToString()
@@ -52,13 +51,13 @@ def _quantised(model: bytes, *, goes_on: bool) -> bytes:
         try:
             quantiser = Quantiser.calibrated(model, [feeds], Path(folder), reduce_range=False)
             return quantiser.quantise(model, goes_on=goes_on)
-        except Exception as error:  # of many kinds, none of them ours
+        except Exception as error:  # many kinds of errors, none of them ours
             reason = shortened(error) or type(error).__name__
             raise ConversionError(f"onnxruntime.quantization: {reason}") from error
 
 
 def _drop_ends(graph: onnx.GraphProto) -> None:
-    """Inputs that are quantised at once, and outputs that were in int8 until the end, become uint8."""
+    """Remove conversions at both ends: inputs that are quantised at once, and outputs in int8 until the end, become uint8."""
     readers = Counter(name for node in graph.node for name in node.input)
     inputs, outputs = ({value.name: value for value in values} for values in (graph.input, graph.output))
     renamed: dict[str, str] = {}
@@ -83,7 +82,7 @@ def _drop_ends(graph: onnx.GraphProto) -> None:
 
 
 def _random_feeds(graph: onnx.GraphProto) -> dict[str, NDArray[np.generic]]:
-    """Standard normal numbers for each input; zeros where it is of integers."""
+    """Standard normal numbers for each input; zeros for inputs of integers."""
     rng = np.random.default_rng(SEED)
     weights = {tensor.name for tensor in graph.initializer}
     feeds: dict[str, NDArray[np.generic]] = {}

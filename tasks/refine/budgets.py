@@ -1,8 +1,8 @@
-"""Budgets that the search made, moved to where the measured front has SubNets.
+"""Budgets that the search made, moved to SubNets of the measured front.
 
-The search makes budgets from predictions, at equal ratios. By measurement some buy nothing: their winner is that of a smaller
-budget, or no SubNet keeps them. Each of these goes to a SubNet of the measured front that no other budget has: of several to
-the one that adds most to the area under the front (latency as its logarithm). They are taken one after the other: greedy, as in
+The search makes budgets from predictions, at equal ratios. By measurement some are useless: their winner is that of a smaller
+budget, or no SubNet keeps them. Each of these is moved to a SubNet of the measured front that no other budget has: to the one
+that adds most to the area under the front (latency as its logarithm). They are moved one after the other: greedy, as in
 Guerreiro, Fonseca and Paquete, Evolutionary Computation 24 (2016). Budgets that a user gave are never moved.
 """
 
@@ -21,9 +21,8 @@ from tasks.search.stage import LEAST_BUDGET
 def settled(
     fronts: Sequence[Front], known: Collection[Known], budgets_ms: Sequence[Latencies], margin: float
 ) -> list[Latencies]:
-    """The budgets of a refinement by what is known of its candidates: moved where the search made them for one device.
-
-    fronts: of the search, one for each device. known: the evaluated candidates. margin: of a budget, left free.
+    """The budgets of a refinement, given its evaluated candidates: moved if the search made them for one device.
+    fronts: of the search, one for each device. known: the evaluated candidates. margin: share of a budget that is left free.
     """
     (front, *others) = fronts
     if others or SearchSettings.model_validate(front.settings).budgets_of(front.device) is not None:
@@ -32,10 +31,10 @@ def settled(
 
 
 def moved(known: Collection[Known], budgets_ms: Sequence[float], margin: float) -> list[float]:
-    """The budgets [ms] of one device, ascending, each with a winner of its own where the front has as many SubNets.
+    """The budgets [ms] of one device, ascending, each with a winner of its own if the front has enough SubNets.
 
-    Further budgets stay where they were; those that no SubNet keeps are left out. All stay where nothing is known, or
-    where no SubNet keeps any.
+    Further budgets stay unchanged; budgets that no SubNet keeps are left out. All stay unchanged if nothing is known, or if no
+    SubNet keeps any.
     """
     front = _front(known)
     if not front:
@@ -56,7 +55,7 @@ def moved(known: Collection[Known], budgets_ms: Sequence[float], margin: float) 
 
 
 def _front(known: Collection[Known]) -> list[Known]:
-    """The candidates that are more accurate than all that are as fast, by rising latency."""
+    """The candidates that are more accurate than all candidates at most as slow, by increasing latency."""
     found: list[Known] = []
     for one in sorted(known, key=lambda one: (_sure_ms(one), -one.accuracy.share)):
         if not found or one.accuracy.share > found[-1].accuracy.share:
@@ -69,9 +68,8 @@ def _sure_ms(one: Known) -> float:
 
 
 def _gains(front: Sequence[Known], held: Collection[float], most_ms: float) -> list[float]:
-    """By how much each SubNet of the front adds to the area under those that are held; 0 for these, by their accuracies.
-
-    most_ms: the latency where the area ends.
+    """The area that each SubNet of the front adds to the area under the held SubNets; 0 for the held ones, given by accuracy.
+    most_ms: the latency at which the area ends.
     """
     gains = []
     for number, one in enumerate(front):
@@ -83,7 +81,7 @@ def _gains(front: Sequence[Known], held: Collection[float], most_ms: float) -> l
 
 
 def _budget_ms(front: Sequence[Known], number: int, margin: float) -> float:
-    """Of a SubNet of the front: a little above its latency, and below the next one's."""
+    """The budget of a SubNet of the front: a little above its latency, and below the next SubNet's."""
     own_ms = _sure_ms(front[number])
     next_ms = [_sure_ms(one) for one in front[number + 1 : number + 2]]
     most_ms = min([LEAST_BUDGET * own_ms, *(math.sqrt(own_ms * other_ms) for other_ms in next_ms)])

@@ -10,14 +10,13 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.search.problem import Codes, Problem, Values, neighbours, row_keys
 
 AT_ONCE = 1 << 16
-"""Codes that are made and predicted together, about."""
+"""Approximate number of codes that are made and predicted together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
     """The neighbourhood of the winners (n, V) of a search: one modification from any winner, two modifications from a center.
-
-    limits: of the problem's costs (K,), those of latencies not counted.
+    limits: of the problem's costs (K,); those of latencies are ignored.
     """
 
     problem: Problem
@@ -25,10 +24,9 @@ class Around:
     winners: Codes
 
     def best(self, center: Codes, limits_ms: Values, count: int, known: Codes) -> list[tuple[Codes, Values]]:
-        """The (at most) `count` codes (V,) with the best predicted score within predicted latencies, and theirs [ms] (D,).
+        """The (at most) `count` codes (V,) with the best predicted score within predicted latencies, and their own (D,) [ms].
 
-        center: the code (V,) that is modified twice. limits_ms: (D,), of each device. known: canonical codes (m, V) that
-        are not wanted again.
+        center: the code (V,) that is modified twice. limits_ms: (D,), of each device. known: canonical codes (m, V), left out.
         """
         if not count:
             return []
@@ -46,8 +44,7 @@ class Around:
         return list(zip(best, self._predicted_ms(best), strict=True))
 
     def top(self, starts: Codes, limits_ms: Values) -> Codes:
-        """Where `best` leads again and again from the best of codes (n, V) within predicted latencies (D,) of the devices.
-
+        """The code that repeated calls of `best` reach from the best of codes (n, V) within predicted latencies (D,).
         The first code if none is within them.
         """
         fits = starts[self._fits(starts, limits_ms)]
@@ -73,7 +70,7 @@ class Around:
         return fits
 
     def _predicted_ms(self, codes: Codes) -> Values:
-        """Of each device (n, D). Infinite where an operator has no latency, and beyond the limits."""
+        """Predicted latencies (n, D) by device. Infinite if an operator has no latency, and beyond the limits."""
         timed = self.problem.timed
         is_known = np.ones(len(codes), bool)
         for latency in self.problem.costs[:timed]:

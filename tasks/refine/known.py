@@ -12,7 +12,7 @@ from tasks.progress import Progress
 EVALUATED_FILE = "evaluated.jsonl"
 
 Latencies = tuple[float, ...]
-"""Of one SubNet on each device, or the most that they may be [ms]."""
+"""Latencies of one SubNet on each device, or their limits [ms]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Known:
 
 
 def taken(ms: Latencies, budgets_ms: Latencies) -> float:
-    """The share of its budget that a SubNet takes, on the device where that is largest."""
+    """The largest share of its budget that a SubNet takes on any device."""
     return max(own_ms / budget_ms for own_ms, budget_ms in zip(ms, budgets_ms, strict=True))
 
 
@@ -47,8 +47,8 @@ def within(ms: Latencies, budgets_ms: Latencies) -> bool:
 def best(known: Collection[Known], budgets_ms: Latencies, margin: float) -> Known:
     """The best candidate whose `sure_ms` are within the budgets less the margin, else the best within the budgets.
 
-    Where no `sure_ms` are within the budgets: the best candidate with measured latencies within them, else the one that is
-    nearest to them, which on one device is the fastest.
+    If no `sure_ms` are within the budgets: the best candidate with measured latencies within them, else the nearest one, which
+    on one device is the fastest.
     """
     careful_ms = tuple((1 - margin) * budget_ms for budget_ms in budgets_ms)
     ways = (
@@ -61,9 +61,8 @@ def best(known: Collection[Known], budgets_ms: Latencies, margin: float) -> Know
 
 
 def winners(known: Collection[Known], budgets_ms: Sequence[Latencies], margin: float) -> list[Known]:
-    """The winner of each budget: its `best`, or that of a smaller budget where this one ranks higher: it keeps both.
-
-    So a larger budget never has the worse winner, whatever care chose in either.
+    """The winner of each budget: its `best`, or a smaller budget's winner if that ranks higher (it keeps both budgets).
+    A larger budget therefore never has the worse winner, whatever the margin excluded in either.
     """
     own = [(ms, best(known, ms, margin)) for ms in budgets_ms]
 
@@ -82,7 +81,7 @@ def evaluated_lines(
 
 
 def known_ms(timed: Sequence[Mapping[str, Measurement]]) -> dict[str, Latencies]:
-    """Latencies [ms] by digest, of the candidates that could be measured on every device. timed: of each device, by digest."""
+    """Latencies [ms] by digest, of the candidates that were measured on every device. timed: of each device, by digest."""
     found = {}
     for digest in timed[0]:
         ms = tuple(own.p50_ms for one in timed if (own := one.get(digest)) is not None and own.p50_ms is not None)
@@ -92,7 +91,7 @@ def known_ms(timed: Sequence[Mapping[str, Measurement]]) -> dict[str, Latencies]
 
 
 def worth_evaluating(timed_ms: Mapping[str, Latencies], budgets_ms: Sequence[Latencies]) -> list[str]:
-    """Digests of the candidates that are evaluated: those within some budget, else the nearest to one."""
+    """Digests of the candidates to evaluate: those within some budget, else the nearest to one."""
     shares = {digest: min(taken(ms, budget_ms) for budget_ms in budgets_ms) for digest, ms in timed_ms.items()}
     most = max(1.0, min(shares.values(), default=1.0))
     return [digest for digest, share in shares.items() if share <= most]

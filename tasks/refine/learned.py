@@ -3,8 +3,8 @@
 The accuracy predictor adds sensitivities of the largest SubNet. Far from the largest SubNet the sum is wrong, since two
 modifications together cost more than their sum, or less. A Gaussian process (Rasmussen and Williams, *Gaussian Processes for
 Machine Learning*, 2006; Matérn kernel, ν = 5/2) learns the accuracies of SubNets that were not evaluated. The coordinates of a
-SubNet are the losses that its choices cost. So SubNets with similar losses are similar, variables without effect do not count,
-and three hyperparameters are enough for any number of variables. Each estimate comes with its standard deviation.
+SubNet are the losses that its choices cost. SubNets with similar losses are therefore similar, variables without effect do not
+count, and three hyperparameters are enough for any number of variables. Each estimate comes with its standard deviation.
 
 The same process smooths latencies: the smallest of hundreds of measured latencies are small by luck, and the latencies of
 similar SubNets correct them.
@@ -21,9 +21,9 @@ from tasks.predict.accuracy import AccuracyPredictor, MeasuredAccuracy
 from tasks.search.problem import Codes, SearchSpace, Values, row_keys
 
 FEWEST = 8
-"""Different SubNets to learn from."""
+"""Least number of different SubNets to learn from."""
 MOST = 1000
-"""To learn from: the effort grows with the cube of their number."""
+"""Largest number of SubNets to learn from: the effort grows with its cube."""
 AT_ONCE = 1 << 12
 
 
@@ -50,7 +50,7 @@ class _Surface:
             ConstantKernel(1.0, (1e-3, 1e3)) * Matern(1.0, (1e-2, 1e2), nu=2.5) + white
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a bound that is reached: as good as any
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a bound that is reached is as good as any value
             self._process.fit(self._placed(codes), (values - self._mean) / self._spread)
 
     def guess(self, codes: Codes) -> tuple[Values, Values]:
@@ -68,7 +68,7 @@ class _Surface:
 
 
 def _coordinates(predictor: AccuracyPredictor) -> list[Values] | None:
-    """The loss that each choice costs, relative to the dearest choice; None where no choice costs anything."""
+    """The loss that each choice costs, relative to the costliest choice; None if no choice costs anything."""
     table = predictor.table
     lost = [np.array([found.loss for found in row.measured]) - table.largest.loss for row in table.variables]
     spread = max((float(np.abs(one).max()) for one in lost), default=0.0)
@@ -79,16 +79,16 @@ class LearnedAccuracy:
     """An `AccuracyModel`: accuracies of evaluated SubNets, and estimates between them."""
 
     def __init__(self, coordinates: Sequence[Values], codes: Codes, accuracies: Values) -> None:
-        """coordinates: of each choice of each variable. Learns from canonical codes (n, V) and their accuracies (n,)."""
+        """Learns from canonical codes (n, V) and their accuracies (n,). coordinates: of each choice of each variable."""
         self._surface = _Surface(coordinates, codes, accuracies, noise=1e-3)
 
     @classmethod
     def of(
         cls, space: SearchSpace, predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]
     ) -> Self | None:
-        """Learns from the predictor's measurements and from accuracies of canonical codes (n, V), the last codes where many.
-
-        None where there are too few accuracies to learn from.
+        """Learns from the predictor's measurements and from accuracies of canonical codes (n, V), only the last ones if there
+        are many.
+        None if there are too few accuracies to learn from.
         """
         coordinates = _coordinates(predictor)
         first, of_first = _modified(predictor)
@@ -113,8 +113,7 @@ class LearnedAccuracy:
 
 
 def smoothed_ms(predictor: AccuracyPredictor, codes: Codes, predicted_ms: Values, measured_ms: Values) -> Values:
-    """Latencies (n,) [ms] of canonical codes (n, V), each smoothed by all measurements (n,); unchanged where these are too few.
-
+    """Latencies (n,) [ms] of canonical codes (n, V), each smoothed by all measurements (n,); unchanged if these are too few.
     The ratio of measured to predicted latency is smoothed.
     """
     coordinates = _coordinates(predictor)

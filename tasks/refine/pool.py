@@ -22,14 +22,13 @@ from tasks.search.settings import Settings as SearchSettings
 from tasks.search.stage import Target, costs_of, method_of
 
 NEAR = 0.02
-"""Limits of latency that differ by less, relative, are searched once."""
+"""Limits of latency that differ relatively by less than this are searched once."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """A budget of each device (D,) [ms], and the most that candidates take of it; the code (V,) of its winner.
-
-    own: the SubNets that were taken for it: digest -> predicted latencies [ms].
+    """A budget of each device (D,) [ms], and the largest latencies that candidates may have; the code (V,) of its winner.
+    own: the SubNets that were added for this budget: digest -> predicted latencies [ms].
     """
 
     budgets_ms: Latencies
@@ -38,11 +37,11 @@ class Budget:
     own: dict[str, Latencies]
 
     def is_missed_by(self, timed_ms: Mapping[str, Latencies]) -> bool:
-        """Whether none keeps it, less the margin."""
+        """Whether no SubNet keeps the budget, less the margin."""
         return not any(within(ms, self.limits_ms) for ms in timed_ms.values())
 
     def predicted_limits_ms(self, timed_ms: Mapping[str, Latencies]) -> Latencies:
-        """The largest predicted latencies [ms] of the next candidates; lower where no candidate keeps the budget so far."""
+        """The largest predicted latencies [ms] of the next candidates; lower if no candidate keeps the budget so far."""
         own = {digest: predicted_ms for digest, predicted_ms in self.own.items() if digest in timed_ms}
         if not own:
             return self.budgets_ms
@@ -56,8 +55,8 @@ class Pool:
     """The SubNets to be measured, by digest: the search's winners, other fronts' winners, and candidates of budgets.
 
     All keep the search's limits. The other fronts are those of uniformly shrunk SubNets and, in a space of sizes and
-    alternatives, of sizes alone and of alternatives alone (`_parts`): so no winner is below one of them. targets, fronts: one
-    for each device, of one search.
+    alternatives, of sizes alone and of alternatives alone (`_parts`), so that no winner is below one of them. targets, fronts:
+    one for each device, of one search.
     """
 
     def __init__(
@@ -91,7 +90,8 @@ class Pool:
     def _parts(self) -> Iterator[Config]:
         """The winners of each budget among SubNets that differ in sizes alone, and among those in alternatives alone.
 
-        The sum of sensitivities is wrong by more where small blocks are replaced, too; nothing where the space has one of both.
+        The sum of sensitivities has larger errors if small blocks are replaced, too. Nothing if the space has only sizes or
+        only alternatives.
         """
         variables = self._net.space.variables
         is_block = np.array([variable.kind == "block" for variable in variables])
@@ -119,8 +119,7 @@ class Pool:
 
     def more(self, budget: Budget, limits_ms: Latencies, count: int) -> list[Proposal]:
         """Further candidates of a budget within predicted latencies; no candidate belongs to another budget.
-
-        Where the pool has learned, each candidate comes with its learned accuracy.
+        After `learn`, each candidate comes with its learned accuracy.
         """
         center = self._center(budget, limits_ms) if count else None
         if center is None:
@@ -149,7 +148,7 @@ class Pool:
                 self.likely[digest] = row.likely
 
     def _center(self, budget: Budget, limits_ms: Latencies) -> Codes | None:
-        """The code (V,) that the search finds within latencies: the winner for about the budget; None if no code is as fast."""
+        """The code (V,) that the search finds within latencies: the winner if near the budget; None if no code is as fast."""
         if all(abs(ms / own_ms - 1) <= NEAR for ms, own_ms in zip(limits_ms, budget.budgets_ms, strict=True)):
             return budget.winner
         return self._within(self._method, limits_ms)
@@ -185,7 +184,7 @@ class Pool:
 
 
 def budgets_of(pool: Pool, fronts: Sequence[Front], margin: float) -> list[Budget]:
-    """The budgets of a search, whose fronts there are for each device. margin: of a budget, left free."""
+    """The budgets of a search with a front for each device. margin: share of a budget that is left free."""
     return [
         Budget(
             budgets_ms=budgets_ms,

@@ -1,13 +1,13 @@
-"""The first half of a refinement: candidates are found, and timed on the device, or on all that were searched together.
+"""The first half of a refinement: candidates are found, and timed on the device, or on all devices of one search.
 
 Every measured SubNet is a candidate for every budget that it keeps. The candidates of a budget are the best SubNets by
-prediction around the search's winner (`candidates`). Candidates are measured in rounds. From the second round on, the
-measurements before guide the search for candidates: predicted latencies are multiplied by their measured error, which near a
-winner is one factor, and accuracies are learned (`learned`). A budget that no candidate keeps gets more candidates.
+prediction around the search's winner (`candidates`). Candidates are measured in rounds. From the second round on, the earlier
+measurements guide the search for candidates: predicted latencies are multiplied by their measured error, which near a winner is
+one factor, and accuracies are learned (`learned`). A budget that no candidate keeps gets more candidates.
 
-Of many candidates, the one with the luckiest measurement would win. So a winner must keep its budget by its own measurement
-and by its latency smoothed over similar SubNets. It is measured again before it counts; if it then misses the budget, the next
-best candidate is the winner. Budgets that the search made are moved where they buy nothing (`budgets`).
+Of many candidates, the one with the luckiest measurement would win. A winner must therefore keep its budget by its own
+measurement and by its latency smoothed over similar SubNets. It is measured again before it counts; if it then misses the
+budget, the next best candidate is the winner. Budgets that the search made are moved if they are useless (`budgets`).
 """
 
 import math
@@ -41,9 +41,9 @@ from tasks.search.stage import Target
 CANDIDATES_FILE = "candidates.jsonl"
 TIMED_FILE = "timed.jsonl"
 MORE_ROUNDS = 3
-"""For budgets that no candidate keeps."""
+"""Additional rounds for budgets that no candidate keeps."""
 CONFIRMATIONS = 4
-"""The most rounds in which new winners are measured again."""
+"""Largest number of rounds in which new winners are measured again."""
 
 Timed = list[dict[str, Measurement]]
 """The measurements of SubNets by digest, for each device."""
@@ -53,8 +53,8 @@ Timed = list[dict[str, Measurement]]
 class SearchedDevice:
     """A device with its predictors, as in the search, and the folder of its `front.json`.
 
-    agent: the device's client with its lease, for as long as SubNets are timed. batch: samples of one run. implementations: of
-    operators there.
+    agent: the device's client with its lease, for as long as SubNets are timed. batch: samples of one run. implementations:
+    implementations of operators on the device.
     """
 
     target: Target
@@ -77,7 +77,7 @@ class _Timer:
     progress: Progress
 
     def time(self, configs: Sequence[Config], name: str, *, longer: bool = False) -> dict[str, Measurement]:
-        """Measurements by digest. longer: for twice as many rounds."""
+        """Measurements by digest. longer: with twice as many rounds."""
         rounds = self.timing.rounds * (2 if longer else 1)
         with self.device.agent() as client:
             chosen = self.device.implementations
@@ -106,11 +106,11 @@ class _Bench:
         return self._time(list(self.pool.configs), name)
 
     def time_longer(self, digests: Sequence[str]) -> None:
-        """Time some SubNets, for twice as many rounds."""
+        """Time some SubNets with twice as many rounds."""
         self._time(digests, "measure winners again", longer=True)
 
     def _time(self, digests: Sequence[str], name: str, *, longer: bool = False) -> Timed:
-        """Time SubNets on one device after the other: devices of one machine take turns."""
+        """Time SubNets on one device after the other, since devices of one machine share it."""
         configs = [self.pool.configs[digest] for digest in digests]
         return [
             timer.time(configs, name if len(self.timers) == 1 else f"{name}, {timer.device.target.name}", longer=longer)
@@ -136,10 +136,10 @@ def measure(
     progress: Progress,
     store: SubNetStore = NO_STORE,
 ) -> None:
-    """Time the candidates of every budget on each device; writes `measured.json`, for several into a folder of each.
+    """Time the candidates of every budget on each device; writes `measured.json`, for several devices into a folder of each.
 
-    devices: those of one search. images: for evaluating candidates, from which the next round learns. A second call in the same
-    folder goes on. Measurements of candidates in the store are used.
+    devices: those of one search. images: for evaluating candidates; the next round learns from them. A second call in the same
+    folder resumes. Measurements of candidates in the store are used.
     """
     plain = tailor_ir.load(supernet)
     plain.elastic.to(images.device)
@@ -171,7 +171,7 @@ def measure(
 
 
 def folders_of(out: Path, devices: Sequence[str]) -> list[Path]:
-    """The folder of each device's files: `out`, or a folder inside for each of several."""
+    """The folder of each device's files: `out`, or a folder inside for each of several devices."""
     folders = [out / name for name in devices] if len(devices) > 1 else [out]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The second half of a refinement: the candidates that were timed are evaluated, and measurements choose the winners."""
+"""The second half of a refinement: the timed candidates are evaluated, and measurements choose the winners."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from tasks.schemas.stored import StageResult
 from tasks.search import read_front
 
 OF_THE_SEARCH = {"stopped", "generations"}
-"""The fields of a winner that say how the search found it."""
+"""The fields of a winner that describe how the search found it."""
 
 
 def choose(
@@ -39,13 +39,14 @@ def choose(
     progress: Progress,
     store: SubNetStore = NO_STORE,
 ) -> dict[str, StageResult]:
-    """Evaluate what `measure` timed and take the most accurate SubNet within each budget; the `front.json` of each device.
+    """Evaluate the SubNets that `measure` timed, and take the most accurate one within each budget; the `front.json` of each
+    device.
 
     searches: the folders of the search's fronts by device, in the order of `measure`. Budgets that the search made for one
-    device are moved where they buy nothing (`budgets`). The files have the form of the search's `front.json`. Each winner
-    has `measured_ms` and `measured_accuracy`, and under `replaces` the measurements of the search's
-    winner. The winner of a budget that no SubNet keeps is the fastest SubNet (on several devices the nearest to them), and
-    `within_budget` is false. A second call goes on. UserError when no SubNet could be measured.
+    device are moved if they are useless (`budgets`). The files have the form of the search's `front.json`. Each winner has
+    `measured_ms` and `measured_accuracy`, and under `replaces` the measurements of the search's winner. The winner of a budget
+    that no SubNet keeps is the fastest SubNet (on several devices the nearest to the budgets), and `within_budget` is false. A
+    second call resumes. UserError when no SubNet could be measured.
     """
     net = tailor_ir.load(supernet)
     net.elastic.to(images.device)
@@ -117,9 +118,8 @@ def _refinement(
     found: Mapping[str, Accuracy],
     moved: int,
 ) -> Refinement:
-    """The changes by measuring the candidates on one device. found: accuracies of the evaluated candidates, by digest.
-
-    moved: budgets.
+    """The effect of measuring the candidates on one device. found: accuracies of the evaluated candidates, by digest.
+    moved: number of moved budgets.
     """
     rows = [row for row in table.candidates if row.digest in found]
     codes = net.space.canonical_codes(net.space.encode([row.config for row in rows]))
@@ -140,7 +140,7 @@ def _refinement(
 
 
 def _learned(likely: Mapping[str, Likely], measured: Mapping[str, float]) -> Learned | None:
-    """The learned accuracies of candidates against their measured accuracies; None where no accuracy was learned."""
+    """The learned accuracies of candidates against their measured accuracies; None if no accuracy was learned."""
     rows = [(likely[digest], accuracy) for digest, accuracy in measured.items() if digest in likely]
     if not rows:
         return None
@@ -154,8 +154,7 @@ def _learned(likely: Mapping[str, Likely], measured: Mapping[str, float]) -> Lea
 
 
 def _winner(budget_ms: float, row: Winner | None, digest: str, table: Candidates) -> Winner:
-    """The measured winner of a budget on one device; if it is another than the search's, `row`, with the measurements of `row`.
-
+    """The measured winner of a budget on one device; if it differs from the search's, `row`, with the measurements of `row`.
     row: None: the budget was moved.
     """
     candidates = {one.digest: one for one in table.candidates}

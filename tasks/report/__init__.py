@@ -1,4 +1,4 @@
-"""Report: everything a run found, as a page that works offline, as data, and as tables for the terminal."""
+"""Report: all results of a run, as a page that works offline, as data, and as tables for the terminal."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

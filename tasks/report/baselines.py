@@ -1,4 +1,4 @@
-"""The winners of one device beside the baselines: as data, as points of the front's chart, as a card, in the terminal."""
+"""The winners of one device against the baselines: as data, as points of the front's chart, as a card, in the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHOWN = {
 
 
 def title(name: str) -> str:
-    """A baseline in words."""
+    """The title of a baseline."""
     return TITLES.get(name, name)
 
 
@@ -99,7 +99,7 @@ def cards(device: Row) -> list[dict[str, str]]:
 
 
 def _strength(baseline: tuple[str, Row]) -> float:
-    """Less for a stronger one; most where it has no hypervolume."""
+    """Smaller for a stronger baseline; infinite if it has no hypervolume."""
     ratio: float | None = baseline[1]["hypervolume_ratio"]
     return math.inf if ratio is None else ratio
 
@@ -119,7 +119,7 @@ def cells(row: Row) -> dict[str, str]:
 
 
 def tables(device: Row) -> list[Table]:
-    """A row for each baseline."""
+    """A table with a row for each baseline."""
     found = device["baselines"]
     if not found:
         return []

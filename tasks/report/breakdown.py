@@ -9,8 +9,7 @@ Row = dict[str, Any]
 
 
 def breakdown(layers: Layers, configs: Mapping[str, Mapping[str, Any]]) -> Row:
-    """SubNets (digest -> config) as pairs of a layer's number and an operator's; predicted_ms of an operator [ms].
-
+    """SubNets (digest -> config) as pairs of a layer's and an operator's number; predicted_ms of an operator [ms].
     The predicted latency of a SubNet is `offset_ms` plus those of its operators.
     """
     numbers: dict[SubNetLayer, int] = {}

@@ -1,4 +1,4 @@
-"""The figures of the report. Every text of the user's is escaped: plotly reads a subset of HTML in labels."""
+"""The figures of the report. Every text from the user is escaped: plotly reads a subset of HTML in labels."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Rows = Sequence[Row]
 
 
 def blank(x: str, y: str, height: int = 430) -> go.Figure:
-    """A figure with the titles of its axes, in the looks of the report."""
+    """A figure with the titles of its axes, in the style of the report."""
     figure = go.Figure()
     figure.update_layout(
         template="none",
@@ -105,7 +105,7 @@ def front(device: Row) -> go.Figure:
 
 
 def _whole_front(figure: go.Figure, whole: Row, score: str) -> None:
-    """The Pareto front of the complete space, as predicted."""
+    """Draw the predicted Pareto front of the complete space."""
     figure.add_scatter(
         x=whole["predicted_ms"],
         y=[100 * accuracy for accuracy in whole["predicted_accuracy"]],
@@ -184,7 +184,7 @@ def _pairs(
     scale: float,
     text: Callable[[float, float], str],
 ) -> list[float]:
-    """Points of two values of each row, where both are known; returns all these values."""
+    """Add points of two values of each row, if both are known; all these values."""
     known = [row for row in rows if all(row.get(key) is not None for key in keys)]
     x, y = ([scale * row[key] for row in known] for key in keys)
     if known:
@@ -242,7 +242,7 @@ def sensitivities(rows: Rows, score: str) -> go.Figure:
 
 
 def durations(rows: Rows) -> go.Figure:
-    """Wall time of each stage, in the order they ran."""
+    """Wall time of each stage, in the order of execution."""
     figure = blank("seconds", "", height=90 + 26 * len(rows))
     figure.add_bar(
         x=[row["seconds"] for row in rows][::-1],

@@ -1,4 +1,4 @@
-"""The engine of a device: the options of its runtime that were chosen, and what they bring."""
+"""The engine of a device: the chosen options of its runtime, and their gain."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tasks.report.looks import Row
 
 
 def chosen_engine(folder: Path | None) -> Row | None:
-    """Of the folder with `engine.json`; None without one. `text`: for people; `choices`: those that were tried, in words."""
+    """Content of the folder with `engine.json`; None without one. `text`: for people; `tried`: the choices that were timed."""
     if folder is None:
         return None
     found = ChosenEngine.read(folder / ENGINE_FILE)
@@ -49,7 +49,7 @@ def card(device: Row) -> list[dict[str, str]]:
 
 
 def rows(found: Row) -> list[tuple[str, str, str, str]]:
-    """A row for each choice that was tried: the choice, the time with it over the time without, its interval, the decision."""
+    """A row for each tried choice: the choice, the time with it over the time without, its interval, the decision."""
     shown = []
     for one in found["tried"]:
         gain = one["gain"]

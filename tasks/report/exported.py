@@ -9,10 +9,10 @@ Row = dict[str, Any]
 
 
 def files_of(exports: Exports) -> Row:
-    """Of the winners. `formats`: files, sizes and largest difference of each.
+    """The exported files of the winners. `formats`: files, sizes and largest difference of each.
 
-    `bundle`: its size, or None where none was asked for. `int8`: whether a file is quantised. `adapted`: facts about each
-    SubNet that has adapted.
+    `bundle`: its size, or None if none was requested. `int8`: whether a file is quantised. `adapted`: facts about each SubNet
+    that has adapted.
     """
     winners = {row.digest for row in exports.winners}
     cards = [card for card in exports.subnets if card.digest in winners]

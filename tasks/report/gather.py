@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 
 def gather(sources: Sources, settings: Settings) -> Row:
-    """The report as data; the page and the terminal's table show nothing that is not in it."""
+    """The report as data; the page and the terminal's table show only content of this report."""
     net = tailor_ir.load(sources.supernet)
     base, finetune = _network(sources), _ends(sources)
     problem = problem_named(sources.problem, sources.metric)
@@ -102,7 +102,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
 
 
 def _partition(net: SuperNet, sources: Sources) -> Row | None:
-    """The largest SubNet over several devices; None where that is not asked for. UserError: as `autotailor partition`."""
+    """The largest SubNet over several devices; None if this is not requested. UserError: as `autotailor partition`."""
     if sources.partition is None:
         return None
     of = {device.name: device for device in sources.devices}
@@ -111,7 +111,7 @@ def _partition(net: SuperNet, sources: Sources) -> Row | None:
 
 
 def _network(sources: Sources) -> NetworkAccuracy | None:
-    """Accuracies of the network that the SuperNet was made of; None where it is not known."""
+    """Accuracies of the network from which the SuperNet was made; None if unknown."""
     if sources.base is not None:
         return BaseResult.read(sources.base / RESULT_FILE)
     if sources.given is not None and sources.finetune is not None:
@@ -120,7 +120,7 @@ def _network(sources: Sources) -> NetworkAccuracy | None:
 
 
 def _ends(sources: Sources) -> EndsAccuracy | None:
-    """Accuracies of the SuperNet's ends; None where they are not known."""
+    """Accuracies of the SuperNet's largest and smallest SubNets; None if unknown."""
     if sources.finetune is not None:
         return FinetuneResult.read(sources.finetune / RESULT_FILE)
     if sources.given is not None and sources.base is None:
@@ -129,7 +129,7 @@ def _ends(sources: Sources) -> EndsAccuracy | None:
 
 
 def _answers(file: Path) -> str | None:
-    """The picture of answers as the source of an image in HTML; None where answers are not drawn."""
+    """The picture of answers as the source of an image in HTML; None if answers are not drawn."""
     return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" if file.exists() else None
 
 
@@ -141,7 +141,7 @@ def _supernet(net: SuperNet, enumerated: EnumerateResult) -> ReportedSpace:
             for v in space.variables
         ],
         "modifications": space.modifications,
-        "codes": str(space.codes),  # beyond what JSON readers keep exact
+        "codes": str(space.codes),  # beyond the integers that JSON readers keep exact
         "distinct": str(space.distinct),
         "unique_operators": enumerated.unique_operators,
     }
@@ -165,14 +165,14 @@ def _accuracies(base: NetworkAccuracy | None, finetune: EndsAccuracy | None) -> 
 
 
 def _samples(found: NetworkAccuracy | EndsAccuracy | None, score: str) -> dict[str, int | None]:
-    """Samples that accuracies are of, by split; None where that is not known, or a score is no share of right answers."""
+    """Number of samples behind accuracies, by split; None if unknown, or if a score is no share of right answers."""
     if found is None or score != CLASSIFICATION.score:
         return {"validation": None, "test": None}
     return {"validation": found.validation_samples, "test": found.test_samples}
 
 
 def _given(base: NetworkAccuracy | None, ends: EndsAccuracy | None) -> ReportedReference:
-    """The network beside the winners: the base model, or the largest SubNet of a SuperNet without a known base model."""
+    """The reference network for the winners: the base model, or the largest SubNet of a SuperNet without a known base model."""
     if base is not None or ends is None:
         return {"name": "base model", "accuracy": None if base is None else base.test_accuracy}
     return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy}
@@ -182,7 +182,7 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
     front = Front.read(device.search / FRONT_FILE)
     exports = Exports.read(device.export / EXPORTS_FILE)
     validation = LatencyValidation.read(device.latency / LATENCY_VALIDATION_FILE)
-    largest_ms = exports.largest.latency.p50_ms  # beside the winners
+    largest_ms = exports.largest.latency.p50_ms  # measured together with the winners
     if largest_ms is None:
         largest_ms = next(row.measured_ms for row in validation.subnets if row.kind == "largest")
     lut = Lut.open(device.profile / LUT_FOLDER)
@@ -198,7 +198,7 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
             "digest": net.space.digest(net.max_config),
             **_size(net, net.max_config),
             "config": net.max_config,
-            "measured_ms": largest_ms,  # of the same shapes; latency does not depend on weights
+            "measured_ms": largest_ms,  # same shapes; latency does not depend on weights
             "own_choices_ms": _p50_ms(exports.largest.own_choices),
             "fp32_ms": _p50_ms(exports.largest.fp32),
             **given,
@@ -229,7 +229,7 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
 
 
 def _decoding_ms(exports: Exports) -> list[float] | None:
-    """The least and the most that an exported SubNet's boxes take to decode, beyond its latency; None: there are none."""
+    """The shortest and longest decoding time of an exported SubNet's boxes, beyond its latency; None: there are no boxes."""
     found = [card.decoding.p50_ms for card in exports.subnets if card.decoding is not None]
     return [min(found), max(found)] if found else None
 
@@ -239,7 +239,7 @@ def _p50_ms(measured: Latency | None) -> float | None:
 
 
 def _int8(sensitivities: Path) -> Row | None:
-    """What int8 costs SubNets, and how well accuracies in int8 are predicted; None on a device in another precision."""
+    """The cost of int8 for SubNets, and the errors of predicted accuracies in int8; None on a device in another precision."""
     stated = AccuracyValidation.read(sensitivities / ACCURACY_VALIDATION_FILE)
     if stated.int8 is None:
         return None
@@ -288,7 +288,7 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
 
 
 def _why(before: MissedWinner) -> str:
-    """Why a SubNet is no longer the winner of its budget."""
+    """The reason why a SubNet is no longer the winner of its budget."""
     if before.accuracy is not None:
         split, accuracy = next(iter(before.accuracy.items()))
         return f"which keeps it with {percent(accuracy)} on {split} data"
@@ -320,7 +320,7 @@ def _baseline(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
 
 
 def _random(validation: LatencyValidation, sensitivities: Path) -> list[Row]:
-    """SubNets that both predictors were checked on; `accuracy` is that of the validation split."""
+    """SubNets on which both predictors were checked; `accuracy` is that of the validation split."""
     known = {row.digest: row for row in AccuracyValidation.read(sensitivities / ACCURACY_VALIDATION_FILE).rows}
     return [
         {
@@ -333,7 +333,7 @@ def _random(validation: LatencyValidation, sensitivities: Path) -> list[Row]:
 
 
 def _lut(lut: Lut) -> Row:
-    """Per operator type: how many, how many failed, the sum of their latencies and the median spread."""
+    """Per operator type: the number of operators and of failures, the sum of their latencies and the median spread."""
     types: dict[str, list[Entry]] = {}
     for entry in lut.entries():
         types.setdefault(entry.operator, []).append(entry)

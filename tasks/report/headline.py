@@ -8,11 +8,11 @@ from tasks.report.streams.found import card as stream_card
 from tasks.schemas.results import EndsAccuracy
 
 HARDLY_ABOVE = 1.05
-"""A budget over the latency of the whole network, up to which predictions and measurements differ."""
+"""Budgets up to this factor above the whole network's latency are hardly above: predictions and measurements differ."""
 
 
 def headline(report: Row, points: float) -> list[dict[str, str]]:
-    """Cards of label, value, note, and the device that they are about, "" where none."""
+    """Cards of label, value, note, and the device that they are about, "" if none."""
     space = report["supernet"]
     name, accuracy = reference(report)
     cards = [
@@ -34,7 +34,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
 
 
 def remarks(report: Row, ends: EndsAccuracy | None) -> list[str]:
-    """Lines that belong above all numbers: harm by fine-tuning, and splits that are too small to tell winners apart."""
+    """Lines shown above all numbers: harm by fine-tuning, and splits that are too small to distinguish winners."""
     before = getattr(ends, "before", None)
     found = [] if before is None or not before.is_worse else [before.line]
     for split, field in (("validation", "measured_accuracy"), ("test", "accuracy")):
@@ -47,7 +47,7 @@ def remarks(report: Row, ends: EndsAccuracy | None) -> list[str]:
 
 
 def reference(report: Row) -> tuple[str, float | None]:
-    """The network from whose test accuracy losses are counted: the base model, or the nearest to it in this run."""
+    """The network whose test accuracy is the reference for losses: the base model, or the nearest to it in this run."""
     for name in ("base model", "largest SubNet"):
         if (accuracy := report["accuracies"].get(f"{name}, test")) is not None:
             return name, accuracy
@@ -79,7 +79,7 @@ def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -
 
 
 def _implementation_cards(device: Row) -> list[dict[str, str]]:
-    """What the chosen implementations of operators bring alone, on the base network; it is no part of the speed-up."""
+    """The gain from the chosen implementations of operators alone, on the base network; it is no part of the speed-up."""
     base_ms, own_ms = device["base"]["measured_ms"], device["base"]["own_choices_ms"]
     if own_ms is None:
         return []
@@ -89,7 +89,7 @@ def _implementation_cards(device: Row) -> list[dict[str, str]]:
 
 
 def _int8_cards(device: Row) -> list[dict[str, str]]:
-    """What int8 brings alone, on the base network, and what it costs SubNets; it is no part of the speed-up."""
+    """The gain from int8 alone, on the base network, and its cost for SubNets; it is no part of the speed-up."""
     base_ms, fp32_ms, cost = device["base"]["measured_ms"], device["base"]["fp32_ms"], device["int8"]
     if cost is None:
         return []
@@ -111,12 +111,12 @@ def _error_card(device: Row) -> dict[str, str]:
 
 
 def kept(device: Row) -> list[Row]:
-    """The winners but for those that miss their budget as measured."""
+    """The winners except those that miss their budget as measured."""
     return [row for row in device["winners"] if row["within_budget"] is not False]
 
 
 def unkept(device: Row) -> str | None:
-    """The budgets that no measured SubNet keeps, each with its nearest SubNet; None without any."""
+    """The budgets that no measured SubNet keeps, each with its nearest SubNet; None if there are none."""
     missed = [row for row in device["winners"] if row["within_budget"] is False]
     if not missed:
         return None
@@ -128,9 +128,8 @@ def unkept(device: Row) -> str | None:
 
 
 def idle(device: Row) -> str | None:
-    """The budgets above what the whole network takes: more time buys nothing there; None without any.
-
-    One budget alone that is hardly above is none of them: it is where budgets that the search makes end.
+    """The budgets above the latency of the whole network, where more time buys nothing; None if there are none.
+    A single budget that is hardly above does not count: the budgets that the search makes end there.
     """
     whole_ms = device["base"]["measured_ms"]
     above = sorted({row["budget_ms"] for row in device["winners"] if row["budget_ms"] >= whole_ms})

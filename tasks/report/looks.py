@@ -1,4 +1,4 @@
-"""Colours and labels of points in charts. Plotly reads a subset of HTML in labels, so all text of the user is escaped."""
+"""Colours and labels of points in charts. Plotly reads a subset of HTML in labels, so all text from the user is escaped."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""report.html: one file that works offline; it carries its plotly.js and forbids every network request."""
+"""report.html: one file that works offline; it includes plotly.js and forbids every network request."""
 
 from collections.abc import Mapping
 
@@ -28,11 +28,11 @@ PACKAGE = "tasks.report"
 OPERATOR = ("title", "family", "input", "output", "macs", "parameters", "predicted_ms")
 DIGITS = 7
 MOST_STEPS = 6
-"""Columns of the table of accuracies by range."""
+"""Largest number of columns of the table of accuracies by range."""
 
 
 def render(report: Row) -> str:
-    """The whole page. All texts are escaped by the template; figures escape theirs."""
+    """The whole page. All texts are escaped by the template; figures escape their own."""
     pages = environment(PACKAGE)
     pages.filters |= {"uncertain": uncertain, "predicted": _predicted}
     page: str = pages.get_template("page.html").render(
@@ -64,7 +64,7 @@ def _predicted(share: float | None, known: Row) -> str:
 
 
 def _partition(report: Row) -> Markup | None:
-    """Plans and cuts of the largest SubNet; None where it is not split."""
+    """Plans and cuts of the largest SubNet; None if it is not split."""
     found = report["partition"]
     return None if found is None else sections(PartitionAnswer.of_json(found, "report"))
 
@@ -89,7 +89,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _subnets(device: Row) -> dict[str, dict[str, str]]:
-    """Kinds of SubNets -> digest -> how it is called in the list to choose from."""
+    """Kinds of SubNets -> digest -> its label in the list to choose from."""
     winners = {row["digest"]: f"budget {milliseconds(row['budget_ms'])}" for row in reversed(device["winners"])}
     kinds: dict[str, Mapping[str, str]] = {
         "base model": {device["base"]["digest"]: "all at their largest"},
@@ -118,7 +118,7 @@ def _label(name: str, row: Row) -> str:
 
 
 def _chosen(report: Row, device: Row) -> str:
-    """Digest of the SubNet whose layers are shown first: that of the headline, or the base model."""
+    """Digest of the SubNet whose layers are shown first: the headline's SubNet, or the base model."""
     accuracy = reference(report)[1]
     row = None if accuracy is None else fastest_within(device, accuracy, report["settings"]["accuracy_points"])
     digest: str = (row or device["base"])["digest"]
@@ -166,12 +166,12 @@ def _trainings(report: Row) -> dict[str, Markup]:
 
 
 def _range_rows(ranges: training.ReportedRanges | None) -> list[tuple[str, list[training.ReportedRange]]]:
-    """What the ranges are of, and they."""
+    """The kinds of ranges, each with its ranges."""
     return [] if ranges is None else [("MACs", ranges["by_macs"]), *ranges["by_latency"].items()]
 
 
 def _shown_steps(ranges: training.ReportedRanges | None) -> list[int]:
-    """Positions of at most `MOST_STEPS` evaluations, evenly, with the first and the last."""
+    """Positions of at most `MOST_STEPS` evaluations, evenly spaced, with the first and the last."""
     count = 0 if ranges is None else len(ranges["steps"])
     shown = min(count, MOST_STEPS)
     return [round(index * (count - 1) / max(1, shown - 1)) for index in range(shown)]

@@ -1,4 +1,4 @@
-"""The refinement, if there was one: its measured candidates, and the reasons for which winners were replaced."""
+"""The refinement, if there was one: its measured candidates, and the reasons for replacing winners."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +13,9 @@ SHOWN = {"digest", "predicted_ms", "smoothed_ms", "predicted_accuracy", "macs", 
 
 
 def refinement(folder: Path, front: Front) -> Row | None:
-    """Of the folder with `front.json`; None where the search's front was not refined.
+    """Content of the folder with `front.json`; None if the search's front was not refined.
 
-    `candidates` with predictions and measurements (None: not measured), `replaced` with both SubNets and the reason.
+    `candidates` with predictions and measurements (None: not measured), `replaced_winners` with both SubNets and the reason.
     """
     if front.refinement is None:
         return None
@@ -43,7 +43,7 @@ def refinement(folder: Path, front: Front) -> Row | None:
 
 
 def _reason(winner: Winner, before: Mapping[str, Any], margin: float) -> str:
-    """Why the search's winner of a budget is none by measurement."""
+    """The reason why the search's winner of a budget is no winner by measurement."""
     budget_ms, own_ms = winner.budget_ms, before["measured_ms"]
     careful_ms = (1 - margin) * budget_ms
     if own_ms is None:

@@ -16,7 +16,7 @@ class ReportedVariable(TypedDict):
 
 
 class ReportedSpace(TypedDict):
-    """The space of the SuperNet. `codes`, `distinct`: as texts, beyond the numbers that readers of JSON keep exact."""
+    """The space of the SuperNet. `codes`, `distinct`: as texts, beyond the integers that readers of JSON keep exact."""
 
     variables: list[ReportedVariable]
     modifications: int
@@ -26,7 +26,7 @@ class ReportedSpace(TypedDict):
 
 
 class ReportedReference(TypedDict):
-    """The network beside the winners, with its test accuracy, where that is known."""
+    """The reference network for the winners, with its test accuracy if known."""
 
     name: str
     accuracy: float | None
@@ -41,7 +41,7 @@ class SubNetSize(TypedDict):
 
 
 class ReportedModification(TypedDict):
-    """What one choice of one variable costs, against the largest SubNet."""
+    """The cost of one choice of one variable, compared with the largest SubNet."""
 
     variable: str
     choice: Choice
@@ -51,7 +51,7 @@ class ReportedModification(TypedDict):
 
 
 class ReportedSensitivities(TypedDict):
-    """Measured on `samples` images; `accuracy`: of the largest SubNet; `validation`: `AccuracyValidation`."""
+    """Sensitivities measured on `samples` images; `accuracy`: of the largest SubNet; `validation`: `AccuracyValidation`."""
 
     samples: int
     accuracy: float
@@ -60,7 +60,7 @@ class ReportedSensitivities(TypedDict):
 
 
 class ReportedOperators(TypedDict):
-    """The operators of one type in the look-up table: how many, the sum of their latencies, and their median spread."""
+    """The operators of one type in the look-up table: their numbers, the sum of their latencies, and their median spread."""
 
     operator: str
     count: int

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Settings(BaseModel):
-    """The headline's question: how fast is the fastest SubNet that loses at most so much accuracy?"""
+    """The headline's question: how fast is the fastest SubNet that loses at most this much accuracy?"""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -13,8 +13,8 @@ from tasks.problems import CLASSIFICATION
 class DeviceSources:
     """Stage folders of one device. `batch`: samples of one run.
 
-    `sensitivities`: of its precision. `compared` is None where there are no baselines, `engine` where none was chosen, `policy`
-    where the space has no exits, `levels` where the device stands for itself alone.
+    `sensitivities`: of its precision. `compared` is None if there are no baselines, `engine` if none was chosen, `policy` if
+    the space has no exits, `levels` if the device stands for itself alone.
     """
 
     name: str
@@ -32,10 +32,11 @@ class DeviceSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainingSources:
-    """Stage folders of the first of two stages of training. `part`: the path of the backbone; `data`: the kind of its data.
+    """Stage folders of the first of two training stages.
 
-    `trained`: of the backbone as a classifier; None: the network had weights. `elastic`: of its SuperNet, `distilled`: of the
-    same after training, `joined`: with the head, on the second data. `epochs`: of the classifier, and of the SuperNet.
+    `part`: the path of the backbone; `data`: the kind of its data. `trained`: of the backbone as a classifier; None: the
+    network had weights. `elastic`: of its SuperNet, `distilled`: of its SuperNet after training, `joined`: with the head, on
+    the second data. `epochs`: of the classifier, and of the SuperNet.
     """
 
     part: str
@@ -49,12 +50,12 @@ class PretrainingSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Stage folders of one run. `base` and `finetune` are None where they were not trained; `given` tells accuracies then.
+    """Stage folders of one run.
 
-    `pretraining`: of a run that is trained in two stages; None: in one.
-    `partition`: how the largest SubNet is split; None: it is not. `streams`: of SubNets that played a stream that drifts.
-    `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
-    `problem`: the learning problem, whose score accuracies are: the one by which it is judged (`metric`; None: its first one).
+    `base` and `finetune` are None if they were not trained; `given` contains accuracies then. `pretraining`: of a run that is
+    trained in two stages; None: in one. `partition`: how the largest SubNet is split; None: it is not. `streams`: of SubNets
+    that played a stream that drifts. `stages`: rows of stage, seconds and cached (whether it came from the store), in the order
+    of execution. `problem`: the learning problem; accuracies are its score by `metric` (None: its first one).
     """
 
     model: str

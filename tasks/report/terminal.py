@@ -11,7 +11,7 @@ from tasks.report.looks import Row
 
 
 def terminal_table(report: Row) -> list[Table]:
-    """The headline, then for each device: budgets that nothing keeps; budget, prediction, measurement; and the baselines."""
+    """The headline; then for each device: budgets that nothing keeps, a table with predictions and measurements, baselines."""
     cards = Table(title=escape(report["model"]), show_header=False, box=None)
     for card in report["headline"]:
         cards.add_row(escape(card["label"]), f"[bold]{escape(card['value'])}[/]", escape(card["note"]))

@@ -1,4 +1,4 @@
-"""Streams that drift as a stage: a SubNet plays a stream under several methods, and its error is told over time."""
+"""Streams that drift as a stage: a SubNet plays a stream under several methods, and its error is reported over time."""
 
 from typing import TYPE_CHECKING
 

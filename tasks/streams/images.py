@@ -17,13 +17,12 @@ from tasks.problems import require
 PROFILE_IMAGES, ANCHOR_IMAGES = 512, 256
 BATCH = 64
 LABELLED = 3
-"""One held-out image of so many is labelled, the others are the profile's."""
+"""One held-out image out of this many is labelled; the others are for the profile."""
 
 
 class KnownImages(NamedTuple):
-    """Images like those of training, which the network has not been trained on.
-
-    profile: batches (B, C, H, W) without labels. anchor: labelled ones.
+    """Images like those of training, on which the network has not been trained.
+    profile: batches (B, C, H, W) without labels. anchor: labelled images.
     """
 
     profile: list[torch.Tensor]
@@ -31,7 +30,7 @@ class KnownImages(NamedTuple):
 
 
 def held_out_images(validation: Dataset, size: Size) -> KnownImages:
-    """Shuffled images of the validation split at (height, width): a third at most as labelled anchor, the next as profile."""
+    """Shuffled images of the validation split at (height, width): at most a third as labelled anchor, the next as profile."""
     held_out = LabelledImages.of(validation)
     order = np.random.default_rng(0).permutation(len(held_out.label_M))
     labelled = min(ANCHOR_IMAGES, len(order) // LABELLED)
@@ -46,13 +45,13 @@ def held_out_images(validation: Dataset, size: Size) -> KnownImages:
 
 
 def require_images(dataset: Dataset) -> None:
-    """UserError where streams cannot be of such samples, or of their learning problem."""
+    """Raise UserError if streams cannot consist of such samples, or of their learning problem."""
     require(dataset.problem, "streams", "stage 'stream'", "leave streams out")
     dataset.form.require("streams", "stage 'stream'", "leave streams out")
 
 
 def check_images(data: DataSettings, drift: DriftSettings) -> None:
-    """UserError where streams cannot be of the data, or the test split, or for guards the validation split, is too small."""
+    """Raise UserError if streams do not support the data, or the test split (for guards the validation split) is too small."""
     splits = load_splits(data)
     require_images(splits["test"])
     found = len(splits["test"])

@@ -1,4 +1,4 @@
-"""Methods by their names, as what answers the batches of a stream. Legend: B batch, K classes."""
+"""Methods by their names, as players that answer the batches of a stream. Legend: B batch, K classes."""
 
 import copy
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ from tasks.streams.settings import StreamMethod
 
 
 class StreamPlayer(Protocol):
-    """Answers batches, one after another, and adapts to them or not."""
+    """Answers batches, one after another, and may adapt to them."""
 
     def answer(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Logits (B, K)."""
         ...
 
     def new_events(self) -> Sequence[GuardEvent]:
-        """Events of a guard since this was asked last; none without one."""
+        """Events of a guard since the last call; empty without a guard."""
         ...
 
     @property
     def adapted(self) -> AdaptiveSubnet | None:
-        """What answers now, where it is not the source."""
+        """The SubNet that answers now, if it is not the source."""
         ...
 
 
 class SourcePlayer:
-    """The network as it is."""
+    """The unchanged network."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
@@ -51,7 +51,7 @@ class SourcePlayer:
         return logits_BK
 
     def new_events(self) -> Sequence[GuardEvent]:
-        """None: nothing adapts."""
+        """Empty: nothing adapts."""
         return ()
 
 
@@ -66,12 +66,12 @@ class MethodPlayer:
         return self._method.adapt(x_BCHW)
 
     def new_events(self) -> Sequence[GuardEvent]:
-        """None: nothing guards."""
+        """Empty: nothing guards."""
         return ()
 
     @property
     def adapted(self) -> AdaptiveSubnet:
-        """The SubNet with what it has adapted so far."""
+        """The SubNet with its adaptation so far."""
         return self._method.subnet
 
 
@@ -86,14 +86,14 @@ class GuardedPlayer:
         return self._guard.answer(x_BCHW).logits_BK
 
     def new_events(self) -> Sequence[GuardEvent]:
-        """Drift noticed, images aligned, what was adapted kept or undone, drift over."""
+        """Events: drift detected, images aligned, adaptation kept or undone, drift over."""
         found = tuple(self._guard.events)
         self._guard.events.clear()
         return found
 
     @property
     def adapted(self) -> AdaptiveSubnet | None:
-        """What answers, where it is not the source."""
+        """The SubNet that answers now, if it is not the source."""
         answering = self._guard.answering
         return None if answering is self._guard.source else answering
 
@@ -101,7 +101,7 @@ class GuardedPlayer:
 def make_player(
     method: StreamMethod, source: AdaptiveSubnet, known: KnownImages, settings: AdaptationSettings, batch_size: int
 ) -> StreamPlayer:
-    """A player of a method that begins at the source, which stays as it is. batch_size: of the stream."""
+    """A player of a method that begins at the source, which stays unchanged. batch_size: of the stream."""
     if method == "source":
         return SourcePlayer(source.network)
     own = copy.deepcopy(source)
@@ -112,7 +112,7 @@ def make_player(
 
 
 def left_out(method: StreamMethod, source: AdaptiveSubnet) -> str | None:
-    """Why a network cannot play a method; None where it can."""
+    """The reason why a network cannot play a method; None if it can."""
     if method == "batchnorm" and not source.has_statistics:
         return "the network has no BatchNorm"
     return None

@@ -1,4 +1,4 @@
-"""A method plays a stream: which answers are right, window by window. Legend: N images of the stream, B batch."""
+"""A method plays a stream: correctness of its answers, window by window. Legend: N images of the stream, B batch."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ MIXED = "mixed"
 
 
 class Played:
-    """What a player got right so far."""
+    """Correctness of a player's answers so far."""
 
     def __init__(self, window_images: int) -> None:
         self._window_images = window_images
@@ -50,7 +50,7 @@ def play(
     window_images: int,
     after: Callable[[Played, int], None],
 ) -> Played:
-    """All batches, at (height, width). after: called after each batch with what was played and the number of its images."""
+    """Play all batches, at (height, width). `after` is called after each batch with the state and the number of its images."""
     played = Played(window_images)
     for batch in batches:
         started = time.perf_counter()
@@ -63,7 +63,7 @@ def play(
 
 
 def phases_of(plan: StreamPlan, drift: DriftSettings) -> tuple[StreamPhase, ...]:
-    """Runs of one corruption; a stream whose images have different ones is one phase."""
+    """Runs of one corruption; a mixed stream is one phase."""
     if drift.stream == MIXED:
         return (StreamPhase(first=0, images=len(plan.image), name=MIXED),)
     names = np.where(plan.severity == CLEAN, len(drift.corruptions), plan.corruption)

@@ -10,7 +10,7 @@ STREAM_FILE = "stream.json"
 
 
 class StreamPhase(Record):
-    """Images of a stream behind each other under one corruption, from `first` on. `name`: the corruption, clean, or mixed."""
+    """Consecutive images of a stream under one corruption, from `first` on. `name`: the corruption, clean, or mixed."""
 
     first: int
     images: int
@@ -18,7 +18,7 @@ class StreamPhase(Record):
 
 
 class StreamEvent(Record):
-    """An event of a guard after so many images; see `tasks.adaptation.GuardEvent`."""
+    """An event of a guard after `image` images; see `tasks.adaptation.GuardEvent`."""
 
     image: int
     kind: GuardEventKind
@@ -26,7 +26,7 @@ class StreamEvent(Record):
 
 
 class StreamedMethod(Record):
-    """Errors of one method [%]: of all images, of each window, of each phase. `side_file`: what it has adapted last."""
+    """Errors of one method [%]: of all images, of each window, of each phase. `side_file`: its last adapted state."""
 
     method: str
     error_percent: float
@@ -39,7 +39,6 @@ class StreamedMethod(Record):
 
 class StreamedNetwork(Result):
     """A SubNet on a stream. `left_out`: methods that it cannot play, and why.
-
     `errors_percent`: of all images, by method. `settings`: `tasks.data.drift.DriftSettings`.
     """
 

@@ -1,4 +1,4 @@
-"""Settings of the stage that plays streams: SubNets, methods, and how often an error is told."""
+"""Settings of the stage that plays streams: SubNets, methods, and the window of reported errors."""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -16,11 +16,11 @@ STREAM_METHODS: tuple[StreamMethod, ...] = get_args(StreamMethod)
 ORIGINAL, LARGEST, SMALLEST_BUDGET = "original", "largest", "smallest_budget"
 WITHOUT_SEARCH = (ORIGINAL, LARGEST)
 OWN = (ORIGINAL, SMALLEST_BUDGET)
-"""Names beside those of `tasks.choose.pick`."""
+"""Names in addition to those of `tasks.choose.pick`."""
 
 
 class Settings(BaseModel):
-    """Which SubNets play the stream of `drift`, under which methods."""
+    """The SubNets that play the stream of `drift`, and the methods."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -31,7 +31,7 @@ class Settings(BaseModel):
     digest, or FILE.json: as compare takes them."""
     methods: tuple[StreamMethod, ...] = Field(default=STREAM_METHODS, min_length=1)
     window_images: int = Field(default=100, ge=1)
-    """Images of one error over time."""
+    """Number of images per error over time."""
     in_report: Annotated[bool, OutsideKey("who asks changes no error")] = False
     """run and report play the stream, too, and report.html shows it."""
 
@@ -58,10 +58,10 @@ class Settings(BaseModel):
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """The names that a search gives a meaning."""
+        """The names that have a meaning only after a search."""
         return tuple(name for name in self.subnets if name not in WITHOUT_SEARCH and not name.endswith(FILE_END))
 
 
 def title_of(name: str) -> str:
-    """How a SubNet is called in folders and tables: its name, or that of its file."""
+    """The name of a SubNet in folders and tables: its own, or its file's."""
     return Path(name).stem if name.endswith(FILE_END) else name

@@ -1,6 +1,5 @@
 """The stage `stream`: one SubNet plays a stream under each method.
-
-After each method its errors, its events and its side file are on disk; a killed stage goes on with the next one.
+After each method its errors, its events and its side file are on disk; a killed stage resumes with the next method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,16 +28,16 @@ from tasks.streams.settings import Settings
 METHODS_FILE = "methods.jsonl"
 WINDOWS_FILE = "windows.parquet"
 ADAPTED_FOLDER = "adapted"
-"""Of side files."""
+"""Folder of side files."""
 
 
 class _Subnet:
-    """A SubNet as it plays: where it comes from, what is known of its source, and the images of the stream."""
+    """A SubNet for playing: its origin, its source with known images, and the images of the stream."""
 
     def __init__(
         self, supernet: Path, config: Config | None, data: DataSettings, recalibration_images: int | None
     ) -> None:
-        """config: None: the largest one. recalibration_images: None: BatchNorm statistics as the SuperNet has them."""
+        """config: None: the largest SubNet. recalibration_images: None: the SuperNet's own BatchNorm statistics."""
         self.net: SuperNet = tailor_ir.load(supernet)
         self.config: Config = self.net.space.canonical(config or self.net.max_config)
         self.size = self.net.input_size(self.config)
@@ -54,20 +53,20 @@ class _Subnet:
         self.source, self.reason = self._adaptive()
 
     def _adaptive(self) -> tuple[AdaptiveSubnet | None, str]:
-        """As it adapts; or None, and why it cannot."""
+        """The SubNet in adaptive form; or None, and the reason why it cannot adapt."""
         try:
             return AdaptiveSubnet(self.network), ""
         except UserError as error:
             return None, str(error).removeprefix("adaptation: ")
 
     def left_out(self, method: StreamMethod) -> str | None:
-        """Why it cannot play a method; None where it can."""
+        """The reason why the SubNet cannot play a method; None if it can."""
         if self.source is None:
             return None if method == "source" else self.reason
         return left_out(method, self.source)
 
     def player(self, method: StreamMethod, settings: AdaptationSettings, batch_size: int) -> StreamPlayer:
-        """A player of a method that it can play."""
+        """A player for one of its possible methods."""
         if self.source is None:
             return SourcePlayer(self.network)
         return make_player(method, self.source, self.known, settings, batch_size)
@@ -85,9 +84,8 @@ def run(
     out: Path,
     progress: Progress,
 ) -> StageResult:
-    """Play the stream under each method. title: how the SubNet is called. config: of a SubNet; None: the largest one.
-
-    recalibration_images: of its BatchNorm statistics; None: those that the SuperNet has.
+    """Play the stream under each method. title: name of the SubNet. config: of a SubNet; None: the largest one.
+    recalibration_images: for its BatchNorm statistics; None: the SuperNet's own.
     """
     subnet = _Subnet(supernet, None if config is None else dict(config), data, recalibration_images)
     phases = phases_of(plan_stream(drift, subnet.images.label_M), drift)
@@ -128,7 +126,7 @@ def _streamed(
     out: Path,
     progress: Progress,
 ) -> StreamedMethod:
-    """The stream under one method; its side file is written."""
+    """Play the stream under one method, and write its side file."""
     total = sum(phase.images for phase in phases)
     played = _played(method, player, subnet, drift, total, window_images, progress)
     return StreamedMethod(
@@ -151,7 +149,7 @@ def _played(
     window_images: int,
     progress: Progress,
 ) -> Played:
-    """The stream under one method, with its error so far on the bar and each window's as a metric."""
+    """Play the stream under one method, with its error so far on the bar and each window's as a metric."""
     told = 0
     with progress.bar(method, total=total) as bar:
 
@@ -170,7 +168,7 @@ def _played(
 
 
 def _save(player: StreamPlayer, method: StreamMethod, subnet: _Subnet, out: Path) -> str | None:
-    """The side file of what has adapted, in the end; None where the source answers."""
+    """Write the side file of the final adapted state; None if the source answers."""
     if player.adapted is None:
         return None
     name = f"{ADAPTED_FOLDER}/{method}.safetensors"
@@ -179,7 +177,7 @@ def _save(player: StreamPlayer, method: StreamMethod, subnet: _Subnet, out: Path
 
 
 def _grouped(reasons: Mapping[StreamMethod, str]) -> str:
-    """Methods with the same reason together, in one line."""
+    """One line that groups methods with the same reason."""
     by_reason: dict[str, list[str]] = {}
     for method, reason in reasons.items():
         by_reason.setdefault(reason, []).append(method)
@@ -187,7 +185,7 @@ def _grouped(reasons: Mapping[StreamMethod, str]) -> str:
 
 
 def write_windows(found: StreamedNetwork, file: Path) -> None:
-    """A row for each window of each method: its first image, the number of its images, its error [%]."""
+    """Write a row for each window of each method: its first image, the number of its images, its error [%]."""
     rows = [
         {
             "method": one.method,

@@ -6,11 +6,11 @@ from rich.table import Table
 from tasks.streams.results import StreamedMethod, StreamedNetwork
 
 MOST_PHASES = 12
-"""Columns of phases; with more, the table has the whole stream alone."""
+"""Largest number of phase columns; with more phases, the table shows the whole stream alone."""
 
 
 def streamed_table(found: StreamedNetwork) -> Table:
-    """A row for each method: its error on the stream and in each phase, beside the source's, and what its guard did."""
+    """A row for each method: its error on the stream, relative to the source's, its errors by phase, and its guard's events."""
     name, kind = escape(found.title), found.settings["stream"]
     title = f"{name} ({found.digest[:8]}) on a {kind} stream of {found.images} images: error [%]"
     table = Table(title=title, title_justify="left", caption_justify="left")
@@ -28,7 +28,7 @@ def streamed_table(found: StreamedNetwork) -> Table:
 
 
 def events_text(one: StreamedMethod) -> str:
-    """How often each kind of event came."""
+    """Counts of events by kind."""
     kinds = dict.fromkeys(event.kind for event in one.events)
     return ", ".join(f"{kind} {sum(event.kind == kind for event in one.events)}" for kind in kinds)
 

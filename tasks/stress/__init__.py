@@ -1,6 +1,5 @@
-"""A bundle under stress on this machine: a service that adapts answers while other processes come and go.
-
-Beside it a second service answers the same images by the most accurate SubNet alone.
+"""A bundle under stress on this machine: an adaptive service answers while other processes come and go.
+A second service answers the same images by the most accurate SubNet alone.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,4 @@
-"""A bundle as the source of requests: its images, what is right for them, and whether a budget fits it.
-
+"""A bundle as the source of requests: its images, their right answers, and whether a budget fits it.
 Legend: N images, C channels, H height, W width.
 """
 
@@ -19,8 +18,7 @@ from tasks.stress.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class AskedBundle:
-    """images (N, C, H, W): as a service takes them. labels (N,): None: they have none. split: of whose images accuracies are.
-
+    """images (N, C, H, W): as a service takes them. labels (N,): None: there are none. split: split behind the accuracies.
     accuracies: by digest and exit; exit None: of the whole SubNet.
     """
 
@@ -31,7 +29,7 @@ class AskedBundle:
 
     @classmethod
     def open(cls, folder: Path, settings: Settings) -> "AskedBundle":
-        """Read it. AdaptiveError in one line: it is damaged, no budget fits, or it has no images."""
+        """Read a bundle. AdaptiveError in one line: it is damaged, no budget fits, or it has no images."""
         bundle = OpenBundle.open(folder)
         first = bundle.manifest.subnets[0]
         next_step = "serve it: autotailor-runtime serve, or autotailor deploy"
@@ -56,12 +54,12 @@ class AskedBundle:
         )
 
     def requests(self, images: int) -> list[NDArray[np.int64]]:
-        """Numbers of the images of each request (M,), M of them; all images are asked, some twice where M does not divide N."""
+        """Numbers of the images of each request (M,), M per request; all images are used, some twice if M does not divide N."""
         starts = range(0, len(self.images), images)
         return [np.arange(start, start + images) % len(self.images) for start in starts]
 
     def accuracy(self, subnet: str, exit: str) -> float:
-        """Of a SubNet that has answered at an exit."""
+        """The accuracy of a SubNet that has answered at an exit."""
         return self.accuracies.get((subnet, exit), self.accuracies[subnet, None])
 
 
@@ -75,7 +73,7 @@ def _sample(bundle: OpenBundle) -> NDArray[np.float32]:
 
 
 def _check_budget(found: BundleVariants, settings: Settings) -> None:
-    """UserError: no variant keeps the given budget, or that of the slack, even when nothing else runs."""
+    """Raise UserError if no variant keeps the budget (given, or from the slack) even when nothing else runs."""
     images = settings.images
     latency_ms = [images * one_ms for one_ms in found.table.latency_ms]
     _, most_accurate_ms = max(zip(found.table.accuracy, latency_ms, strict=True), key=lambda row: (row[0], -row[1]))

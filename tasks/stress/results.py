@@ -1,4 +1,4 @@
-"""What a bundle did under stress."""
+"""Results of a bundle under stress."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,10 +13,10 @@ WHOLE = "in all"
 
 
 class StressedAnswer(NamedTuple):
-    """An answer of a service to a request. subnets: what answered each of its images.
+    """An answer of a service to a request. subnets: the SubNets that answered its images.
 
-    latency_ms: in the model. round_trip_ms: with HTTP. accuracy: mean of what answered, by the bundle. right: share of images
-    whose class is the label, or where images have none, that of the largest SubNet.
+    latency_ms: in the model. round_trip_ms: with HTTP. accuracy: mean accuracy of these SubNets, by the bundle. right: share of
+    images whose class equals the label, or, without labels, the largest SubNet's class.
     """
 
     phase: str
@@ -30,9 +30,10 @@ class StressedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StressedPhase:
-    """The answers of a service in a phase. in_time, right: shares of them; accuracy: means, the second with late ones as wrong.
+    """The answers of a service in a phase.
 
-    subnets: to how many images each SubNet gave them, the most first.
+    in_time, right: shares of the answers; accuracy: mean; accuracy_in_time: mean with late answers as wrong. subnets: number of
+    images that each SubNet answered, the most first.
     """
 
     phase: str
@@ -48,7 +49,7 @@ class StressedPhase:
 
     @classmethod
     def of(cls, phase: str, system: System, answers: Sequence[StressedAnswer], budget_ms: float) -> "StressedPhase":
-        """From one answer and more."""
+        """The phase from at least one answer."""
         in_time = [one.latency_ms <= budget_ms for one in answers]
         return cls(
             phase=phase,
@@ -66,7 +67,7 @@ class StressedPhase:
 
 @dataclass(frozen=True, slots=True)
 class StressedSwitch:
-    """A change of what serves. at_s: since the first request; reason: as the loop tells it."""
+    """A change of the serving variant. at_s: since the first request; reason: as the loop reports it."""
 
     at_s: float
     phase: str
@@ -77,7 +78,7 @@ class StressedSwitch:
 
 @dataclass(frozen=True, slots=True)
 class StressReport:
-    """All of it. split: of whose images accuracies are; labelled: whether the images of the requests have labels."""
+    """The whole result. split: split behind the accuracies; labelled: whether the images of the requests have labels."""
 
     bundle: str
     budget_ms: float
@@ -91,12 +92,12 @@ class StressReport:
         return next(one for one in self.phases if (one.phase, one.system) == (WHOLE, system))
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` writes."""
+        """Content for `--json`."""
         return asdict(self)
 
 
 def by_phase(answers: Sequence[StressedAnswer], budget_ms: float) -> tuple[StressedPhase, ...]:
-    """A row for each phase that has answers, and one of all, for each service."""
+    """A row for each phase that has answers, and one over all phases, for each service."""
     found = []
     for phase in (*dict.fromkeys(one.phase for one in answers), WHOLE):
         for system in SYSTEMS:

@@ -1,4 +1,4 @@
-"""What happens around the services: the load of other processes, and when requests come."""
+"""The environment of the services: the load of other processes, and the times of requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from adaptive_runtime.traces import LoadTrace
 from tasks.stress.settings import PHASES, Settings
 
 BUSY = 0.5
-"""A time of a recorded trace is in the stress where the pressure of one kind is as high."""
+"""Pressure of one kind from which a time of a recorded trace counts as stress."""
 CALM, STRESS = PHASES[0][0], PHASES[1][0]
 
 
 @dataclass(frozen=True, slots=True)
 class StressSchedule:
-    """trace: the pressure over time, and the requests. phase: the name of what holds at a time."""
+    """trace: the pressure over time, and the requests. phase: the name of the phase at a time."""
 
     trace: LoadTrace
     phase: Callable[[float], str]
@@ -34,11 +34,11 @@ class StressSchedule:
 
 
 def _paced(trace: LoadTrace, requests_per_s: float) -> LoadTrace:
-    """The same load, with requests at a pace; one at least."""
+    """The same load, with requests at a constant rate; at least one."""
     count = max(1, round(trace.duration_s * requests_per_s))
     return trace.model_copy(update={"arrivals_s": tuple((np.arange(count) / requests_per_s).tolist())})
 
 
 def _place(trace: LoadTrace, at_s: float) -> int:
-    """The index of the time that holds."""
+    """The index of the trace's entry at a time."""
     return int(trace.at(np.array([at_s]))[0])

@@ -29,12 +29,11 @@ DEADLINE_MS = 60_000
 END_S = 10.0
 POLL_S = 0.25
 UNCHANGED_S = 2.0
-"""A service whose loaded SubNets are the same for so long has loaded all that it has room for."""
+"""Time without changes [s] after which a service has loaded all SubNets that it has room for."""
 
 
 class ServedAnswer(NamedTuple):
-    """An answer to N images: of each its class, and the SubNet and the exit that gave it.
-
+    """An answer to N images: for each its class, and the SubNet and the exit that gave it.
     latency_ms: in the model. round_trip_ms: from sending the request to its answer.
     """
 
@@ -46,13 +45,13 @@ class ServedAnswer(NamedTuple):
 
 
 class AskedService:
-    """A service that runs. page: the address of its live page, with the token."""
+    """A running service. page: the address of its live page, with the token."""
 
     def __init__(self, http: httpx.Client, page: str) -> None:
         self._http, self.page = http, page
 
     def ask(self, body: PackedBody) -> ServedAnswer:
-        """The answer to images, as `body_of` packs them. UserError: the service refuses."""
+        """The answer to images that `body_of` packed. UserError: the service refuses."""
         start_s = time.perf_counter()
         headers = {LENGTH_HEADER: str(body.json_bytes)}
         told = self._asked("POST", INFER, content=body.content, headers=headers)
@@ -63,7 +62,7 @@ class AskedService:
         return ServedAnswer(classes, subnets, exits, facts["latency_ms"], round_trip_ms)
 
     def settle(self, within_s: float) -> None:
-        """Return when it has loaded what it loads ahead, or after so many seconds."""
+        """Return when the service has loaded its SubNets ahead, or after this many seconds."""
         warm, since_s, end_s = None, time.monotonic(), time.monotonic() + within_s
         while time.monotonic() < min(since_s + UNCHANGED_S, end_s):
             now = self._asked("GET", "/state")["model"]["warm"]
@@ -107,7 +106,7 @@ def bundle_service(bundle: Path, words: Sequence[str], ready_s: float) -> Iterat
 
 
 def _address(process: subprocess.Popen[bytes], told: IO[bytes], ready_s: float) -> str:
-    """Where a service answers, once it is ready."""
+    """The address of a service, once it is ready."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], ready_s)[0]:
         raise UserError(
@@ -122,7 +121,7 @@ def _address(process: subprocess.Popen[bytes], told: IO[bytes], ready_s: float) 
 
 
 def _of_each(told: str, images: int) -> tuple[str, ...]:
-    """A name for each image: a service tells a name that all have once."""
+    """A name for each image: a service reports a name only once if all images share it."""
     names = tuple(told.split(","))
     return names * images if len(names) == 1 else names
 

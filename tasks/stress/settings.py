@@ -9,13 +9,13 @@ from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.traces import Scenario, ScenarioPhase, Stress
 
 PER_CORE = 1
-"""Processes that compute for each core: a request that takes longer than a slice of time has half of its core left."""
+"""Computing processes per core: a request that takes longer than a slice of time has half of its core left."""
 PHASES = (("calm", 0.0), ("stress", 1.0), ("calm again", 0.0))
-"""Phases, with the share of their time that other processes work."""
+"""Phases, with the share of their time in which other processes work."""
 
 
 class Settings(BaseModel):
-    """The bundle, the budget of its requests, how often they come, and what else works meanwhile."""
+    """The bundle, the budget and rate of its requests, and the load of other processes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,7 +54,7 @@ class Settings(BaseModel):
 
     @property
     def scenario(self) -> Scenario:
-        """What happens around the services where there is no trace."""
+        """The environment of the services if there is no trace."""
         lasts_s, rate = self.seconds / len(PHASES), self.requests_per_s
         phases = tuple(
             ScenarioPhase(

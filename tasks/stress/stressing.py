@@ -1,4 +1,4 @@
-"""The stress itself: services, requests at a pace, other processes that come and go, and the decisions that followed."""
+"""The stress itself: services, requests at a pace, other processes that come and go, and the resulting decisions."""
 
 import tempfile
 import time
@@ -23,14 +23,14 @@ from tasks.stress.settings import Settings
 
 DECISIONS_FILE = "decisions.jsonl"
 CALM_REQUESTS = 10
-"""Requests to the most accurate SubNet from whose latencies the budget follows."""
+"""Number of requests to the most accurate SubNet whose latencies determine the budget."""
 
 ImageNumbers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class _Asking:
-    """Both services, what they are asked, and what they have answered."""
+    """Both services, their requests, and their answers."""
 
     asked: AskedBundle
     images: int
@@ -48,7 +48,7 @@ class _Asking:
         return median([self.services[system].ask(body).latency_ms for body in bodies])
 
     def ask(self, number: int, phase: str) -> ServedAnswer:
-        """A request to both services, one after the other, in turn the one or the other first; the answer of what adapts."""
+        """Send a request to both services, in alternating order; the answer of the adaptive one."""
         images, body = self.requests[number % len(self.requests)]
         order = sorted(self.services, reverse=bool(number % 2))
         given = {system: self.services[system].ask(body) for system in order}
@@ -63,7 +63,7 @@ class _Asking:
 
 
 def run(settings: Settings, bundle: Path, progress: Progress) -> StressReport:
-    """Serve the bundle, ask and stress it, and end all that was started. AdaptiveError in one line: it cannot be served."""
+    """Serve the bundle, send requests under stress, end all processes. AdaptiveError in one line: it cannot be served."""
     asked, schedule = AskedBundle.open(bundle, settings), StressSchedule.of(settings)
     with ExitStack() as stack:
         decisions = Path(stack.enter_context(tempfile.TemporaryDirectory())) / DECISIONS_FILE
@@ -93,7 +93,7 @@ def run(settings: Settings, bundle: Path, progress: Progress) -> StressReport:
 
 
 def _play(asking: _Asking, schedule: StressSchedule, stress: Stress, progress: Progress) -> None:
-    """All requests at their times; those whose time passes while another one is answered are left out."""
+    """Send all requests at their times; requests whose time passes while another one is answered are left out."""
     arrivals_s, number = schedule.trace.arrivals_s, 0
     played = PlayedTrace(stress, schedule.trace)
     with progress.bar("stress", len(arrivals_s)) as bar:
@@ -109,7 +109,7 @@ def _play(asking: _Asking, schedule: StressSchedule, stress: Stress, progress: P
 
 
 def _switches(decisions: Path, schedule: StressSchedule, start_s: float) -> tuple[StressedSwitch, ...]:
-    """The changes of what serves since a time, from the record of decisions; its clock is that of this process, too."""
+    """The changes of the serving variant since a time, from the record of decisions, whose clock is that of this process."""
     made = [line.decision for section in read_log(decisions) for line in section.decisions]
     return tuple(
         StressedSwitch(
@@ -120,5 +120,5 @@ def _switches(decisions: Path, schedule: StressSchedule, start_s: float) -> tupl
             reason=one.reason,
         )
         for one in made
-        if one.step not in ("stay", "hurry")  # what hurries serves a single run
+        if one.step not in ("stay", "hurry")  # "hurry" serves a single run
     )

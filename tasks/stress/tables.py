@@ -11,7 +11,7 @@ MOST_SHOWN = 3
 
 
 def stress_tables(report: StressReport) -> Group:
-    """Phases of both services, the switches with their reasons, and what it comes to in one line."""
+    """Phases of both services, the switches with their reasons, and the result in one line."""
     return Group(_phases(report), _switches(report), _comes_to(report))
 
 

@@ -43,8 +43,8 @@ class OperatorView:
 class BlockView:
     """One block. number: from 1, over the whole network. name: "" outside stages.
 
-    skippable: entry and exit have the same axes, so it could be skipped. skipped_by: the choices that do, per variable.
-    variables: those of this block. touched_by: all that resize it or skip it.
+    skippable: entry and exit have the same axes, so it could be skipped. skipped_by: the choices that skip it, per variable.
+    variables: those of this block. touched_by: all variables that resize it or skip it.
     """
 
     number: int
@@ -62,7 +62,7 @@ class BlockView:
 
     @property
     def title(self) -> str:
-        """The kind that people know; else the operators."""
+        """The kind, if a template names it; else the operators."""
         if self.kind != PLAIN:
             return self.kind
         names = list(dict.fromkeys(operator.op for operator in self.operators))
@@ -71,7 +71,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionView:
-    """Blocks in a row: a stage, or (`stage` False) what lies before, between and after stages."""
+    """Consecutive blocks: a stage, or (`stage` False) the blocks before, between and after stages."""
 
     name: str
     stage: bool
@@ -81,7 +81,7 @@ class SectionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisView:
-    """A channel group (or another axis of its own): its size, where it is, and the variables that cut it."""
+    """A channel group (or another axis of its own): its size, its nodes, and the variables that cut it."""
 
     label: str
     sizes: Amounts
@@ -93,7 +93,7 @@ class AxisView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenView:
-    """Something that every SubNet has at full size, and why."""
+    """A part that every SubNet has at full size, and why."""
 
     what: str
     why: str

@@ -118,10 +118,10 @@ class _Gatherer:
 
     @cached_property
     def _helpers(self) -> list[list[Node]]:
-        """For each block, the nodes outside of all blocks that it is the first to need, or that only it gives something to.
+        """For each block, the nodes outside of all blocks that it is the first to need, or that only it feeds, in order.
 
-        The first compute on weights alone, such as the look-up of a relative position bias; the others are alternatives to the
-        block, or the head of an exit behind it. In order.
+        The first kind computes on weights alone, such as the look-up of a relative position bias; the others are alternatives
+        to the block, or the head of an exit behind it.
         """
         graph, blocks = self.net.structure.graph, self.net.structure.regions.blocks
         home = {node.name: index for index, block in enumerate(blocks) for node in block.nodes}
@@ -178,7 +178,7 @@ class _Gatherer:
 
     @cached_property
     def _costs(self) -> dict[str, NodeCost]:
-        """Node -> its cost in the largest SubNet; of a node that this has not, in one that differs from it in one choice."""
+        """Cost per node in the largest SubNet; nodes absent there are taken from a SubNet that differs in one choice."""
         space, found = self.net.space, dict(self.largest.nodes)
         for column in space.selecting:
             for choice in range(len(space.variables[column].choices) - 1):
@@ -189,11 +189,11 @@ class _Gatherer:
                 found = {**self.describer.summary(codes).nodes, **found}
         return found
 
-    # -- axes and what is frozen -------------------------------------------------------------------------------------
+    # -- axes and frozen parts ---------------------------------------------------------------------------------------
 
     @cached_property
     def _elements(self) -> dict[str, tuple[ax.Axis, ...]]:
-        """Value -> the axes of their own that it has, without height and width."""
+        """Value -> its elementary axes, without height and width."""
         known = self.net.structure.axis_map.axes.items()
         return {
             name: tuple(e for axis in axes for e in elements_of(axis) if not isinstance(e, ax.Spatial))
@@ -202,7 +202,7 @@ class _Gatherer:
 
     @cached_property
     def _carriers(self) -> dict[ax.Axis, list[str]]:
-        """Axis of its own -> names of the nodes that read or compute it, in order."""
+        """Elementary axis -> names of the nodes that read or compute it, in order."""
         found: dict[ax.Axis, list[str]] = {}
         for node in self.net.structure.graph.nodes:
             names = [name for name in (*node.inputs, *node.outputs) if name]
@@ -244,7 +244,7 @@ class _Gatherer:
                 yield FrozenView(what=f"{size} channels of {node.op} {node.name}", why=why)
 
     def _fixed_result(self, node: Node) -> int:
-        """How many channels a convolution or linear map has when no config changes them; 0 when one can, or no such."""
+        """Number of channels of a convolution or linear map if no config changes them; 0 if one can, or for other nodes."""
         graph, axes = self.net.structure.graph, self.net.structure.axis_map.axes
         stored = (name for name in node.inputs if name and name not in self._data and name not in graph.constants)
         weights = [axes[name] for name in stored if len(axes[name]) > 1 and node.outputs[0] in self._data]

@@ -48,17 +48,17 @@ def cards(view: SupernetView) -> list[tuple[str, str, str]]:
 
 
 def shape(sizes: Shape) -> str:
-    """64 × 56 × 56; a single number has no shape."""
+    """The shape as text, such as 64 × 56 × 56; "one number" without axes."""
     return " × ".join(map(str, sizes)) or "one number"
 
 
 def shapes(found: Sequence[Shape]) -> list[str]:
-    """Each shape once, with how often it is there."""
+    """Each shape once, with its number of occurrences."""
     return [shape(s) + (f" ({n} of them)" if n > 1 else "") for s, n in Counter(found).items()]
 
 
 def choices(values: Sequence[Choice]) -> str:
-    """All choices, or the first, the last and how many."""
+    """All choices; if there are many, the first ones, the last and their number."""
     texts = [value if isinstance(value, str) else f"{value:.4g}" for value in values]
     if len(texts) <= MOST_CHOICES:
         return ", ".join(texts)
@@ -66,12 +66,12 @@ def choices(values: Sequence[Choice]) -> str:
 
 
 def some(labels: Sequence[str]) -> str:
-    """The labels, or the first of them and how many there are."""
+    """All labels; if there are many, the first ones and their number."""
     if len(labels) <= MOST_LABELS:
         return ", ".join(labels)
     return f"{', '.join(labels[: MOST_LABELS - 1])} … ({len(labels)})"
 
 
 def share(part: float, whole: float) -> float:
-    """Percent, 0 of nothing."""
+    """The percentage of the whole; 0 if the whole is 0."""
     return 100 * part / whole if whole else 0.0

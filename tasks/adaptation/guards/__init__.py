@@ -1,6 +1,5 @@
-"""Guards of a SubNet that adapts: drift is detected first, images are filtered, and what was wrong is undone.
-
-What needs no torch is the device's, too: `adaptive_runtime.adapting_weights`.
+"""Guards of a SubNet that adapts: they detect drift first, filter images, and undo wrong adaptation.
+The parts without torch are in `adaptive_runtime.adapting_weights`, which the device uses, too.
 """
 
 from tasks.adaptation.guards.guarded import GuardedAnswer, GuardedSubnet

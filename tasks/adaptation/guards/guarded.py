@@ -1,4 +1,4 @@
-"""A SubNet that adapts only while images drift, and only as long as it is better for it. Legend: B batch, K classes."""
+"""A SubNet that adapts only while images drift, and only as long as this improves it. Legend: B batch, K classes."""
 
 import copy
 from collections import deque
@@ -25,18 +25,18 @@ from tasks.adaptation.settings import GUARDED_METHOD, MethodSettings
 from tasks.adaptation.subnet import AdaptiveSubnet
 
 FEWEST_IMAGES = 2
-"""Of a step."""
+"""Images that one step needs at least."""
 
 
 class GuardedAnswer(NamedTuple):
-    """logits_BK, and whose they are; by the last image, where drift was over within the batch."""
+    """Logits, and the weights that computed them; if drift ended within the batch, `by` holds for its last image."""
 
     logits_BK: torch.Tensor
     by: Literal["source", "aligned", "adapted"]
 
 
 class _MethodWeights:
-    """A copy of the source that a method adapts, as `DriftGuard` asks for it."""
+    """A copy of the source that a method adapts, with the interface that `DriftGuard` expects."""
 
     fewest = FEWEST_IMAGES
 
@@ -67,9 +67,9 @@ class _MethodWeights:
 class GuardedSubnet:
     """Answers with the source until drift is detected, then with the best of three: source, aligned source, adapted copy.
 
-    `DriftGuard` says when images are aligned (`InputAlignment`), when the copy adapts, to which images, and whether it answers;
-    held-back images and labelled source images judge it against the source, with the images as both get them (`AnchorJudge`).
-    The copy normalises by statistics that are kept, so one image is enough.
+    `DriftGuard` decides when images are aligned (`InputAlignment`), when and to which images the copy adapts, and whether it
+    answers. Held-back images and labelled source images judge it against the source; both get the same images (`AnchorJudge`).
+    The copy normalises by its running statistics, so one image is enough.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class GuardedSubnet:
         settings: GuardSettings | None = None,
         method: MethodSettings = GUARDED_METHOD,
     ) -> None:
-        """anchor, profile_batches: images like those of training, which the network has not been trained on."""
+        """anchor, profile_batches: images like those of training on which the network was not trained."""
         self.settings = settings or GuardSettings()
         self.source = source
         self.profile = SourceProfile(source, profile_batches)
@@ -92,12 +92,12 @@ class GuardedSubnet:
 
     @property
     def adapted(self) -> AdaptiveSubnet:
-        """The copy that adapts; it has the source's tensors while nothing drifts."""
+        """The copy that adapts; it equals the source while nothing drifts."""
         return self._weights.method.subnet
 
     @property
     def answering(self) -> AdaptiveSubnet:
-        """What answers now: the copy, the source with aligned images, or the source itself."""
+        """The SubNet that answers now: the copy, the source with aligned images, or the source itself."""
         if self._guard.kept:
             return self.adapted
         if not self._guard.aligns:
@@ -113,24 +113,23 @@ class GuardedSubnet:
 
     @property
     def detector(self) -> DriftDetector:
-        """The test of images against those of calibration."""
+        """The test that compares images with the calibration images."""
         return self._guard.detector
 
     @property
     def events(self) -> deque[GuardEvent]:
-        """What happened when, and why; the latest ones."""
+        """The latest events: the image at which each happened, and why."""
         return self._guard.events
 
     @property
     def images(self) -> int:
-        """Images so far."""
+        """Number of images so far."""
         return self._guard.images
 
     @torch.no_grad()
     def answer(self, x_BCHW: torch.Tensor) -> GuardedAnswer:
-        """Answers for a batch. Where images drift, in this batch or before, the copy adapts to it and is judged first.
-
-        Images of the batch before drift was over are answered as those of the batch before.
+        """Answers for a batch. While images drift, the copy first adapts to the batch and is judged.
+        If drift ends within the batch, the images before its end are answered like the previous batch.
         """
         source_BK, score_BD = self.profile.look(x_BCHW)
         before = self._now(x_BCHW, source_BK) if self.drifting else GuardedAnswer(source_BK, "source")
@@ -141,7 +140,7 @@ class GuardedSubnet:
         return GuardedAnswer(torch.cat([before.logits_BK[:ended], now.logits_BK[ended:]]), now.by)
 
     def _now(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor) -> GuardedAnswer:
-        """By what answers now."""
+        """The answer of the SubNet that answers now."""
         if self._guard.kept:
             return GuardedAnswer(self.adapted(x_BCHW), "adapted")
         if self._guard.aligns and self._weights.alignment is not None:
@@ -149,7 +148,7 @@ class GuardedSubnet:
         return GuardedAnswer(source_BK, "source")
 
     def _look_aligned(self, x_BCHW: Array) -> tuple[Array, NDArray[np.float64]]:
-        """The source's view of aligned images."""
+        """The source's logits and the statistics of aligned images."""
         assert self._weights.alignment is not None
         logits_BK, score_BD = self.profile.look(self._weights.alignment(torch.from_numpy(x_BCHW)))
         return logits_BK.numpy(), score_BD

@@ -1,4 +1,4 @@
-"""The judgement whether what a SubNet adapted is kept. Legend: B batch, K classes, A labelled source images."""
+"""The decision whether adapted weights are kept. Legend: B batch, K classes, A labelled source images."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,7 @@ from tasks.errors import UserError
 
 
 class Anchor(NamedTuple):
-    """Labelled images like those of training, on which the source is right so often as it usually is.
-
+    """Labelled images like those of training, on which the source's accuracy is as usual.
     x_ACHW: normalised; y_A: labels.
     """
 
@@ -24,9 +23,9 @@ class Anchor(NamedTuple):
 class AnchorJudge:
     """Compares adapted weights with the source: on the anchor with labels, on held-back images without.
 
-    On the anchor, both normalise by the anchor's own statistics, so that weights alone are judged: entropy that collapses
-    breaks them here first. By how much adapted weights are more overconfident than the source's shows there, too, and is taken
-    off what is expected on held-back images (`adaptive_runtime.adapting_weights.judging.judged`).
+    On the anchor, both normalise by the anchor's own statistics so that only the weights are judged: collapsing entropy shows
+    here first. The anchor also shows how much more overconfident the adapted weights are than the source's; the expected
+    accuracy on held-back images is corrected by it (`adaptive_runtime.adapting_weights.judging.judged`).
     """
 
     def __init__(self, source: AdaptiveSubnet, anchor: Anchor, settings: GuardSettings) -> None:
@@ -52,13 +51,13 @@ class AnchorJudge:
 
     @torch.no_grad()
     def lost_by(self, alignment: InputAlignment) -> float:
-        """Points of accuracy on the anchor that the source loses once its images are aligned."""
+        """Accuracy [percentage points] that the source loses on the anchor once its images are aligned."""
         aligned = self._gap(self._source.network(alignment(self._anchor.x_ACHW)))
         return 100 * (self._usual.accuracy - aligned.accuracy)
 
     @torch.no_grad()
     def verdict(self, adapted: AdaptiveSubnet, x_BCHW: torch.Tensor, source_BK: torch.Tensor) -> AdaptedVerdict:
-        """x_BCHW: held-back images; source_BK: the source's logits for them, as they are or aligned."""
+        """x_BCHW: held-back images; source_BK: the source's logits for them, aligned or not."""
         by_own = self._gap(self._by_own_statistics(adapted))
         lost_points = 100 * (self._usual_by_own.accuracy - by_own.accuracy)
         return judged(

@@ -16,18 +16,19 @@ from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.errors import UserError
 
 FEWEST = 32
-"""Source images that a profile needs."""
+"""Source images that a profile needs at least."""
 
 
 class SourceProfile:
-    """What is usual for the source, learned from images like those of training that it has not been trained on.
+    """The source's usual features and confidence, from images like those of training on which it was not trained.
 
-    Features are the mean and the logarithm of the deviation of each channel at the entry of each normalisation layer; an
-    image's statistics are those of `UsualFeatures`. Half of the images tell what is standard; the others are `calibration_ND`.
+    Features are the mean and the logarithm of the deviation of each channel at the input of each normalisation layer; an
+    image's statistics are those of `UsualFeatures`. One half of the images fits `UsualFeatures`; the other half is
+    `calibration_ND`.
     """
 
     def __init__(self, source: AdaptiveSubnet, batches: Sequence[torch.Tensor]) -> None:
-        """source: in the source's state, and left there. batches: (B, C, H, W), images in random order."""
+        """source: in the source's state, which stays unchanged. batches: (B, C, H, W), images in random order."""
         count = sum(map(len, batches))
         if count < FEWEST:
             raise UserError("source images", f"{count}", allowed=f"{FEWEST} or more", next_step="give more images")
@@ -40,7 +41,7 @@ class SourceProfile:
         self.calibration_ND = np.concatenate(scores)[half:]
 
     def look(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.float64]]:
-        """The source's logits (B, K), and statistics (B, D)."""
+        """The source's logits (B, K) and the statistics (B, D)."""
         logits_BK, layers = self._look(x_BCHW)
         return logits_BK, self._scores(logits_BK, layers)
 

@@ -28,7 +28,9 @@ METHODS: dict[MethodName, MethodMaker] = {
 
 
 def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> AdaptationMethod:
-    """The method by its name. source: batches (B, C, H, W) like those of training, which tell what is usual and important."""
+    """The method with this name. source: batches (B, C, H, W) like those of training, which show usual inputs.
+    EATA also derives the importance of parameters from them.
+    """
     if settings.input_deviations is not None:
         subnet.alignment = InputAlignment.of(source, settings.input_deviations)
     method = METHODS[settings.method](subnet, settings, source)

@@ -10,11 +10,12 @@ from tasks.training_memory.saved import SavingPlan, StepMemory, fit
 
 
 class Budgeted:
-    """Adapts as another method does, bit by bit; activations that do not fit the budget wait on disk.
+    """Adapts bit by bit like another method; activations that exceed the budget are stored on disk.
 
     Plans are made at the first batch of each shape, by steps of a copy of the method. The budget counts all tensors of the
-    method, the batch, and what a step needs. plans: by the shape of a batch.
-    UserError of `adapt` for a budget that cannot be met, in one line with the least that can; the method is as before then.
+    method, the batch, and a step's own memory. plans: by the shape of a batch.
+    `adapt` raises UserError if the budget cannot be met, with the smallest feasible budget in its line; the method is unchanged
+    then.
     """
 
     def __init__(self, method: AdaptationMethod, memory_mib: float) -> None:
@@ -33,13 +34,13 @@ class Budgeted:
         def step(memory: StepMemory) -> None:
             twin = copy.deepcopy(self._method)
             _step(twin, x_BCHW, memory)
-            _step(twin, x_BCHW, memory)  # with the optimiser's state there from the beginning
+            _step(twin, x_BCHW, memory)  # the second step starts with the optimiser's state in memory
 
         where = f"memory_mib={self._memory_mib:g} for batches of {len(x_BCHW)} images"
         return fit(step, self._memory_mib, where=where, given=lambda: [x_BCHW])
 
     def reset(self) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         self._method.reset()
 
 

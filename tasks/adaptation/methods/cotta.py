@@ -17,10 +17,10 @@ NOISE = 0.005
 class Cotta:
     """A student learns from a teacher, its own mean over time; all weights adapt, and a few return to the source each step.
 
-    Loss: −Σ_c q_c log p_c, p the student's and q the teacher's answer. Teacher ← α teacher + (1 − α) student. Where the source
-    is unsure of a batch, q is the teacher's mean over views of each image (shifted, turned, scaled, with noise; not mirrored,
-    since mirrored characters are others). Then each of the student's weights is the source's with a small probability.
-    Answers are q. Source: Wang et al., CVPR 2022, eq. 1 to 8. `subnet` is the teacher.
+    Loss: −Σ_c q_c log p_c, p the student's and q the teacher's answer. Teacher ← α teacher + (1 − α) student. If the source is
+    uncertain about a batch, q is the teacher's mean over views of each image (shifted, rotated, scaled, with noise; not
+    mirrored, since a mirrored character is a different one). Afterwards each of the student's weights is reset to the source's
+    with a small probability. Answers are q. Source: Wang et al., CVPR 2022, eq. 1 to 8. `subnet` is the teacher.
     """
 
     def __init__(self, subnet: AdaptiveSubnet, settings: MethodSettings) -> None:
@@ -74,7 +74,7 @@ class Cotta:
             student.copy_(torch.where(back, origin, student))
 
     def reset(self) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         self.subnet.reset()
         self.student.reset()
         self._steps.reset()

@@ -11,15 +11,15 @@ from tasks.adaptation.settings import MethodSettings
 from tasks.adaptation.subnet import AdaptiveSubnet
 
 NEWEST_SHARE = 0.1
-"""Of a batch in the mean answer."""
+"""Share of the latest batch in the mean answer."""
 
 
 class Eata:
-    """Tent on reliable and different samples, important parameters held near the source.
+    """Tent on reliable and diverse samples; important parameters are held near the source.
 
-    Samples count whose entropy E is below E0, with weight exp(E0 − E), and whose answer's cosine with the mean answer so far
-    is below a threshold in absolute value; the loss is the mean over those. Added is β Σ ω (θ − θ0)², ω the mean square of the
-    gradients of the cross-entropy to the source's own answers (the diagonal of the Fisher information).
+    A sample counts, with weight exp(E0 − E), if its entropy E is below E0 and the absolute cosine between its answer and the
+    mean answer so far is below a threshold. The loss is the mean over these samples plus β Σ ω (θ − θ0)², with ω the mean
+    square of the gradients of the cross-entropy to the source's own answers (the diagonal of the Fisher information).
     Source: Niu et al., ICML 2022, eq. 2 to 9.
     source: batches (B, C, H, W) for ω.
     """
@@ -66,7 +66,7 @@ class Eata:
         return torch.stack([(omega * (now - origin).square()).sum() for omega, now, origin in parts]).sum()
 
     def reset(self) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         self.subnet.reset()
         self._steps.reset()
         self._mean_K = None

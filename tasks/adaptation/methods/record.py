@@ -1,4 +1,4 @@
-"""The protocol of methods that adapt, the one without gradients, and steps of an optimiser."""
+"""The protocol of methods that adapt, the method without gradients, and steps of an optimiser."""
 
 from typing import Protocol
 
@@ -15,17 +15,16 @@ class AdaptationMethod(Protocol):
     subnet: AdaptiveSubnet
 
     def adapt(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Adapt to a batch; the answers (B, K), logits, that the method gives for it."""
+        """Adapt to a batch; the method's logits (B, K) for it."""
         ...
 
     def reset(self) -> None:
-        """Back to the source, as if no batch had been there."""
+        """Go back to the source, as if no batch had been seen."""
         ...
 
 
 class BatchStatistics:
     """BatchNorm by the statistics of the batch, or of batch and source (`MethodSettings.prior_images`); nothing is learned.
-
     Source: Nado et al., arXiv 2006.10963; mixed: Schneider et al., NeurIPS 2020.
     """
 
@@ -38,14 +37,14 @@ class BatchStatistics:
         return forward(self.subnet, x_BCHW, self._settings)
 
     def reset(self) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         self.subnet.reset()
 
 
 def forward(
     subnet: AdaptiveSubnet, x_BCHW: torch.Tensor, settings: MethodSettings, *, keeps: bool = True
 ) -> torch.Tensor:
-    """Logits (B, K), BatchNorm by the batch; with `keeps` the batch counts for the statistics that are kept."""
+    """Logits (B, K) with BatchNorm by the batch; with `keeps`, the batch updates the running statistics."""
     with subnet.by_batch(settings.prior_images, settings.newest_share, keeps=keeps):
         return subnet(x_BCHW)
 
@@ -59,7 +58,7 @@ class OptimiserSteps:
         self.reset()
 
     def reset(self) -> None:
-        """Forget moments."""
+        """Forget the moments."""
         rate = self._settings.learning_rate
         self._optimiser: torch.optim.Optimizer = (
             torch.optim.Adam(self.parameters, lr=rate)
@@ -68,7 +67,7 @@ class OptimiserSteps:
         )
 
     def gradients(self, loss: torch.Tensor) -> list[torch.Tensor | None]:
-        """Of the loss, for each parameter; None where it has no influence."""
+        """Gradient of the loss for each parameter; None if the parameter has no influence."""
         return list(torch.autograd.grad(loss, self.parameters, allow_unused=True))
 
     def take(self, loss: torch.Tensor) -> None:

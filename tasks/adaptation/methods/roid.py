@@ -8,13 +8,13 @@ from tasks.adaptation.settings import MethodSettings
 from tasks.adaptation.subnet import AdaptiveSubnet
 
 NEWEST_SHARE = 0.1
-"""Of a batch in the mean answer."""
+"""Share of the latest batch in the mean answer."""
 
 
 class Roid:
     """Soft likelihood ratios of certain and diverse samples; weights stay near the source, class shares correct the answers.
 
-    After each step every adapted weight is α θ + (1 − α) θ0. Source: Marsden, Döbler and Yang, WACV 2024, §3.2 to 3.4; the
+    After each step every adapted weight becomes α θ + (1 − α) θ0. Source: Marsden, Döbler and Yang, WACV 2024, §3.2 to 3.4; the
     paper's consistency under augmentation is left out.
     """
 
@@ -41,7 +41,7 @@ class Roid:
             parameter.lerp_(origin, 1 - self._settings.kept_share)
 
     def reset(self) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         self.subnet.reset()
         self._steps.reset()
         self._mean_K = None

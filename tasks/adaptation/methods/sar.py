@@ -8,15 +8,16 @@ from tasks.adaptation.settings import MethodSettings
 from tasks.adaptation.subnet import AdaptiveSubnet
 
 NEWEST_SHARE = 0.1
-"""Of a batch in the mean entropy."""
+"""Share of the latest batch in the mean entropy."""
 
 
 class Sar:
-    """Lowers the entropy of reliable samples where it is flat, and goes back to the source when entropy collapses.
+    """Lowers the entropy of reliable samples towards a flat minimum, and goes back to the source when entropy collapses.
 
-    The gradient g of the mean entropy of reliable samples leads to θ + ρ g/‖g‖; the gradient there, of the samples that are
-    reliable there, too, is taken from θ. The mean entropy e there is averaged over batches (0.9 e + 0.1 new); below a threshold
-    the source is restored. The last normalisation layers do not adapt. Source: Niu et al., ICLR 2023, eq. 2 to 6 and §4.
+    The gradient g of the mean entropy of reliable samples leads to the point θ + ρ g/‖g‖. The step starts at θ but uses the
+    gradient at this point, over the samples that are reliable there, too. Their mean entropy e at this point is averaged over
+    batches (0.9 e + 0.1 new); below a threshold the source is restored. The last normalisation layers do not adapt. Source: Niu
+    et al., ICLR 2023, eq. 2 to 6 and §4.
     """
 
     def __init__(self, subnet: AdaptiveSubnet, settings: MethodSettings) -> None:
@@ -41,7 +42,7 @@ class Sar:
 
     @torch.no_grad()
     def _climb(self, gradients: list[torch.Tensor | None]) -> None:
-        """To θ + ρ g/‖g‖."""
+        """Move to θ + ρ g/‖g‖."""
         norm = torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt()
         if norm == 0:
             return
@@ -50,7 +51,7 @@ class Sar:
                 parameter.add_(self._settings.radius * gradient / norm)
 
     def _descend(self, x_BCHW: torch.Tensor, chosen_B: torch.Tensor, origin: list[torch.Tensor]) -> None:
-        """One step from θ (`origin`) along the gradient of where the parameters stand now."""
+        """Take one step from θ (`origin`) along the gradient at the current parameters."""
         logits_BK = forward(self.subnet, x_BCHW, self._settings, keeps=False)
         entropy_B = entropies(logits_BK)
         chosen_B = chosen_B & self._reliable(entropy_B, logits_BK)
@@ -64,13 +65,13 @@ class Sar:
         self._recover(entropy_B[chosen_B].mean().item())
 
     def _recover(self, entropy: float) -> None:
-        """Back to the source where the mean entropy is too low."""
+        """Go back to the source if the mean entropy is too low."""
         self._mean = entropy if self._mean is None else (1 - NEWEST_SHARE) * self._mean + NEWEST_SHARE * entropy
         if self._mean < self._settings.recover_below:
             self.reset()
 
     def reset(self) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         self.subnet.reset()
         self._steps.reset()
         self._mean = None

@@ -9,9 +9,8 @@ from tasks.adaptation.subnet import AdaptiveSubnet
 
 
 class Tent:
-    """Lowers the mean entropy of a batch's answers by scales and biases of normalisation layers, one step a batch.
-
-    Answers are those before the step. Source: Wang et al., ICLR 2021.
+    """Lowers the mean entropy of a batch's answers by scales and biases of normalisation layers, one step per batch.
+    The answers are computed before the step. Source: Wang et al., ICLR 2021.
     """
 
     def __init__(self, subnet: AdaptiveSubnet, settings: MethodSettings) -> None:
@@ -25,6 +24,6 @@ class Tent:
         return logits_BK.detach()
 
     def reset(self) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         self.subnet.reset()
         self._steps.reset()

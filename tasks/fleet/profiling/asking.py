@@ -1,4 +1,4 @@
-"""Asking devices through a fleet's relay. Whatever a device does, it costs its own time limit and nothing else."""
+"""Requests to devices through a fleet's relay. A misbehaving device costs its own time limit and nothing else."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -11,33 +11,33 @@ from tasks import profile
 from tasks.fleet.profiling.settings import FleetProfileSettings
 
 ALONE = profile.Settings(method="alone")
-"""By which operators are measured: as `autotailor profile profile.method=alone` does, whose tables these are."""
+"""How operators are measured: like `autotailor profile profile.method=alone`, whose tables these are."""
 
 T = TypeVar("T")
 
 
 class RelayAccess(NamedTuple):
-    """Of a fleet's relay: its address, the clients' token, and the certificate (PEM) that https is checked against."""
+    """Access to a fleet's relay: its address, the clients' token, and the certificate (PEM) that https is checked against."""
 
     url: str
     token: str
     ca_file: Path | None = None
 
     def client(self, device: str) -> AgentClient:
-        """Of one device."""
+        """A client for one device."""
         url = f"{self.url.rstrip('/')}/devices/{device}"
         return AgentClient(url, self.token, ca_file=self.ca_file, patience_s=0.0)
 
 
 class DeviceAnswer(NamedTuple):
-    """What a device told. reason: why there is no more; None: it is complete."""
+    """Measurements of a device. reason: why they are incomplete; None: they are complete."""
 
     measurements: tuple[Measurement, ...]
     reason: str | None
 
 
 def describe(access: RelayAccess, device: str, limit_s: float) -> Capabilities | str:
-    """What the device says of itself, or the reason why it does not."""
+    """The device's description of itself, or the reason why there is none."""
     try:
         with access.client(device) as client, client.within(limit_s):
             return client.capabilities()
@@ -48,7 +48,7 @@ def describe(access: RelayAccess, device: str, limit_s: float) -> Capabilities |
 def measure(
     access: RelayAccess, device: str, jobs: Sequence[ModelJob], fingerprint: str, settings: FleetProfileSettings
 ) -> DeviceAnswer:
-    """The device's times of some operators, alone."""
+    """Times of some operators on the device, each measured alone."""
     found: list[Measurement] = []
     limit_s = settings.limit_s + settings.operator_s * len(jobs)
     try:
@@ -64,7 +64,7 @@ def measure(
 def side_by_side(
     asked: Callable[[str], T], devices: Iterable[str], at_once: int, done: Callable[[], None]
 ) -> Mapping[str, T]:
-    """The answer of each device. done: is called after each."""
+    """The answer of each device. `done` is called after each."""
     found: dict[str, T] = {}
     with ThreadPoolExecutor(at_once, "device") as threads:
         waiting = {threads.submit(asked, device): device for device in devices}

@@ -1,4 +1,4 @@
-"""Which device measures which operators: drawn at random, so that no device knows what it will be judged by."""
+"""The assignment of operators to devices: drawn at random, so that no device knows by which operators it is judged."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,8 +10,8 @@ from tasks.fleet.profiling.settings import FleetProfileSettings
 def deal(
     devices: int, missing: Sequence[str], known: Sequence[str], settings: FleetProfileSettings, rng: np.random.Generator
 ) -> list[list[str]]:
-    """Operators (digests) for each device. Those that are missing in the table are measured by `each_by` devices, or by all of
-    fewer; a device whose share is less than `spot_operators` measures as many with operators that the table has.
+    """Operators (digests) for each device. Operators that the table lacks are measured by `each_by` devices, or by all devices
+    if there are fewer. A device with fewer than `spot_operators` of them gets operators from the table in addition.
     """
     spot, count = settings.spot_operators, len(missing)
     share = max(spot, -(-count * min(settings.each_by, devices) // devices)) if devices else 0
@@ -29,7 +29,7 @@ def deal(
 def deal_again(
     thin: Mapping[str, int], voted: Mapping[str, Collection[str]], devices: Sequence[str], rng: np.random.Generator
 ) -> dict[str, list[str]]:
-    """Operators that have too few votes, by device. thin: votes that are wanting; voted: devices that have; by operator."""
+    """Operators with too few votes, by device. thin: missing votes by operator; voted: devices that voted, by operator."""
     hands: dict[str, list[str]] = {}
     for operator, wanting in thin.items():
         free = [one for one in devices if one not in voted.get(operator, ())]

@@ -1,4 +1,4 @@
-"""How devices of one kind are measured together, and when one of them is odd."""
+"""How devices of one kind are measured together, and when one of them is an outlier."""
 
 from typing import Self
 
@@ -7,11 +7,11 @@ from scipy.stats import binom
 
 
 class FleetProfileSettings(BaseModel):
-    """What each device measures, and the promise about devices that are called odd.
+    """The operators that each device measures, and the guarantee for devices that are called odd (outliers).
 
-    A device is sound where each of its operators is off with the probability `off_share` at most: beyond the tolerance, or
-    failed, by chance or because something else ran there. Of sound devices, each check calls the share `false_alarms` odd at
-    most; a device is odd when two checks do, with other operators and at another time.
+    A device is sound if each of its operators is off with a probability of at most `off_share`. Off means beyond the tolerance,
+    or failed, by chance or because something else ran there. Each check calls at most the share `false_alarms` of sound devices
+    odd; a device is an outlier when two checks agree, with other operators and at another time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,7 +36,7 @@ class FleetProfileSettings(BaseModel):
         return self
 
     def most_off(self, operators: int) -> int | None:
-        """Operators of so many that may be off; None: chance can make all of them off."""
+        """Largest number of these operators that may be off; None: chance can make all of them off."""
         allowed = int(binom.isf(self.false_alarms, operators, self.off_share))
         return allowed if allowed < operators else None
 

@@ -20,12 +20,12 @@ from tasks.lut import Entry, Lut, feature_text, now
 from tasks.progress import Progress
 
 ROUNDS = 3
-"""In which operators that odd devices have measured are measured again by others."""
+"""Rounds in which other devices repeat the measurements of outliers."""
 
 
 class ProfiledKind(NamedTuple):
-    """Devices with one fingerprint. table: name of their folder in the store. operators: of the network that the table has now;
-    measured: of these, now. measurements: of all devices.
+    """Devices with one fingerprint. table: name of their folder in the store. operators: operators of the network that the
+    table has now; measured: those measured in this call. measurements: of all devices.
     """
 
     table: str
@@ -38,7 +38,7 @@ class ProfiledKind(NamedTuple):
 
 
 class FleetProfile(NamedTuple):
-    """away: devices that did not say what they are, with the reason."""
+    """Profile of all kinds. away: devices that did not describe themselves, with the reason."""
 
     kinds: tuple[ProfiledKind, ...]
     away: Mapping[str, str]
@@ -59,7 +59,7 @@ def profile_fleet(
         told = side_by_side(ask, devices, settings.at_once, bar.advance)
     kinds: dict[tuple[str, tuple[Format, ...]], list[tuple[str, Capabilities]]] = {}
     for device in devices:
-        if isinstance(found := told[device], Capabilities):  # of whom one takes other files, no other one gets them
+        if isinstance(found := told[device], Capabilities):  # a device that takes other formats is a kind of its own
             kinds.setdefault((profile.device_key(found).name, found.formats), []).append((device, found))
     profiled = []
     for members in kinds.values():
@@ -94,7 +94,7 @@ class _Kind:
         self._count = 0
 
     def run(self, rng: np.random.Generator, progress: Progress) -> ProfiledKind:
-        """Measure, judge twice, measure again what odd devices had measured, write the table."""
+        """Measure, judge twice, measure the outliers' operators again elsewhere, and write the table."""
         start_s = time.perf_counter()
         hands = deal(len(self._devices), self._missing, list(self._known), self._settings, rng)
         told = self._ask(dict(zip(self._devices, hands, strict=True)), progress)
@@ -116,14 +116,14 @@ class _Kind:
         return ProfiledKind(device.name, device.description, verdicts, there, len(entries), self._count, spent_s)
 
     def _others(self, device: str, rng: np.random.Generator) -> list[str]:
-        """Operators for a second check: others than the device has measured, as far as there are."""
+        """Operators for a second check: preferably ones that the device has not measured yet."""
         judging = list(references(self._votes, self._known))
         order = [judging[at] for at in rng.permutation(len(judging))]
         new = (one for one in order if device not in self._votes.get(one, {}))
         return list(dict.fromkeys([*new, *order]))[: self._settings.spot_operators]
 
     def _ask(self, hands: Mapping[str, Sequence[str]], progress: Progress) -> Mapping[str, DeviceAnswer]:
-        """Measurements of each device, which are votes from now on."""
+        """Measurements of each device; they become votes."""
         self._make({operator for hand in hands.values() for operator in hand})
         jobs = {one: [self._jobs[key] for key in hand if key in self._jobs] for one, hand in hands.items()}
         fingerprint = self._capabilities.fingerprint
@@ -140,7 +140,7 @@ class _Kind:
         return told
 
     def _make(self, wanted: Iterable[str]) -> None:
-        """The models of operators, in the format that the kind takes."""
+        """Make the models of operators in the format that the kind takes."""
         new = [self._operators[one] for one in wanted if one not in self._jobs and one not in self._unmade]
         own = self._capabilities
         for start in range(0, len(new), ALONE.batch_operators):
@@ -150,7 +150,7 @@ class _Kind:
             self._unmade |= {failure.key: failure for failure in failures}
 
     def _judge(self, told: Mapping[str, DeviceAnswer]) -> None:
-        """Verdicts by what devices told now. What a device told that is odd, or failed, is no vote."""
+        """Judge devices by their latest answers. Answers of devices that are odd or failed do not count as votes."""
         by = references(self._votes, self._known)
         for device, answer in told.items():
             self._verdicts[device] = judge(device, answer.measurements, by, self._settings)
@@ -170,13 +170,13 @@ class _Kind:
         return [vote for device, vote in self._votes.get(operator, {}).items() if device in trusted]
 
     def _thin(self) -> dict[str, int]:
-        """Missing operators with too few votes that count, and how many are wanting."""
+        """Missing operators with too few counted votes, and how many votes each still needs."""
         needed = min(LEAST_VOTES, self._settings.each_by, len(self._trusted()))
         wanting = {one: needed - len(self._counted(one)) for one in self._missing if one not in self._unmade}
         return {one: count for one, count in wanting.items() if count > 0}
 
     def _entries(self) -> Iterable[Entry]:
-        """Of missing operators: the measurement in the middle of those that count, or the failure of making the model."""
+        """Entries of missing operators: the median of the counted measurements, or the failure to make the model."""
         for operator in self._missing:
             vote = self._unmade.get(operator) or middle(self._counted(operator))
             if vote is not None:

@@ -1,4 +1,4 @@
-"""Whether a device is like its kind: by operators of its own that are drawn at random, against those of the others."""
+"""Whether a device is like its kind: randomly drawn operators are compared with the times of the other devices."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,16 +9,18 @@ from profiling_agents.messages import Measurement
 from tasks.fleet.profiling.settings import FleetProfileSettings
 
 VerdictState = Literal["sound", "odd", "failed", "unknown"]
-"""failed: it did not answer as an agent does. unknown: its kind has too few devices to say who is odd."""
+"""failed: it did not answer as an agent does. unknown: its kind has too few devices to identify outliers."""
 LEAST_VOTES = 3
-"""Devices whose median is trusted: one of them may be odd."""
+"""Number of devices from which a median is trusted: one of them may be an outlier."""
 
 Votes = Mapping[str, Mapping[str, Measurement]]
 """By operator (digest), then by device."""
 
 
 class DeviceVerdict(NamedTuple):
-    """reason: in words. off, compared: operators. ratio: the median of its times over those of its kind; None: unknown."""
+    """Verdict on a device. reason: in words. off, compared: numbers of operators.
+    ratio: median ratio of its times to those of its kind; None: unknown.
+    """
 
     device: str
     state: VerdictState
@@ -29,7 +31,7 @@ class DeviceVerdict(NamedTuple):
 
 
 def middle(votes: Iterable[Measurement]) -> Measurement | None:
-    """The measurement in the middle (of two the faster one); a failure where more than half have failed; None without any."""
+    """The median measurement (the faster of two); a failure if more than half have failed; None without votes."""
     found = list(votes)
     ok = sorted((one for one in found if one.p50_ms is not None), key=lambda one: one.p50_ms or 0.0)
     failed = [one for one in found if one.p50_ms is None]
@@ -39,7 +41,7 @@ def middle(votes: Iterable[Measurement]) -> Measurement | None:
 
 
 def references(votes: Votes, table: Mapping[str, float]) -> dict[str, float]:
-    """p50 [ms] of operators by which devices are judged: those of the kind's table, else medians over enough devices."""
+    """Reference p50 [ms] by operator: from the kind's table, else the median over enough devices."""
     found = dict(table)
     for operator, by_device in votes.items():
         if operator not in table and len(by_device) >= LEAST_VOTES:
@@ -52,7 +54,7 @@ def references(votes: Votes, table: Mapping[str, float]) -> dict[str, float]:
 def judge(
     device: str, told: Sequence[Measurement], known: Mapping[str, float], settings: FleetProfileSettings
 ) -> DeviceVerdict:
-    """Of a device that answered. known: p50 [ms] by operator."""
+    """The verdict on a device that answered. known: p50 [ms] by operator."""
     compared = [(one.p50_ms, known[one.key]) for one in told if one.key in known]
     most = settings.most_off(len(compared)) if compared else None
     if most is None:

@@ -1,4 +1,4 @@
-"""What is known of devices, bundles and roll-outs, in a database: SQLite by default, PostgreSQL by its address."""
+"""The registry of devices, bundles and roll-outs, in a database: SQLite by default, PostgreSQL by its address."""
 
 from tasks.fleet.registry.bundles import BundleStore, bundle_named
 from tasks.fleet.registry.database import Registry

@@ -1,4 +1,4 @@
-"""Bundles that devices fetch: files by their sha256, so that no name from the wire touches a path."""
+"""Bundles that devices fetch: files by their sha256, so that no name from the network touches a path."""
 
 import os
 import re
@@ -24,10 +24,10 @@ class BundleStore:
         self.folder = folder
 
     def add(self, registry: Registry, bundle: Path, name: str, key_file: Path | None = None) -> str:
-        """Take a bundle in; its digest. AdaptiveError: it is damaged. UserError: it has no signature of the key, or no room.
+        """Add a bundle; its digest. AdaptiveError: it is damaged. UserError: no signature by the key, or the disk is full.
 
-        Files are copied before the database is written to: nobody waits for them. A bundle without a signature is taken, too;
-        devices that have a key refuse it.
+        Files are copied before the database is written to, so nobody waits for them. A bundle without a signature is accepted,
+        too; devices that have a key refuse it.
         """
         opened = OpenBundle.open(bundle, key_file)
         opened.verify_all()
@@ -48,14 +48,14 @@ class BundleStore:
         return opened.digest
 
     def path(self, digest: str) -> Path | None:
-        """A file by its sha256; None: there is none, or it is no digest."""
+        """The file with this sha256; None: it does not exist, or the digest is malformed."""
         if not DIGEST.fullmatch(digest):
             return None
         file = self.folder / digest
         return file if file.is_file() else None
 
     def _put(self, source: Path, digest: str) -> None:
-        """Copy a file, checked on its way."""
+        """Copy a file and check its digest on the way."""
         target = self.folder / digest
         if target.exists():
             return
@@ -70,7 +70,7 @@ class BundleStore:
 
 
 def _put_row(connection: Connection, digest: str, name: str, signature: str | None) -> None:
-    """Of a bundle; of one that is there already its signature, where it has one now."""
+    """Insert the bundle; if it exists, update its signature when one is given."""
     of_bundle = bundles.c.digest == digest
     if connection.execute(select(bundles.c.digest).where(of_bundle)).first() is None:
         row = {"digest": digest, "name": name, "signature": signature, "added_s": time.time()}
@@ -80,12 +80,12 @@ def _put_row(connection: Connection, digest: str, name: str, signature: str | No
 
 
 def signature_of(connection: Connection, digest: str) -> str | None:
-    """Of a bundle's manifest, where it has one."""
+    """The signature of a bundle's manifest; None if it has none."""
     return connection.execute(select(bundles.c.signature).where(bundles.c.digest == digest)).scalar_one_or_none()
 
 
 def bundle_named(connection: Connection, word: str) -> str:
-    """The digest that begins with a word. UserError: none, or several."""
+    """The digest that begins with a word. UserError: no digest does, or several do."""
     known = connection.execute(select(bundles.c.digest)).scalars().all()
     found = [digest for digest in known if word and digest.startswith(word)]
     if len(found) != 1:

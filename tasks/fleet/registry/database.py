@@ -1,4 +1,4 @@
-"""The database of a registry: made where it is new, upgraded where it is old, refused where its schema is a later one."""
+"""The database of a registry: created if new, upgraded if old, refused if its schema is a later one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +17,9 @@ WINDOW_S = 3600.0
 READS = "fleet_reads"
 ADDRESSES = "sqlite:///FILE or postgresql+psycopg://…"
 BUSY_S = 30
-"""A SQLite database that another process writes to is waited for so long."""
+"""How long to wait for a SQLite database that another process writes to [s]."""
 WRITERS = 8
-"""Transactions of a service that write at once, where the database takes several."""
+"""Transactions of a service that write at once, if the database takes several."""
 
 
 class Registry:
@@ -32,9 +32,9 @@ class Registry:
 
     @classmethod
     def open(cls, url: str, window_s: float = WINDOW_S) -> Self:
-        """url: as SQLAlchemy takes it: sqlite:///FILE, postgresql+DRIVER://…. UserError: unusable, or of a later version.
+        """Open a registry. UserError: unusable, or of a later version.
 
-        window_s: of a new registry.
+        url: as SQLAlchemy takes it: sqlite:///FILE, postgresql+DRIVER://…. window_s: of a new registry.
         """
         where = f"database '{without_passwords(url)}'"
         try:
@@ -59,16 +59,16 @@ class Registry:
 
     @property
     def writers(self) -> int:
-        """How many may write at once. SQLite has one writer, and others wait longer for it than in a queue."""
+        """Number of transactions that may write at once. SQLite has one writer; waiting for it is slower than a queue."""
         return 1 if self._engine.dialect.name == "sqlite" else WRITERS
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the registry's connections."""
         self._engine.dispose()
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction; undone where its block raises."""
+        """A transaction; rolled back if its block raises."""
         with self._engine.begin() as connection:
             yield connection
 
@@ -80,9 +80,10 @@ class Registry:
 
 
 def one_at_a_time(connection: Connection) -> None:
-    """The transaction waits for all others that have asked the same: what it reads from now on does not change until it ends.
+    """Wait for all other transactions that called this; from now on, the data read does not change until the transaction ends.
 
-    For what looks at several rows before it writes: roll-outs, and bundles that are added. SQLite has one writer anyway.
+    For transactions that read several rows before they write: roll-outs, and bundles that are added. SQLite has one writer
+    anyway.
     """
     connection.execute(select(schema.c.version).with_for_update())
 
@@ -94,20 +95,20 @@ def _make_folder(engine: Engine) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """One writer waits for the other from its first statement on: what it has read does not change before it writes."""
+    """A writer waits for other writers from its first statement on, so the data it read does not change before it writes."""
     reads = connection.get_execution_options().get(READS, False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
 def _open_sqlite(connection: Any, record: Any) -> None:
-    """Readers do not wait for a writer; foreign keys count."""
+    """Set up a connection: readers do not wait for a writer, and foreign keys are enforced."""
     connection.isolation_level = None  # transactions begin as `_begin_sqlite` says
     for setting in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={1000 * BUSY_S}", "synchronous=NORMAL"):
         connection.execute(f"PRAGMA {setting}")
 
 
 def _windows_of(connection: Connection, where: str, window_s: float) -> float:
-    """Length of the windows of a registry of this schema, which is made where there is none, or of an earlier one."""
+    """Window length of a registry; its schema is created if it is missing, and upgraded if it is older."""
     if not inspect(connection).has_table(schema.name):
         metadata.create_all(connection)
         connection.execute(insert(schema).values(version=SCHEMA_VERSION, window_s=window_s))

@@ -1,4 +1,4 @@
-"""Devices of a registry: enrolment by tokens that count once, and who a token belongs to."""
+"""Devices of a registry: enrolment by tokens that can be used once, and the device that a token belongs to."""
 
 import hashlib
 import secrets
@@ -15,19 +15,21 @@ MOST_TOKENS = 10_000
 
 
 class EnrolmentRefused(Exception):
-    """The token is unknown, used, or out of date; nobody is told which."""
+    """The token is unknown, used, or expired; the caller does not learn which."""
 
 
 class EnrolmentToken(NamedTuple):
-    """token: shown once, and nowhere kept. expires_s: since 1970."""
+    """token: shown once, and stored nowhere. expires_s: since 1970."""
 
     token: str
     expires_s: float
 
 
 class DeviceRow(NamedTuple):
-    """A device as it is listed; `assigned` and `active` are digests of bundles. restored: how often it has told by an older
-    copy of its folder, the last time at `restored_s`. lut: its look-up table; verdict: of the latest check by its kind.
+    """A device in lists; `assigned` and `active` are digests of bundles.
+
+    restored: how often it sent telemetry from an older copy of its folder, the last time at `restored_s`. lut: its look-up
+    table; verdict: of the latest check by its kind.
     """
 
     id: str
@@ -48,12 +50,12 @@ class DeviceRow(NamedTuple):
 
 
 def hashed(token: str) -> str:
-    """Under which a token is kept. Tokens have 256 random bits, so that a plain hash cannot be guessed from."""
+    """The hash under which a token is stored. Tokens have 256 random bits, so a plain hash cannot be reversed by guessing."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def new_enrolment(connection: Connection, owner: str, *, valid_s: float, count: int = 1) -> list[EnrolmentToken]:
-    """Tokens with which one device each may enrol. UserError: too many at once."""
+    """Tokens that enrol one device each. UserError: too many at once."""
     if not 1 <= count <= MOST_TOKENS:
         raise UserError("fleet enrol", f"{count} tokens", allowed=f"1 to {MOST_TOKENS}")
     made = [EnrolmentToken(secrets.token_hex(32), time.time() + valid_s) for _ in range(count)]
@@ -63,7 +65,7 @@ def new_enrolment(connection: Connection, owner: str, *, valid_s: float, count: 
 
 
 def can_enrol(connection: Connection, token: str) -> bool:
-    """Whether a device may enrol with it."""
+    """Whether a device may enrol with this token."""
     found = connection.execute(
         select(enrolments.c.expires_s).where(enrolments.c.token_hash == hashed(token), enrolments.c.device.is_(None))
     ).scalar_one_or_none()
@@ -71,7 +73,7 @@ def can_enrol(connection: Connection, token: str) -> bool:
 
 
 def enrol(connection: Connection, token: str, asked: EnrolAsked) -> Enrolled:
-    """A new device with a token of its own. EnrolmentRefused. Of two that come with one token at once, one is refused."""
+    """Enrol a new device with a token of its own. EnrolmentRefused. If two devices use one token at once, one is refused."""
     now_s, device, own = time.time(), secrets.token_hex(16), secrets.token_hex(32)
     used = connection.execute(
         update(enrolments)
@@ -98,7 +100,7 @@ def enrol(connection: Connection, token: str, asked: EnrolAsked) -> Enrolled:
 
 
 def find_device(connection: Connection, token: str) -> str | None:
-    """Whose token it is."""
+    """The device with this token; None if there is none."""
     return connection.execute(select(devices.c.id).where(devices.c.token_hash == hashed(token))).scalar_one_or_none()
 
 
@@ -108,14 +110,14 @@ def assigned_to(connection: Connection, device: str) -> str | None:
 
 
 def list_devices(connection: Connection) -> list[DeviceRow]:
-    """All of them, by kind and name."""
+    """All devices, by kind and name."""
     columns = [devices.c[name] for name in DeviceRow._fields]
     rows = connection.execute(select(*columns).order_by(devices.c.kind, devices.c.name, devices.c.id))
     return [DeviceRow(*row) for row in rows]
 
 
 def note_verdict(connection: Connection, device: str, lut: str | None, verdict: str, reason: str) -> None:
-    """Of a check by devices of its kind. lut: the kind's look-up table; None: the device did not say what it is."""
+    """Store a verdict by devices of the same kind. lut: the kind's look-up table; None: the device did not describe itself."""
     values = {"verdict": verdict, "verdict_reason": reason, "checked_s": time.time()}
     if lut is not None:
         values["lut"] = lut
@@ -123,6 +125,6 @@ def note_verdict(connection: Connection, device: str, lut: str | None, verdict: 
 
 
 def remove_device(connection: Connection, device: str) -> None:
-    """Its token counts no more. UserError: there is no such device."""
+    """Remove a device; its token becomes invalid. UserError: it does not exist."""
     if connection.execute(delete(devices).where(devices.c.id == device)).rowcount == 0:
         raise UserError("fleet devices", f"'{device}' is no device", next_step="see 'autotailor fleet devices'")

@@ -23,7 +23,7 @@ LIST = "see 'autotailor fleet rollouts'"
 
 
 class RolloutRow(NamedTuple):
-    """A roll-out as it is listed. devices: of it; reached: that have been given the bundle. reason: of its last event."""
+    """A roll-out in lists. devices: number of its devices; reached: with the bundle. reason: of its last event."""
 
     id: int
     bundle: str
@@ -37,10 +37,10 @@ class RolloutRow(NamedTuple):
 def begin(
     connection: Connection, bundle: str, settings: RolloutSettings, kinds: Sequence[str], now_s: float, window_s: float
 ) -> int:
-    """Give the bundle to the devices of the first stage; the roll-out's number. kinds: none: all.
+    """Give the bundle to the devices of the first stage; the roll-out's number. kinds: empty: all kinds.
 
-    Devices that have told nothing in `windows_before` windows take no part, and get the bundle in the end. UserError: the
-    bundle is unknown, another roll-out is open, or too few devices are there.
+    Devices without telemetry in the last `windows_before` windows take no part, and get the bundle in the end. UserError: the
+    bundle is unknown, another roll-out is open, or there are too few devices.
     """
     one_at_a_time(connection)
     if connection.execute(select(bundles.c.digest).where(bundles.c.digest == bundle)).first() is None:
@@ -76,7 +76,7 @@ def begin(
 
 
 def _taking_part(connection: Connection, kinds: Sequence[str], heard: set[str]) -> list[dict[str, Any]]:
-    """Rows of those of these devices that are of a kind; of no kinds: of any."""
+    """Rows of the devices in `heard` whose kind is in `kinds`; if `kinds` is empty, of any kind."""
     columns = (devices.c.id, devices.c.kind, devices.c.assigned)
     found = connection.execute(select(*columns).order_by(devices.c.id))
     return [
@@ -87,7 +87,7 @@ def _taking_part(connection: Connection, kinds: Sequence[str], heard: set[str]) 
 
 
 def advance(connection: Connection, now_s: float, window_s: float) -> dict[int, RolloutDecision]:
-    """Decide on all roll-outs that run, once for each window that is over; what was decided, by roll-out."""
+    """Decide once for each window that is over, on all running roll-outs; the decisions by roll-out."""
     one_at_a_time(connection)
     found = {}
     last = int(now_s // window_s) - 1
@@ -180,7 +180,7 @@ def _go_on(connection: Connection, rollout: int, reason: str, now_s: float, wind
 
 
 def _roll_back(connection: Connection, rollout: int, reason: str, now_s: float) -> None:
-    """All devices of the roll-out go back to what they were assigned before; what another one has given since then stays."""
+    """Reassign all devices of the roll-out to their bundles from before; later assignments by other roll-outs stay."""
     bundle = connection.execute(select(rollouts.c.bundle).where(rollouts.c.id == rollout)).scalar_one()
     asked = select(rollout_devices.c.device, rollout_devices.c.before).where(
         rollout_devices.c.rollout == rollout, rollout_devices.c.stage.is_not(None)
@@ -202,7 +202,7 @@ def _tell(
 
 
 def stop(connection: Connection, rollout: int) -> None:
-    """Halt a roll-out by hand, a complete one, too: its devices go back. UserError: there is none, or it is halted."""
+    """Halt a roll-out by hand, even a complete one: its devices go back. UserError: it does not exist, or is already halted."""
     one_at_a_time(connection)
     state = _state(connection, rollout)
     if state == "halted":
@@ -216,7 +216,7 @@ def stop(connection: Connection, rollout: int) -> None:
 
 
 def go_on(connection: Connection, rollout: int, now_s: float, window_s: float) -> None:
-    """The next stage of a roll-out that asks. UserError: it does not."""
+    """Start the next stage of a roll-out that asks. UserError: it does not ask."""
     one_at_a_time(connection)
     state = _state(connection, rollout)
     if state != "asking":
@@ -232,7 +232,7 @@ def _state(connection: Connection, rollout: int) -> str:
 
 
 def list_rollouts(connection: Connection) -> list[RolloutRow]:
-    """All of them, the latest last."""
+    """All roll-outs, the latest last."""
     rows = []
     for row in connection.execute(select(rollouts).order_by(rollouts.c.id)).mappings().all():
         stages = connection.execute(

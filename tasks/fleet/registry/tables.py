@@ -1,9 +1,9 @@
-"""The tables of a registry. Times are seconds since 1970, UTC; tokens are there as their sha256 alone."""
+"""The tables of a registry. Times are seconds since 1970, UTC; tokens are stored only as their sha256."""
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, MetaData, String, Table, Text
 
 SCHEMA_VERSION = 2
-"""Of these tables. `tasks.fleet.registry.upgrades` brings earlier ones to it; a later one is refused in one line."""
+"""Version of these tables. `tasks.fleet.registry.upgrades` upgrades earlier versions; a later one is refused in one line."""
 
 metadata = MetaData()
 
@@ -20,7 +20,7 @@ enrolments = Table(
     Column("token_hash", String(64), primary_key=True),
     Column("owner", String(256), nullable=False),
     Column("expires_s", Float, nullable=False),
-    Column("device", String(32)),  # that has used it; null: nobody yet
+    Column("device", String(32)),  # device that has used it; null: none yet
 )
 
 devices = Table(
@@ -34,18 +34,18 @@ devices = Table(
     Column("owner", String(256), nullable=False),
     Column("enrolled_s", Float, nullable=False),
     Column("seen_s", Float, nullable=False),
-    Column("sequence", BigInteger, nullable=False, default=0),  # of its latest telemetry
-    Column("told", String(64)),  # sha256 of that telemetry, by which what comes twice is known
+    Column("sequence", BigInteger, nullable=False, default=0),  # sequence number of its latest telemetry
+    Column("told", String(64)),  # sha256 of that telemetry, which detects repeated messages
     Column(
         "restored", Integer, nullable=False, server_default="0"
-    ),  # how often it has told by an older copy of its folder
-    Column("restored_s", Float),  # the last time
+    ),  # how often it sent telemetry from an older copy of its folder
+    Column("restored_s", Float),  # last time of this
     Column("lut", String(256)),  # name of the look-up table of its kind
     Column("verdict", String(16)),  # of the latest check by its kind: sound, odd, failed, unknown
     Column("verdict_reason", Text),
     Column("checked_s", Float),
     Column("assigned", String(64)),  # digest of the bundle that it should run; null: whatever it has
-    Column("active", String(64)),  # digest of the bundle that it says it runs
+    Column("active", String(64)),  # digest of the bundle that it reports to run
 )
 
 bundles = Table(
@@ -62,7 +62,7 @@ telemetry = Table(
     metadata,
     Column("device", String(32), ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True),
     Column("window", Integer, primary_key=True),  # its start over the length of windows
-    Column("bundle", String(64), primary_key=True),  # that answered; empty: none of this registry
+    Column("bundle", String(64), primary_key=True),  # bundle that answered; empty: none of this registry
     Column("requests", Float, nullable=False),
     Column("log_latency", Float, nullable=False),
     Column("in_time", Float, nullable=False),
@@ -81,8 +81,8 @@ rollouts = Table(
     Column("seed", Integer, nullable=False),
     Column("state", String(16), nullable=False),  # running, asking, halted, complete
     Column("stage", Integer, nullable=False),
-    Column("stage_window", Integer, nullable=False),  # in which the stage began
-    Column("looked_window", Integer, nullable=False),  # the last one that was decided on
+    Column("stage_window", Integer, nullable=False),  # window in which the stage began
+    Column("looked_window", Integer, nullable=False),  # last window that was decided on
 )
 
 rollout_devices = Table(
@@ -92,9 +92,9 @@ rollout_devices = Table(
     Column("place", Integer, primary_key=True),
     Column("device", String(32), nullable=False),
     Column("kind", String(256), nullable=False),
-    Column("before", String(64)),  # what it had been assigned before
-    Column("stage", Integer),  # in which it gets the bundle; null: not yet
-    Column("compared", Boolean, nullable=False, default=False),  # looked at by the test of the stage that is running
+    Column("before", String(64)),  # bundle that it was assigned before
+    Column("stage", Integer),  # stage in which it gets the bundle; null: not yet
+    Column("compared", Boolean, nullable=False, default=False),  # whether the test of the running stage looks at it
 )
 
 rollout_events = Table(

@@ -1,4 +1,4 @@
-"""Telemetry of devices: filed under the window in which it came, since clocks of devices may be wrong.
+"""Telemetry of devices: filed under the window in which it arrived, since clocks of devices may be wrong.
 
 Legend: N devices, W windows.
 """
@@ -22,8 +22,8 @@ AT_ONCE = 500
 
 
 class WindowedSums(NamedTuple):
-    """sums_NWF: by device, window and field of `FIELDS`. heard_NW: whether the device told anything. bundle_N: requests that
-    were answered by the bundle of a roll-out.
+    """sums_NWF: by device, window and field of `FIELDS`. heard_NW: whether the device reported anything. bundle_N: requests
+    that were answered by the bundle of a roll-out.
     """
 
     sums_NWF: NDArray[np.float64]
@@ -31,17 +31,17 @@ class WindowedSums(NamedTuple):
     bundle_N: NDArray[np.float64]
 
     def over(self, first: int, last: int) -> TelemetrySums:
-        """Sums over windows from `first` on, below `last`, (1, N) each."""
+        """Sums over the windows `first` to `last` - 1, (1, N) each."""
         sums_NF = self.sums_NWF[:, first:last].sum(1)
         fields = {name: sums_NF[None, :, place] for place, name in enumerate(FIELDS)}
         return TelemetrySums(**fields, heard=self.heard_NW[:, first:last].sum(1)[None].astype(float))
 
 
 def record(connection: Connection, device: str, told: Telemetry, now_s: float, window_s: float) -> int | None:
-    """Add sums to the window that `now_s` is in. What comes twice is added once; None: these sums count.
+    """Add sums to the window that `now_s` is in; a repeated message is added once. None: the sums count.
 
-    A number: the registry has this sequence number of the device, with telemetry that is not this one. So the device tells by
-    an older copy of its folder, as after a restored backup: nothing is added, and the device's row says so.
+    A number: the registry already has this sequence number of the device, or a later one, with different telemetry. The device
+    then reports from an older copy of its folder, as after a restored backup: nothing is added, and the device's row says so.
     """
     columns = (devices.c.sequence, devices.c.told, devices.c.restored)
     before = connection.execute(select(*columns).where(devices.c.id == device).with_for_update()).one()
@@ -58,7 +58,7 @@ def record(connection: Connection, device: str, told: Telemetry, now_s: float, w
 
 def _add(connection: Connection, device: str, told: Telemetry, window: int) -> None:
     asked = select(bundles.c.digest).where(bundles.c.digest == told.bundle)
-    known = connection.execute(asked).scalar_one_or_none()  # devices do not make rows by names of their own
+    known = connection.execute(asked).scalar_one_or_none()  # devices cannot create rows under names of their own
     key: dict[str, str | int] = {"device": device, "window": window, "bundle": known or ""}
     sums = told.sums.model_dump()
     added = connection.execute(
@@ -71,7 +71,7 @@ def _add(connection: Connection, device: str, told: Telemetry, window: int) -> N
 def windows_of(
     connection: Connection, names: Sequence[str], first: int, count: int, *, bundle: str, since: int
 ) -> WindowedSums:
-    """Of devices, from window `first` on. bundle_N: of its requests from window `since` on."""
+    """Sums of devices from window `first` on. bundle_N counts requests from window `since` on."""
     places = {name: place for place, name in enumerate(names)}
     sums_NWF = np.zeros((len(names), count, len(FIELDS)))
     heard_NW = np.zeros((len(names), count), dtype=bool)
@@ -92,7 +92,7 @@ def windows_of(
 
 
 def heard_since(connection: Connection, window: int) -> set[str]:
-    """Devices that have told something in this window or later."""
+    """Devices that have reported something in this window or later."""
     return set(connection.execute(select(telemetry.c.device).where(telemetry.c.window >= window).distinct()).scalars())
 
 

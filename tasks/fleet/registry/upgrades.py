@@ -1,4 +1,6 @@
-"""From earlier schemas to that of `tasks.fleet.registry.tables`, with all rows; in the transaction that opens the registry."""
+"""Upgrades from earlier schemas to that of `tasks.fleet.registry.tables`, in the transaction that opens the registry.
+All rows are kept.
+"""
 
 from sqlalchemy import Connection, update
 from sqlalchemy.schema import CreateColumn
@@ -7,7 +9,7 @@ from tasks.fleet.registry.tables import SCHEMA_VERSION, devices, schema
 
 
 def upgrade(connection: Connection, version: int) -> None:
-    """Version 2: what is known of a device's latest telemetry, of copies of its folder, and by devices of its kind."""
+    """Upgrade the schema. Version 2 adds facts of a device's latest telemetry, of its restored copies, and of checks."""
     if version < 2:
         for name in ("told", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
             column = CreateColumn(devices.c[name]).compile(dialect=connection.dialect)

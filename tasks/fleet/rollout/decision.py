@@ -1,4 +1,4 @@
-"""Wait, go on, halt, or ask a person: what follows from a stage's telemetry so far.
+"""Wait, go on, halt, or ask a person: the decision from a stage's telemetry so far.
 
 Legend: N devices that the stage compares, W windows.
 """
@@ -16,7 +16,7 @@ from tasks.fleet.rollout.stages import StageOutcome, StageTest
 
 
 class StageRecord(NamedTuple):
-    """What is known of a stage. before: sums of the windows before it (1, N). windows: sums of each whole window since (1, N).
+    """Telemetry of a stage. before: sums of the windows before it (1, N). windows: sums of each whole window since (1, N).
     bundle_N: requests that each device answered by the new bundle.
     """
 
@@ -27,7 +27,7 @@ class StageRecord(NamedTuple):
 
 
 class RolloutDecision(NamedTuple):
-    """What to do, and why, in one line for people. measure: the first one that is worse than tolerated."""
+    """The action, and its reason in one line for people. measure: the first one that is worse than tolerated."""
 
     action: Literal["wait", "go on", "halt", "ask"]
     reason: str
@@ -35,7 +35,7 @@ class RolloutDecision(NamedTuple):
 
 
 def decide(settings: RolloutSettings, record: StageRecord, rng: np.random.Generator) -> RolloutDecision:
-    """Of the record alone: the same record and the same numbers of `rng` give the same decision, also after a restart."""
+    """The decision from the record alone: the same record and `rng` give the same decision, also after a restart."""
     test = StageTest(settings, record.plan, rng)
     since = TelemetrySums.nothing(1, len(record.plan.compared_N))
     outcome = None
@@ -59,7 +59,7 @@ def worse_of(settings: RolloutSettings, outcome: StageOutcome, rollout: int = 0)
 
 
 def needed(settings: RolloutSettings, plan: StagePlan, before: TelemetrySums) -> NDArray[np.bool_]:
-    """Measures that have to be shown safe (M,). Agreement is one of them where enough devices of the stage know answers."""
+    """Measures that have to be shown safe (M,). Agreement is among them if enough devices of the stage know answers."""
     labelled = int((before.labelled[0, plan.treated_N] >= settings.device_requests).sum())
     return np.array([name != "agreement" or labelled >= settings.least_devices for name in settings.measures])
 

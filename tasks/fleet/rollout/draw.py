@@ -1,4 +1,4 @@
-"""Which devices get the bundle next: drawn at random within each kind, so that chance alone tells them from the others.
+"""The devices that get the bundle next: drawn at random within each kind, so that they differ from the others by chance alone.
 
 Legend: F devices of the fleet, N devices that a stage compares, K kinds.
 """
@@ -14,8 +14,9 @@ from tasks.fleet.rollout.settings import RolloutSettings
 
 
 class StagePlan(NamedTuple):
-    """stage: its number, from 0 on. added: places in the fleet of the devices that get the bundle now. compared_N: those of
-    the devices that the stage's test looks at. treated_N: which of these are among `added`. kind_N: their kinds, as numbers.
+    """stage: its number, from 0 on. added: places in the fleet of the devices that get the bundle now. compared_N: places of
+    the devices that the stage's test looks at. treated_N: whether each of these is among `added`. kind_N: their kinds, as
+    numbers.
     """
 
     stage: int
@@ -28,16 +29,16 @@ class StagePlan(NamedTuple):
 def draw_stage(
     kinds: Sequence[str], taken_F: NDArray[np.bool_], stage: int, settings: RolloutSettings, rng: np.random.Generator
 ) -> StagePlan:
-    """The next stage of a fleet. kinds: of all devices of the roll-out. taken_F: those that have the bundle already.
+    """The next stage of a fleet. kinds: of all devices of the roll-out. taken_F: devices that already have the bundle.
 
-    Kinds get shares of their sizes, rounded by largest remainders. Devices of earlier stages are not compared again: given all
-    that has happened so far, those of this stage are a random part of the others, whatever decided that it begins.
+    Kinds get shares in proportion to their sizes, rounded by largest remainders. Devices of earlier stages are not compared
+    again: given the past, the devices of this stage are a random part of the remaining ones, no matter why the stage began.
     """
     names, kind_F = np.unique(np.asarray(kinds), return_inverse=True)
     sizes_K = np.bincount(kind_F, minlength=len(names))
     least, taken = settings.least_devices, int(taken_F.sum())
     total = max(math.ceil(settings.stages[stage] * len(kind_F)), taken + least)
-    left = least * (len(settings.stages) - stage)  # for the stages to come, and to compare with
+    left = least * (len(settings.stages) - stage)  # for later stages, and as the comparison group
     total = max(min(total, len(kind_F) - left), taken)
     wanted_K = rounded_shares(sizes_K, total)
     added: list[int] = []
@@ -52,7 +53,7 @@ def draw_stage(
 
 
 def rounded_shares(sizes_K: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Whole numbers that sum up to `total` and are nearest to its shares by sizes (method of largest remainders)."""
+    """Integers with sum `total`, nearest to its shares by sizes (method of largest remainders)."""
     exact_K = total * sizes_K / sizes_K.sum()
     found_K = np.floor(exact_K).astype(np.int64)
     order = np.argsort(-(exact_K - found_K), kind="stable")
@@ -67,7 +68,7 @@ def _compared(
     most: int,
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """All devices without the bundle, in the order of their kinds; as many at random of each half where these are too many."""
+    """All devices without the bundle, in the order of their kinds; at most `most`, drawn at random from both halves."""
     others = np.setdiff1d(np.flatnonzero(~taken_F), added)
     treated = rng.permutation(added)[: most // 2]
     others = rng.permutation(others)[: most - len(treated)]

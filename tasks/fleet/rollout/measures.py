@@ -1,4 +1,4 @@
-"""What devices tell of their requests, as sums, and how much worse each device has become against itself.
+"""Telemetry of requests as sums, and how much worse each device has become compared with itself.
 
 Legend: R roll-outs, N devices.
 """
@@ -15,11 +15,11 @@ _Sums = NDArray[np.float64]
 
 
 class TelemetrySums(NamedTuple):
-    """Sums over windows (R, N) each: nothing of a single request, and no input.
+    """Sums over windows, (R, N) each: no data of a single request, and no input.
 
     requests; log_latency: sum of ln(latency in ms); in_time: requests within their budget; confidence: sum of confidences;
-    labelled: requests whose right answer, or that of the largest SubNet, is known; agreed: of these, answered alike; heard:
-    windows that the device told of.
+    labelled: requests whose right answer, or the answer of the largest SubNet, is known; agreed: labelled requests with the
+    same answer; heard: windows in which the device reported.
     """
 
     requests: _Sums
@@ -32,21 +32,21 @@ class TelemetrySums(NamedTuple):
 
     @classmethod
     def nothing(cls, rollouts: int, devices: int) -> Self:
-        """Before the first window."""
+        """Sums before the first window."""
         return cls(*(np.zeros((rollouts, devices)) for _ in cls._fields))
 
     def plus(self, other: "TelemetrySums") -> "TelemetrySums":
-        """Of the windows of both."""
+        """Sums over the windows of both."""
         return TelemetrySums(*(one + another for one, another in zip(self, other, strict=True)))
 
 
 def losses(
     before: TelemetrySums, since: TelemetrySums, windows: tuple[int, int], device_requests: int
 ) -> Mapping[MeasureName, _Sums]:
-    """How much worse each device is since a moment than before (R, N); NaN: it has told too little to say.
+    """How much worse each device is since a moment than before (R, N); NaN: too little telemetry.
 
     Latency: ln of the ratio of geometric means. Others: differences of shares, of requests or, for `heard`, of windows.
-    windows: how many there were before and since. device_requests: fewer say nothing.
+    windows: how many there were before and since. device_requests: least number of requests for a value.
     """
 
     def worse(name: str, count: str, sign: float) -> _Sums:

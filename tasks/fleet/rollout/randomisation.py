@@ -29,7 +29,7 @@ def drawn_divisions(
 
 
 def rank_scores(values_RN: _Scores, kind_N: NDArray[np.int64]) -> _Scores:
-    """Ranks within each kind, centred, over the kind's size + 1 (R, N): between −½ and ½; 0 where a value is not known.
+    """Ranks within each kind, centred, over the kind's size + 1 (R, N): between −½ and ½; 0 if a value is unknown.
 
     Their sum over treated devices is the statistic of van Elteren, Bulletin of the ISI 37 (1960): ranks of Wilcoxon in strata.
     However wrong the telemetry of one device is, it counts as one rank.
@@ -55,15 +55,15 @@ def spent(share: float) -> float:
 class RandomisationTest:
     """Whether scores of treated devices are larger than chance makes them, at any of several looks.
 
-    Devices were drawn at random within their kinds. Where the bundle changes nothing, telemetry would have been the same
-    whatever the division, so the real division is one of B that nothing tells apart (Fisher, The Design of Experiments, 1935,
-    §21). Each look removes those with the largest statistics, as many as the spending function allows, from those that earlier
-    looks have left. The test rejects when it removes the real one. At most level · B are removed over all looks, so
-    P(rejected) ≤ level, however windows depend on each other, for any distribution, and for any number of drawn divisions B (as
-    in Phipson and Smyth, Statistical Applications in Genetics and Molecular Biology 9, 2010). Ties at the edge are not removed.
+    Devices were drawn at random within their kinds. If the bundle changes nothing, telemetry would have been the same for any
+    division, so the real division is one of B exchangeable ones (Fisher, The Design of Experiments, 1935, §21). Each look
+    removes the divisions with the largest statistics from those that earlier looks have left, as many as the spending function
+    allows. The test rejects when it removes the real division. At most level · B are removed over all looks, so P(rejected) ≤
+    level, however windows depend on each other, for any distribution, and for any number of drawn divisions B (as in Phipson
+    and Smyth, Statistical Applications in Genetics and Molecular Biology 9, 2010). Ties at the edge are not removed.
 
     The statistic is the sum of scores. By kinds it is the largest of the standardised sums of all devices and of each kind, so
-    that what is wrong on one kind alone is seen, too (as in Westfall and Young, Resampling-Based Multiple Testing, 1993).
+    that a fault on one kind alone is detected, too (as in Westfall and Young, Resampling-Based Multiple Testing, 1993).
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RandomisationTest:
         rollouts: int,
         by_kind: bool,
     ) -> None:
-        """looks: how many there are at most. rollouts: how many are tested side by side, on the same divisions."""
+        """looks: their largest number. rollouts: number of roll-outs that are tested side by side, on the same divisions."""
         places = [np.flatnonzero(kind_N == kind) for kind in np.unique(kind_N)]
         self._kinds = [(at, np.ascontiguousarray(divisions_BN[:, at].T)) for at in places]
         self._treated = [int(divisions_BN[0, at].sum()) for at in places]
@@ -105,7 +105,7 @@ class RandomisationTest:
         self._left_RB = self._left_RB[kept_R]
 
     def _statistics(self, scores_RN: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of each division (R, B)."""
+        """The statistic of each division (R, B)."""
         sums = [scores_RN[:, at] @ divided_NB for at, divided_NB in self._kinds]
         total_RB = np.sum(sums, axis=0)
         if not self._by_kind:
@@ -120,12 +120,12 @@ class RandomisationTest:
 
 
 def _variance(scores_RN: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """Of the sum of `count` scores that are drawn without replacement (R,); their mean is 0."""
+    """Variance of the sum of `count` scores that are drawn without replacement (R,); their mean is 0."""
     size = scores_RN.shape[1]
     share = count * (size - count) / (size * (size - 1)) if size > 1 else 0.0
     return np.float32(share) * (scores_RN**2).sum(1)
 
 
 def _deviation(variance_R: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A column to divide by; infinite where all sums are equal."""
+    """Deviations as a column to divide by; infinite if all sums are equal."""
     return np.sqrt(np.where(variance_R > 0, variance_R, np.inf))[:, None]

@@ -1,4 +1,4 @@
-"""What a roll-out promises: its stages, what counts as worse, and how often it may err."""
+"""The guarantees of a roll-out: its stages, its limits for losses, and its error probabilities."""
 
 from typing import Literal, Self
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MeasureName = Literal["latency", "in_time", "confidence", "agreement", "heard"]
 MEASURES: tuple[MeasureName, ...] = ("latency", "in_time", "confidence", "agreement", "heard")
-"""What a bundle can make worse; `tasks.fleet.rollout.measures` says how each is computed."""
+"""Measures that a bundle can worsen; `tasks.fleet.rollout.measures` says how each is computed."""
 
 
 class LossLimits(BaseModel):
-    """Of one measure. tolerated: a bundle that loses no more is not halted, but for false alarms. harmful: one that loses so
-    much passes a stage with its probability in `missed` at most. Latency in shares of itself; all others in shares of requests,
-    or of windows: 0.02 is 2 points.
+    """Limits of one measure. tolerated: a bundle that loses no more is not halted, except for false alarms. harmful: a bundle
+    that loses this much passes a stage with at most the stage's probability in `missed`. Latency in shares of itself; all
+    others in shares of requests, or of windows: 0.02 is 2 points.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -85,10 +85,10 @@ class RolloutSettings(BaseModel):
 
     @property
     def measures(self) -> tuple[MeasureName, ...]:
-        """Those that have limits, in their order."""
+        """Measures that have limits, in their order."""
         return tuple(name for name in MEASURES if name in self.limits)
 
     @property
     def measure_level(self) -> float:
-        """Of `false_alarms`, what one measure in one stage may spend (Bonferroni)."""
+        """The part of `false_alarms` that one measure in one stage may spend (Bonferroni)."""
         return self.false_alarms / (len(self.stages) * len(self.limits))

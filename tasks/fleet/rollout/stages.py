@@ -16,23 +16,23 @@ from tasks.fleet.rollout.settings import MeasureName, RolloutSettings
 
 
 class StageOutcome(NamedTuple):
-    """After a look (R, M): measures that are worse than tolerated, and those that are not harmful; both stay what they were."""
+    """The outcome after a look (R, M): measures worse than tolerated, and harmless measures; neither is ever revoked."""
 
     worse_RM: NDArray[np.bool_]
     safe_RM: NDArray[np.bool_]
 
 
 class StageTest:
-    """Looks at a stage's losses after each window. Both questions are tests of sums of ranks, with the loss that is supposed
-    taken off the devices that have the bundle: `tolerated` for the first question, which is asked of each kind, too; `harmful`
-    for the second, which is asked of all devices together.
+    """Looks at a stage's losses after each window. Both questions are tests of sums of ranks, after a supposed loss is
+    subtracted from the devices that have the bundle: `tolerated` for the first question, which is also asked of each kind;
+    `harmful` for the second, which is asked of all devices together.
 
-    Where all devices lose `tolerated`, a measure is found worse with the probability `RolloutSettings.measure_level` at most;
-    where all lose `harmful`, it is found safe with the stage's probability in `missed` at most. Sums of ranks grow with losses.
+    If all devices lose `tolerated`, a measure is found worse with a probability of at most `RolloutSettings.measure_level`; if
+    all lose `harmful`, it is found safe with at most the stage's probability in `missed`. Sums of ranks grow with losses.
     """
 
     def __init__(self, settings: RolloutSettings, plan: StagePlan, rng: np.random.Generator, rollouts: int = 1) -> None:
-        """rollouts: tested side by side, which have drawn devices at the same places."""
+        """rollouts: number of roll-outs that are tested side by side; they have drawn devices at the same places."""
         self._settings = settings
         self._plan = plan
         divisions_BN = drawn_divisions(plan.kind_N, plan.treated_N, settings.draws, rng)
@@ -52,7 +52,7 @@ class StageTest:
         self._outcome = StageOutcome(nothing, nothing.copy())
 
     def look(self, losses: Mapping[MeasureName, NDArray[np.float64]]) -> StageOutcome:
-        """After one more window. losses: of the compared devices since the stage began (R, N)."""
+        """The outcome after one more window. losses: of the compared devices since the stage began (R, N)."""
         for place, name in enumerate(self._settings.measures):
             limits = self._settings.limits[name]
             worse_RN = self._scores(losses[name], shift_of(name, limits.tolerated))

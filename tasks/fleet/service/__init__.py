@@ -1,4 +1,4 @@
-"""Services of a fleet: the registry, at which devices enrol, tell, and fetch bundles; and the relay that they pull from."""
+"""Services of a fleet: the registry, where devices enrol, report, and fetch bundles; and the relay that they pull from."""
 
 from tasks.fleet.service.relaying import serve_fleet_relay
 from tasks.fleet.service.running import serve_registry

@@ -1,4 +1,4 @@
-"""Who asks a service of a fleet: the token of a request, and the refusals of what the registry cannot say of it."""
+"""The caller of a fleet's service: the token of a request, and the refusals if the registry cannot admit it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,11 +10,11 @@ from starlette.responses import Response
 from profiling_agents.network.guard import UncheckedTokenError, bearer, refusal
 
 AWAY_RETRY_S = 5.0
-"""When to ask again where the database is away."""
+"""When to ask again if the database is away."""
 
 
 class UnknownTokenError(Exception):
-    """A token that is not one for this route."""
+    """The token is not valid for this route."""
 
 
 def token_of(request: Request) -> str:
@@ -23,7 +23,7 @@ def token_of(request: Request) -> str:
 
 
 def unchecked(error: SQLAlchemyError) -> UncheckedTokenError:
-    """The registry's database is away. Without the error's text, which may have a statement."""
+    """The error for a registry whose database is away, without the database's text, which may contain a statement."""
     line = f"the registry's database is away ({type(error).__name__}); try again in {AWAY_RETRY_S:g} s"
     return UncheckedTokenError(line, AWAY_RETRY_S)
 

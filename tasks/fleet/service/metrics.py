@@ -1,4 +1,4 @@
-"""What a registry is like at a moment, as metrics: devices, who was heard, roll-outs."""
+"""The current state of a registry as metrics: devices, recent pulls, roll-outs."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ PREFIX = "autotailor_fleet_"
 
 
 def registry_metrics(registry: Registry) -> Iterator[Metric]:
-    """Counts of the database. No name of a device or owner is told."""
+    """Counts of the database. They contain no name of a device or owner."""
     with registry.reading() as connection:
         heard = devices.c.seen_s > time.time() - registry.window_s
         rows = connection.execute(

@@ -1,4 +1,4 @@
-"""The meeting point of all devices of a registry and those who measure them: `autotailor fleet relay`.
+"""The meeting point of all devices of a registry and their clients: `autotailor fleet relay`.
 
 Each device pulls with its own token, as from a relay of its own. Clients have another token, and name the device in their
 address: http://HOST:PORT/devices/DEVICE is the address of an agent.
@@ -29,9 +29,9 @@ from tasks.fleet.service.threads import RegistryThreads
 
 READY = "fleet relay ready: "
 MOST_DEVICES = 12_000
-"""That pull at once: each has one connection, and one more while it answers."""
+"""Devices that pull at once: each has one connection, and one more while it answers."""
 KNOWN_S = 10.0
-"""A device's token is looked up again after so long: one that is removed may pull until then."""
+"""How long a device's token is cached [s]: a removed device may pull until then."""
 OTHER_FILES = 256
 
 
@@ -46,7 +46,7 @@ class FleetRelay:
         self._known: dict[str, tuple[str, float]] = {}
 
     async def admits(self, token: str) -> bool:
-        """Whether it is the clients' token, or that of a device. UncheckedTokenError."""
+        """Whether it is the clients' token, or a device's. UncheckedTokenError."""
         return self._is_client(token) or await self._device(token) is not None
 
     async def forward(self, route: str, method: str, request: Request) -> Response:
@@ -63,7 +63,7 @@ class FleetRelay:
         return await (await self._own(request)).pull(request)
 
     async def answer(self, request: Request) -> Response:
-        """POST v1/answers, with a device's token: to a request of its own alone."""
+        """POST v1/answers, with a device's token: answers only requests to this device."""
         return await (await self._own(request)).answer(request)
 
     async def _own(self, request: Request) -> Relay:
@@ -73,7 +73,7 @@ class FleetRelay:
         return self._relays.setdefault(device, Relay(self._folder))
 
     async def _device(self, token: str) -> str | None:
-        """Whose token it is."""
+        """The device with this token; None if there is none."""
         name, now_s = hashed(token), time.monotonic()
         device, until_s = self._known.get(name, (None, 0.0))
         if now_s < until_s:
@@ -103,7 +103,7 @@ def create_app(relay: FleetRelay) -> ASGIApp:
 
 
 def serve_fleet_relay(registry: Registry, network: Endpoint, max_model_mib: int) -> None:
-    """Run until stopped. network.token: of clients; None: one is made. AgentError: it cannot start."""
+    """Run until stopped. network.token: of clients; None: a new one is made. AgentError: it cannot start."""
     check_bind(network)
     connections = 2 * MOST_DEVICES
     allow_open_files(connections + Places(connections).strangers + OTHER_FILES)

@@ -1,4 +1,4 @@
-"""The routes of a registry. All else is done on its own machine, by `autotailor fleet`."""
+"""The routes of a registry. Everything else is done on its own machine, by `autotailor fleet`."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -24,26 +24,26 @@ from tasks.fleet.service.threads import RegistryThreads
 
 
 class RegistryRoutes:
-    """What devices may ask."""
+    """The requests that devices may make."""
 
     def __init__(self, registry: Registry, store: BundleStore) -> None:
         self._registry, self._store = registry, store
         self._threads = RegistryThreads(registry)
 
     async def admits(self, token: str) -> bool:
-        """Whether it is the token of a device, or one to enrol with: nobody else gets any further. UncheckedTokenError."""
+        """Whether it is the token of a device, or one to enrol with: all other callers are rejected. UncheckedTokenError."""
         try:
             return await self._threads.read(self._admits, token)
         except SQLAlchemyError as error:
             raise unchecked(error) from error
 
     async def enrol(self, request: Request) -> Response:
-        """POST v1/enrolments, with a token that counts once: the device's number and its own token."""
+        """POST v1/enrolments, with a token that can be used once: the device's number and its own token."""
         asked = EnrolAsked.model_validate_json(await request.body())
         return await self._threads.write(self._enrol, token_of(request), asked)
 
     async def telemetry(self, request: Request) -> Response:
-        """POST v1/telemetry, with a device's token: sums; the bundle that it should run."""
+        """POST v1/telemetry, with a device's token: takes sums; answers with the bundle that the device should run."""
         told = Telemetry.model_validate_json(await request.body())
         return await self._threads.write(self._record, token_of(request), told)
 
@@ -94,7 +94,7 @@ def create_app(routes: RegistryRoutes) -> Starlette:
 
 
 def _answer(message: Message) -> Response:
-    """Without what is not set: devices of earlier versions know no `ahead`."""
+    """The message without unset fields: devices of earlier versions do not know `ahead`."""
     return checked(JSONResponse(message.model_dump(mode="json", exclude_unset=True)))
 
 
@@ -117,4 +117,4 @@ REFUSALS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
     HTTPException: _http,
     Exception: _failed,
 }
-"""Every error that a route may raise, as one line; no line has a token, or a statement of the database."""
+"""Every error that a route may raise, as one line; no line contains a token, or a statement of the database."""

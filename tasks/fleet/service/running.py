@@ -19,7 +19,7 @@ from tasks.fleet.service.routes import RegistryRoutes, create_app
 READY = "registry ready: "
 CONNECTIONS = 4096
 REQUESTS = 512
-"""Of devices, at once; more are told to come again."""
+"""Requests of devices at once; further ones are asked to retry."""
 OTHER_FILES = 256
 LONGEST_PAUSE_S = 60.0
 LOOKS_PER_WINDOW = 20
@@ -40,14 +40,14 @@ def serve_registry(registry: Registry, store: BundleStore, network: Endpoint) ->
 
 
 async def _decide(registry: Registry) -> None:
-    """Look again and again whether a window is over, and tell what was decided."""
+    """Check again and again whether a window is over, and print the decisions."""
     while True:
         await asyncio.to_thread(look, registry)
         await asyncio.sleep(min(LONGEST_PAUSE_S, registry.window_s / LOOKS_PER_WINDOW))
 
 
 def _metrics(registry: Registry) -> list[Metric]:
-    """None while the database is away: devices are answered all the same."""
+    """The registry's metrics; empty while the database is away, since devices are answered all the same."""
     try:
         return list(registry_metrics(registry))
     except SQLAlchemyError:
@@ -55,7 +55,7 @@ def _metrics(registry: Registry) -> list[Metric]:
 
 
 def look(registry: Registry) -> None:
-    """Decide on windows that are over. A database that is away now is asked again later."""
+    """Decide on windows that are over. If the database is away, the next look tries again."""
     try:
         with registry.writing() as connection:
             decided = advance(connection, time.time(), registry.window_s)

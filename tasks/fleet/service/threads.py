@@ -1,4 +1,4 @@
-"""Threads that ask a registry's database, so that the loop that serves devices never waits for it."""
+"""Threads that query a registry's database, so that the event loop that serves devices never waits for it."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class RegistryThreads:
-    """Of one service: some that read, and as many that write as the database takes at once."""
+    """Threads of one service: some that read, and as many writers as the database takes at once."""
 
     def __init__(self, registry: Registry) -> None:
         self._readers = ThreadPoolExecutor(READERS, "registry-reader")
         self._writers = ThreadPoolExecutor(registry.writers, "registry-writer")
 
     async def read(self, asked: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a function that reads returns."""
+        """The result of a function that reads."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(asked, *args, **kwargs))
 
     async def write(self, asked: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a function that writes returns."""
+        """The result of a function that writes."""
         return await asyncio.get_running_loop().run_in_executor(self._writers, partial(asked, *args, **kwargs))

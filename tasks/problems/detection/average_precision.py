@@ -1,8 +1,9 @@
-"""Average precision, as COCO has it. Legend: D detections of an image, M its boxes, T thresholds of IoU, K classes, R recalls.
+"""Average precision, as in COCO. Legend: D detections of an image, M its boxes, T thresholds of IoU, K classes, R recalls.
 
-A detection is right at a threshold if it overlaps so much with a box of its class that no better detection has. Precision at a
-recall is the largest at any recall not below it, averaged over 101 recalls. Sources: The PASCAL Visual Object Classes Challenge
-(IJCV 2010) §4.2; Microsoft COCO: Common Objects in Context (ECCV 2014), and the rules on cocodataset.org.
+A detection is right at a threshold if its overlap with a box of its class reaches the threshold and no better detection has
+taken the box. The precision at a recall is the largest one at any recall not below it; it is averaged over 101 recalls.
+Sources: The PASCAL Visual Object Classes Challenge (IJCV 2010) §4.2; Microsoft COCO: Common Objects in Context (ECCV 2014), and
+the rules on cocodataset.org.
 """
 
 from collections.abc import Sequence
@@ -18,14 +19,13 @@ Floats = NDArray[np.float32]
 THRESHOLDS: tuple[float, ...] = tuple(np.linspace(0.5, 0.95, 10).tolist())
 RECALLS = np.linspace(0, 1, 101)
 MOST_DETECTIONS = 100
-"""Of a class in an image, the best ones."""
+"""Largest number of detections per class and image; the best ones count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedImage:
-    """The detections of an image, best first within each class, with what is right. boxes_M: the class of each box.
-
-    T: the first thresholds, as many as were asked for.
+    """The detections of an image, best first within each class, and whether they are right. boxes_M: the class of each box.
+    T: one entry for each threshold passed to `judged`.
     """
 
     scores_D: Floats
@@ -37,7 +37,7 @@ class JudgedImage:
 def judged(
     detections: Detections, classes_M: Integers, boxes_M4: Floats, thresholds: Sequence[float] = THRESHOLDS
 ) -> JudgedImage:
-    """Of an image, with boxes in the unit of its detections."""
+    """The judgement of an image's detections; boxes are in the unit of its detections."""
     places, rights = [np.empty(0, dtype=np.int64)], [np.empty((len(thresholds), 0), dtype=bool)]
     for label in np.unique(detections.classes_N):
         own = np.flatnonzero(detections.classes_N == label)
@@ -54,7 +54,7 @@ def judged(
 
 
 def _right(iou_DM: Floats, thresholds: Sequence[float]) -> NDArray[np.bool_]:
-    """(T, D): each detection in turn takes the box that it overlaps most with, of those that are not taken."""
+    """Right detections (T, D): each detection in turn takes the free box that it overlaps most with."""
     found_TD = np.zeros((len(thresholds), len(iou_DM)), dtype=bool)
     for right_D, threshold in zip(found_TD, thresholds, strict=True):
         left_DM = iou_DM.copy()
@@ -67,7 +67,7 @@ def _right(iou_DM: Floats, thresholds: Sequence[float]) -> NDArray[np.bool_]:
 
 
 def average_precisions(images: Sequence[JudgedImage], classes: int) -> NDArray[np.float64]:
-    """(T, K) for the thresholds at which the images were judged; NaN for classes without a box in any image."""
+    """Average precisions (T, K) at the thresholds of `judged`; NaN for classes without a box in any image."""
     if not images:
         return np.full((1, classes), np.nan)
     found_TK = np.full((len(images[0].right_TD), classes), np.nan)
@@ -84,7 +84,7 @@ def average_precisions(images: Sequence[JudgedImage], classes: int) -> NDArray[n
 
 
 def _precision(right_D: NDArray[np.bool_], boxes: int) -> float:
-    """Of the detections of a class in all images, best first."""
+    """Average precision of the detections of a class in all images, best first."""
     hits_D = np.cumsum(right_D)
     precision_D = hits_D / np.arange(1, len(right_D) + 1)
     largest_D = np.maximum.accumulate(precision_D[::-1])[::-1]
@@ -94,9 +94,8 @@ def _precision(right_D: NDArray[np.bool_], boxes: int) -> float:
 
 
 def mean_average_precisions(images: Sequence[JudgedImage], classes: int) -> tuple[float, float]:
-    """mAP@0.5, and COCO's mAP where the images were judged at all thresholds: means of the classes that occur.
-
-    Without any box both are 1 where there is no detection either, else 0.
+    """mAP@0.5, and COCO's mAP if the images were judged at all thresholds: means over the classes that occur.
+    Without any box, both are 1 if there is no detection either, else 0.
     """
     found_TK = average_precisions(images, classes)
     occurs_K = ~np.isnan(found_TK[0])

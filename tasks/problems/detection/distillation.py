@@ -1,6 +1,6 @@
 """Distillation of detectors on raw outputs. Legend: B batch, P anchors, C columns, N of P anchors, H and W rows and columns.
 
-A student learns from the anchors at which its teacher sees objects most clearly; the others are background nearly all. Source:
+A student learns from the anchors at which its teacher is most certain of an object; nearly all others are background. Source:
 Learning Efficient Object Detection Models with Knowledge Distillation (NeurIPS 2017) §3, where background counts less.
 """
 
@@ -21,14 +21,13 @@ else:
     functional = Later("torch.nn.functional")
 
 SHARE = 1 / 8
-"""Anchors of an image that count: those at which the teacher finds an object most probable."""
+"""Share of an image's anchors that count: those with the teacher's highest probabilities of an object."""
 
 
 def distilled(
     head: DetectionHead, loss: DetectionLoss, raw_BPC: torch.Tensor, taught_BPC: torch.Tensor, divergence: Divergence
 ) -> torch.Tensor:
-    """() of classes, boxes and centre-ness. taught_BPC: of a teacher, which may have seen images of another size.
-
+    """Loss () of classes, boxes and centre-ness. taught_BPC: of a teacher, which may have seen images of another size.
     Differences of boxes and centre-ness are weighted by the teacher's probability of an object.
     """
     taught_BPC = resampled(head, loss, taught_BPC, raw_BPC.shape[1])
@@ -50,7 +49,7 @@ def distilled(
 
 
 def resampled(head: DetectionHead, loss: DetectionLoss, raw_BPC: torch.Tensor, positions: int) -> torch.Tensor:
-    """The raw output for square images of another size, with so many anchors: grid by grid, to the same boxes."""
+    """The raw output for square images of another size, with this many anchors: resampled grid by grid, with the same boxes."""
     before, after = head.square(raw_BPC.shape[1]), head.square(positions)
     if before == after:
         return raw_BPC

@@ -28,15 +28,14 @@ else:
     functional = Later("torch.nn.functional")
 
 LossParts = dict[str, "torch.Tensor"]
-"""Losses () by name: of classes, of boxes, and of centre-ness where the head has it."""
+"""Losses () by name: of classes, of boxes, and of centre-ness if the head has it."""
 NEGATIVES = 3
-"""Anchors without a box that SSD counts for each one that has one."""
+"""Anchors without a box that SSD counts for each anchor with one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """What each anchor of a batch has to find: its class (0 where it has no box), its box, and whether it has one.
-
+    """Targets of each anchor of a batch: its class (0 if it has no box), its box, and whether it has one.
     counted_BP: False for anchors that no loss counts.
     """
 
@@ -48,11 +47,12 @@ class Matched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionLoss:
-    """matched: boxes (M, 4), anchors (P, 4) and anchors of each grid -> matches (P,).
+    """Functions of a head's loss.
 
-    parts: raw output (B, P, C), what is matched, anchors, label smoothing -> losses. logits: raw output -> those of an
-    anchor's distributions, (B, P, …, N), N of each. sure: of what `logits` gives, how probable an object is (B, P). rescaled:
-    regressions from an image that is `ratio` times as large -> regressions to the same boxes.
+    matched: boxes (M, 4), anchors (P, 4) and number of anchors of each grid -> matches (P,). parts: raw output (B, P, C),
+    matches, anchors, label smoothing -> losses. logits: raw output -> logits of an anchor's distributions, (B, P, …, N), N of
+    each. sure: result of `logits` -> probability of an object (B, P). rescaled: regressions from an image that is `ratio` times
+    as large -> regressions to the same boxes.
     """
 
     matched: Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
@@ -68,7 +68,7 @@ def matches_of(
     anchors_P4: torch.Tensor,
     counts: Sequence[int],
 ) -> Matched:
-    """images: classes (M,) and boxes (M, 4) of each. counts: anchors of each grid."""
+    """Targets of each anchor. images: classes (M,) and boxes (M, 4) of each. counts: number of anchors of each grid."""
     rows = []
     for class_M, box_M4 in images:
         if not len(class_M):
@@ -96,8 +96,7 @@ def ssd_parts(raw_BPC: torch.Tensor, matched: Matched, anchors_P4: torch.Tensor,
 
 
 def retinanet_parts(raw_BPC: torch.Tensor, matched: Matched, anchors_P4: torch.Tensor, smoothing: float) -> LossParts:
-    """Focal loss of each class by itself, and L1; both are means over images. Smoothing is not for it.
-
+    """Focal loss of each class by itself, and L1; both are means over images. Label smoothing is not applied.
     Source: Focal Loss for Dense Object Detection (ICCV 2017) §3 and §4.
     """
     count_B = matched.found_BP.sum(1).clamp_min(1)
@@ -113,8 +112,7 @@ def retinanet_parts(raw_BPC: torch.Tensor, matched: Matched, anchors_P4: torch.T
 
 
 def fcos_parts(raw_BPC: torch.Tensor, matched: Matched, anchors_P4: torch.Tensor, smoothing: float) -> LossParts:
-    """Focal loss of each class by itself, generalised IoU, and cross-entropy of centre-ness. Smoothing is not for it.
-
+    """Focal loss of each class by itself, generalised IoU, and cross-entropy of centre-ness. Label smoothing is not applied.
     Source: FCOS (ICCV 2019) §3.1 and §3.3; Generalized Intersection over Union (CVPR 2019).
     """
     from torchvision.ops import generalized_box_iou_loss  # torchvision takes a second
@@ -135,7 +133,7 @@ def fcos_parts(raw_BPC: torch.Tensor, matched: Matched, anchors_P4: torch.Tensor
 
 
 def _regressions(matched: Matched, anchors_P4: torch.Tensor, weights: tuple[float, float]) -> torch.Tensor:
-    """(F, 4) that `adaptive_runtime.boxes.heads.regressed` makes the boxes of."""
+    """Regressions (F, 4) from which `adaptive_runtime.boxes.heads.regressed` makes the boxes."""
     anchors_F4 = anchors_P4.expand(len(matched.found_BP), -1, -1)[matched.found_BP]
     boxes_F4 = matched.box_BP4[matched.found_BP]
     side_F2, wanted_F2 = anchors_F4[:, 2:] - anchors_F4[:, :2], boxes_F4[:, 2:] - boxes_F4[:, :2]
@@ -144,7 +142,7 @@ def _regressions(matched: Matched, anchors_P4: torch.Tensor, weights: tuple[floa
 
 
 def _focal(logits_BPK: torch.Tensor, matched: Matched) -> torch.Tensor:
-    """(B, P): focal loss with alpha 1/4 and gamma 2, summed over classes."""
+    """Focal loss (B, P) with alpha 1/4 and gamma 2, summed over classes."""
     from torchvision.ops import sigmoid_focal_loss  # torchvision takes a second
 
     wanted_BPK = functional.one_hot(matched.class_BP, logits_BPK.shape[2]) * matched.found_BP[..., None]
@@ -153,7 +151,7 @@ def _focal(logits_BPK: torch.Tensor, matched: Matched) -> torch.Tensor:
 
 
 def _two_ways(logits: torch.Tensor) -> torch.Tensor:
-    """Logits of a class and of its absence, whose softmax is the sigmoid: (…, 2)."""
+    """Logits (…, 2) of a class and of its absence; their softmax is the sigmoid."""
     return torch.stack([logits, torch.zeros_like(logits)], -1)
 
 
@@ -162,18 +160,18 @@ def _surest(logits_BPK2: torch.Tensor) -> torch.Tensor:
 
 
 def _same(codes: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Default boxes grow with the image."""
+    """Unchanged regressions: default boxes grow with the image."""
     return codes
 
 
 def _grown(codes_BP4: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Anchors have fixed sides [px], so that in a larger image they are smaller beside objects."""
+    """Regressions relative to anchors with fixed sides [px]: in a larger image, anchors are smaller relative to objects."""
     growth = torch.log(codes_BP4.new_tensor(ratio))
     return torch.cat([codes_BP4[..., :2] / ratio, codes_BP4[..., 2:] - growth], -1)
 
 
 def _shrunk(codes_BP4: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Distances in sides of anchors, which are fixed [px]."""
+    """Distances in units of the anchors' sides, which are fixed [px]."""
     return codes_BP4 / ratio
 
 

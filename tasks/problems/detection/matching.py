@@ -1,5 +1,4 @@
-"""Which box an anchor has to find. Legend: P anchors, M boxes of an image; boxes and anchors are (x0, y0, x1, y1) [px].
-
+"""The box that each anchor has to find. Legend: P anchors, M boxes of an image; boxes and anchors are (x0, y0, x1, y1) [px].
 A match (P,) is the number of a box, or `BACKGROUND`, or `BETWEEN` for anchors that no loss counts.
 """
 
@@ -18,13 +17,13 @@ else:
 
 BACKGROUND, BETWEEN = -1, -2
 CENTRE_RADIUS = 1.5
-"""How far from a box's centre an anchor of FCOS may be, in sides of the anchor."""
+"""Largest distance of an FCOS anchor from a box's centre, in sides of the anchor."""
 SCALES = 4, 8
-"""Sides of an anchor of FCOS between which its box's farthest edge is; the first grid has no lower bound, the last no upper."""
+"""Range of the farthest edge's distance, in sides of an FCOS anchor; open below in the first grid, above in the last."""
 
 
 def matched_best(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor) -> torch.Tensor:
-    """By an IoU of at least one half; and each box has the anchor that fits it best. Source: SSD (ECCV 2016) §2.2."""
+    """Matches by an IoU of at least one half; each box also gets its best anchor. Source: SSD (ECCV 2016) §2.2."""
     iou_MP = _iou(boxes_M4, anchors_P4)
     best_P, match_P = iou_MP.max(0)
     match_P[best_P < 0.5] = BACKGROUND
@@ -33,7 +32,7 @@ def matched_best(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor) -> torch.Tens
 
 
 def matched_between(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor) -> torch.Tensor:
-    """By an IoU of at least one half; below 0.4 is the background; and each box has all anchors that fit it best.
+    """Matches by an IoU of at least one half; below 0.4 is background; each box also gets all anchors that fit it best.
 
     Source: Focal Loss for Dense Object Detection (ICCV 2017) §4; the last rule is that of Faster R-CNN (NeurIPS 2015) §3.1.2.
     """
@@ -47,9 +46,9 @@ def matched_between(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor) -> torch.T
 
 
 def matched_centres(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """By centres of anchors near a box's centre, whose size suits the grid; the smallest box of several.
+    """Matches of anchors with a centre near a box's centre, and a grid that suits the box's size; the smallest box wins.
 
-    counts: anchors of each grid. Source: FCOS (ICCV 2019) §3.2, with sampling near centres as in its reference code.
+    counts: number of anchors of each grid. Source: FCOS (ICCV 2019) §3.2, with sampling near centres as in its reference code.
     """
     centre_M2, centre_P2 = _centres(boxes_M4), _centres(anchors_P4)
     side_P1 = (anchors_P4[:, 2] - anchors_P4[:, 0])[:, None]

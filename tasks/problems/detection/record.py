@@ -38,14 +38,14 @@ else:
 
 MAP50, COCO_MAP = "map50", "coco_map"
 SCORES = {MAP50: ("mAP@0.5", THRESHOLDS[:1]), COCO_MAP: ("COCO mAP", THRESHOLDS)}
-"""What a score is called, and the overlaps at which detections are judged, by metric."""
+"""A score's name, and the overlaps at which detections are judged, by metric."""
 SHOWN_SCORE = 0.5
-"""Detections of at least this score are drawn, and are mistakes in images without boxes."""
+"""Detections with at least this score are drawn, and count as mistakes in images without boxes."""
 
 
 @dataclass(slots=True)
 class JudgedDetections:
-    """The detections of all images beside their boxes, the scores of single images, and the loss."""
+    """The detections of all images and their boxes, the scores of single images, and the loss."""
 
     problem: Detection
     classes: int = 0
@@ -54,7 +54,7 @@ class JudgedDetections:
     scores: list[float] = field(default_factory=list)
 
     def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """A raw output (B, P, C) and boxes (B, M, 5)."""
+        """Add a raw output (B, P, C) and boxes (B, M, 5)."""
         outputs = outputs.float()
         self.classes = self.problem.classes(outputs)
         self.loss += len(outputs) * float(self.problem.loss(outputs, target, 0.0))
@@ -65,13 +65,13 @@ class JudgedDetections:
             self.scores.append(self._alone(image))
 
     def _alone(self, image: JudgedImage) -> float:
-        """The score of an image; of one without boxes 1, unless something is detected by a shown score."""
+        """The score of an image; without boxes it is 1, unless a detection reaches `SHOWN_SCORE`."""
         if not len(image.boxes_M):
             return float((image.scores_D < SHOWN_SCORE).all())
         return mean_average_precisions([image], self.classes)[1]
 
     def found(self) -> Tallied:
-        """The score over all images, and that of each image: the mean over the overlaps at which they are judged."""
+        """The score over all images, and the score of each image: the mean over the overlaps at which it is judged."""
         _, score = mean_average_precisions(self.images, self.classes)
         return Tallied(score, self.loss / len(self.images), np.array(self.scores, dtype=np.float16))
 
@@ -95,11 +95,11 @@ class Detection:
         )
 
     def fitted(self, source: Any) -> Detection:
-        """Itself: it is the same for all sources."""
+        """The record itself, which is the same for all sources."""
         return self
 
     def output_told(self, classes: int) -> str:
-        """A row for each anchor."""
+        """Description of the output: a row for each anchor."""
         head = self.head
         centreness = ", and centre-ness" if head.has_centreness else ""
         strides = ", ".join(map(str, head.strides))
@@ -115,16 +115,16 @@ class Detection:
         return None, positions, self.head.columns(classes)
 
     def blank(self, images: int, resolution: int) -> torch.Tensor:
-        """One box of class 1 in the middle of each."""
+        """One box of class 1 in the middle of each image."""
         return packed([np.array([[1, 0.25, 0.25, 0.75, 0.75]], dtype=np.float32)] * images)
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Images and their boxes, which sources augment together."""
+        """Images and their boxes, after joint augmentation by the source."""
         images_and_boxes: Batch = source.boxed(indices, draws)
         return images_and_boxes
 
     def classes(self, outputs: torch.Tensor) -> int:
-        """K of a raw output."""
+        """Number of classes K of a raw output."""
         return outputs.shape[2] - self.head.columns(0)
 
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
@@ -139,18 +139,18 @@ class Detection:
         return torch.stack(list(parts.values())).sum()
 
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
-        """From the teacher's raw output where it sees objects (`tasks.problems.detection.distillation`)."""
+        """The loss from the teacher's raw output where it sees objects (`tasks.problems.detection.distillation`)."""
         return distilled(self.head, self._loss, outputs, taught, divergence)
 
     def detected(self, outputs: torch.Tensor) -> list[Detections]:
-        """The 100 best detections of each image, in shares of it."""
+        """The 100 best detections of each image, in shares of its size."""
         height, width = size = self.head.square(outputs.shape[1])
         scale_4 = np.array([width, height, width, height], dtype=np.float32)
         images = detect(self._judging, outputs.detach().float().cpu().numpy(), size)
         return [replace(found, boxes_N4=found.boxes_N4 / scale_4) for found in images]
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        """The boxes (B, M, 5) whose score is shown."""
+        """Boxes (B, M, 5) with at least the score `SHOWN_SCORE`."""
         rows = []
         for found in self.detected(outputs):
             shown = found.scores_N >= SHOWN_SCORE
@@ -158,7 +158,7 @@ class Detection:
         return packed(rows).to(outputs.device)
 
     def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> Decoding:
-        """Boxes by the head, as a device decodes them, timed image by image here."""
+        """Decoding of boxes by the head, as on a device, timed here image by image."""
         taken_s = []
         for raw_1PC in outputs[:, None]:
             start_s = time.perf_counter()
@@ -182,7 +182,7 @@ class Detection:
         return drawn_BCHW
 
     def tally(self) -> JudgedDetections:
-        """No image yet."""
+        """An empty tally."""
         return JudgedDetections(self)
 
 
@@ -195,4 +195,4 @@ DETECTION: Mapping[str, Detection] = MappingProxyType({name: Detection(head) for
 DETECTION_BY_COCO: Mapping[str, Detection] = MappingProxyType(
     {name: Detection(head, COCO_MAP) for name, head in HEADS.items()}
 )
-"""The same, judged by COCO's mAP."""
+"""By the name of the head, judged by COCO's mAP."""

@@ -1,7 +1,7 @@
 """Targets of detection: boxes with classes. Legend: B batch, M boxes of an image at most, N boxes of an image.
 
 A target (B, M, 5) float32 has rows of a class and a box (x0, y0, x1, y1), in shares of the image's width and height, so that it
-fits images of all resolutions. The class is a number from 1, since 0 is the background, and `ABSENT` in rows without a box.
+fits images of all resolutions. Classes are numbered from 1, since 0 is the background; rows without a box have `ABSENT`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def present(target_M5: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def within(rows_N5: Rows, window: tuple[float, float, float, float], least_share: float) -> Rows:
     """Boxes as shares of a window (left, top, width, height) of the image, cut at its edges.
-
-    Those of whose area less than `least_share` is inside are left out.
+    Boxes with less than `least_share` of their area inside are left out.
     """
     left, top, width, height = window
     scale, start = np.array([width, height] * 2, dtype=np.float32), np.array([left, top] * 2, dtype=np.float32)
@@ -55,7 +54,7 @@ def within(rows_N5: Rows, window: tuple[float, float, float, float], least_share
 
 
 def flipped(rows_N5: Rows) -> Rows:
-    """Boxes of the image with left and right changed."""
+    """Boxes of the horizontally flipped image."""
     return np.stack([rows_N5[:, 0], 1 - rows_N5[:, 3], rows_N5[:, 2], 1 - rows_N5[:, 1], rows_N5[:, 4]], 1)
 
 

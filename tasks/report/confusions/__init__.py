@@ -1,4 +1,4 @@
-"""Confusion matrices: which classes the base network and a chosen winner of each device take for which."""
+"""Confusion matrices of the base network and of a chosen winner of each device."""
 
 from tasks.report.confusions.chart import figure
 from tasks.report.confusions.found import ReportedConfusions, confusions

@@ -10,11 +10,11 @@ from tasks.report.looks import BLUE
 
 CLEAR = "rgba(128,128,128,.06)"
 MOST_NUMBERS = 16
-"""Numbers are in the squares of at most so many classes."""
+"""Largest number of classes for which squares show numbers."""
 
 
 def figure(found: ReportedConfusions) -> go.Figure:
-    """A square's colour is the share of its class that has its answer; its number is how many samples these are."""
+    """The figure: a square's colour is the share of its class with this answer; its number is the count of these samples."""
     names = [escape(name) for name in found["classes"]]
     shares = [[100 * count / max(1, sum(row)) for count in row] for row in found["confusion"]]
     chart = blank("answer", "class", height=160 + 24 * len(names))

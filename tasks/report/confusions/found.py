@@ -11,7 +11,7 @@ from tasks.report.sources import DeviceSources
 
 
 class ReportedConfusions(TypedDict):
-    """Of one network. device: where it was chosen, "" of the base network. confusion: test samples by class and answer."""
+    """The matrix of one network. device: where it was chosen, "" for the base network. confusion: by class and answer."""
 
     device: str
     title: str
@@ -22,9 +22,10 @@ class ReportedConfusions(TypedDict):
 def confusions(
     report: Row, base: Path | None, devices: Sequence[DeviceSources], points: float
 ) -> list[ReportedConfusions]:
-    """Of the base network, and of a winner of each device: that of the headline, or else the most accurate one.
+    """Matrices of the base network, and of a winner of each device: the headline's winner, or else the most accurate one.
 
-    report: all but this. base: the folder with the base network's file. Networks without a matrix are left out.
+    report: everything except the matrices. base: the folder with the base network's file. Networks without a matrix are left
+    out.
     """
     found = [] if base is None else _shown(read_confusions(base / CONFUSIONS_FILE).get(BASE), "", "base model")
     accuracy = reference(report)[1]

@@ -1,4 +1,4 @@
-"""Leaving early at exits: thresholds, promise, what they come to, and which images leave first and last."""
+"""Leaving early at exits: thresholds, promise, results, and the images that leave first and last."""
 
 from typing import TYPE_CHECKING
 

@@ -10,7 +10,7 @@ from tasks.report.looks import BLUE, GREEN, GREY, ORANGE, Row
 
 
 def shares(subnet: Row) -> go.Figure:
-    """Share of test samples that leave at each exit, with the accuracy of these, and of all samples there."""
+    """Share of test samples that leave at each exit, with their accuracy, and the accuracy of all samples at this exit."""
     figure = blank("", "samples [%]", height=320)
     exits = subnet["exits"]
     names = [escape(one["exit"]) for one in exits]
@@ -31,7 +31,7 @@ def shares(subnet: Row) -> go.Figure:
 
 
 def latencies(subnet: Row) -> go.Figure:
-    """The distribution of the latency of test samples, beside the SubNet without exits."""
+    """The distribution of the latency of test samples, and the latency of the SubNet without exits."""
     figure = blank("latency [ms]", "samples that have their answer [%]", height=320)
     rows = sorted((one["latency_ms"], one["share"], one["exit"]) for one in subnet["exits"] if one["share"])
     answered = [100 * share for share in accumulate(share for _, share, _ in rows)]

@@ -8,13 +8,12 @@ from tasks.pages.text import milliseconds, percent
 from tasks.report.looks import Row
 
 SHOWN_CLASSES = 5
-"""Of each end."""
+"""Number of classes shown at each end."""
 
 
 def policies(folder: Path | None) -> Row | None:
-    """Of the folder with `policies.json`, with pictures inside; None where the space has no exits.
-
-    best: digest of the SubNet that is shown in detail. slow_classes: those that leave last, the last one first.
+    """Content of the folder with `policies.json`, with pictures inside; None if the space has no exits.
+    best: digest of the SubNet that is shown in detail. slow_classes: the classes that leave last, the last one first.
     """
     if folder is None:
         return None
@@ -47,7 +46,7 @@ def _picture(image: LeavingImage, folder: Path) -> Row:
 
 
 def card(device: Row) -> list[dict[str, str]]:
-    """What leaving early saves, in a line; the reason where it saves nothing."""
+    """The saving by leaving early, in a line; the reason if nothing is saved."""
     found = device["policies"]
     if found is None:
         return []

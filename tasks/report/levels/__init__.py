@@ -1,4 +1,4 @@
-"""Levels of a device: SubNets, exits and formats in one table, and which combinations some state of it prefers."""
+"""Levels of a device: SubNets, exits and formats in one table, and the combinations that some state of it prefers."""
 
 from typing import TYPE_CHECKING
 

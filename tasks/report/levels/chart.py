@@ -8,7 +8,7 @@ from tasks.report.looks import Row, point_label
 
 
 def figure(found: Row) -> go.Figure:
-    """Filled: combinations that some state of the device prefers; open: the others."""
+    """The figure. Filled points: combinations that some state of the device prefers; open: the others."""
     figure = blank("latency [ms]", "accuracy [%]", height=420)
     figure.update_xaxes(type="log", tickvals=LOG_TICKS, ticktext=[f"{tick:g}" for tick in LOG_TICKS])
     for at, form in enumerate(found["formats"]):

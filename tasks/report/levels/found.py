@@ -7,7 +7,7 @@ from tasks.report.looks import Row
 
 
 def levels(folder: Path | None) -> Row | None:
-    """Of the folder with `levels.json`; None where the device stands for itself alone. shown: rows that some state prefers."""
+    """Content of the folder with `levels.json`; None if the device stands for itself alone. shown: the preferred rows."""
     if folder is None:
         return None
     found = Levels.read(folder / LEVELS_FILE)

@@ -16,11 +16,11 @@ SYMBOLS = {
     "undone": "x",
     "over": "square",
 }
-"""Of the events of a guard."""
+"""Symbols of the events of a guard."""
 
 
 def figure(row: Row) -> go.Figure:
-    """Error of each window under each method; phases are separated by lines, and events of guards marked."""
+    """Error of each window under each method; lines separate phases, and events of guards are marked."""
     chart = blank("images of the stream", "error [%]", height=420)
     others = itertools.cycle(COLORS)
     for method in row["methods"]:

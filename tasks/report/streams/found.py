@@ -10,7 +10,7 @@ from tasks.streams.terminal import events_text, share_text
 
 
 def streams(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The content of each `stream.json`, with the share of the source's error and the events of each method as texts."""
+    """The content of each `stream.json`; each method also has its share of the source's error, and its events, as texts."""
     rows = []
     for folder in folders:
         found = StreamedNetwork.read(folder / STREAM_FILE)
@@ -22,7 +22,7 @@ def streams(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def card(row: Row) -> list[dict[str, str]]:
-    """The method with the least error on a stream, against the source; none without a source, or without another method."""
+    """The method with the least error on a stream, against the source; empty without a source, or without another method."""
     errors = row["errors_percent"]
     others = {method: error for method, error in errors.items() if method != "source"}
     if "source" not in errors or not others:

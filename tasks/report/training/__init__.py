@@ -1,4 +1,4 @@
-"""Trainings: losses over steps, how good SubNets of all sizes were meanwhile, and what a first stage of two came to."""
+"""Trainings: losses over steps, the accuracy of SubNets of all sizes meanwhile, and the results of a first training stage."""
 
 from tasks.report.training.chart import figure
 from tasks.report.training.first import ReportedPretraining, pretraining

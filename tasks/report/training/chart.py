@@ -17,7 +17,7 @@ def figure(rows: Rows, ranges: ReportedRanges | None = None, score: str = "accur
     """Losses over steps (left), at most 1,000 points a curve; mean accuracies of SubNets by range (right)."""
     shown = blank("step", "loss", height=340)
     names = list(dict.fromkeys(name for row in rows for name in row if name.startswith("loss_")))
-    if not names or any(len(_own(row)) > 1 for row in rows):  # else it is a role's own
+    if not names or any(len(_own(row)) > 1 for row in rows):  # otherwise the total is the only role's loss
         names.insert(0, "loss")
     thinned = rows[:: max(1, len(rows) // MAX_POINTS)]
     steps = [row["step"] for row in thinned]
@@ -31,7 +31,7 @@ def figure(rows: Rows, ranges: ReportedRanges | None = None, score: str = "accur
 
 
 def _own(row: Row) -> list[str]:
-    """The losses of the roles of a step."""
+    """Names of the losses of the roles of a step."""
     return [name for name in row if name.startswith("loss_")]
 
 

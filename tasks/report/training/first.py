@@ -1,4 +1,4 @@
-"""The first of two stages of training: how good the backbone and its SuperNet were on the first data, and what it took."""
+"""The first of two training stages: accuracies of the backbone and its SuperNet on the first data, and the cost."""
 
 from pathlib import Path
 from statistics import mean
@@ -17,9 +17,8 @@ from tasks.schemas.results import (
 
 
 class ReportedStep(TypedDict):
-    """What one network of a stage had learned then: accuracies in [0, 1], None where they are not known.
-
-    on: "first" or "second" data. images: of a validation split of which only so many were evaluated; None: all.
+    """The state of one network at the end of a stage: accuracies in [0, 1], None if unknown.
+    on: "first" or "second" data. images: number of evaluated validation images; None: all.
     """
 
     name: str
@@ -30,7 +29,7 @@ class ReportedStep(TypedDict):
 
 
 class ReportedTime(TypedDict):
-    """What a stage took. epochs: None: it does not train; seconds: None where nobody counted them."""
+    """Cost of a stage. epochs: None: it does not train; seconds: None if they were not counted."""
 
     stage: str
     epochs: int | None
@@ -50,7 +49,7 @@ class ReportedPretraining(TypedDict):
 
 
 def pretraining(sources: PretrainingSources | None) -> ReportedPretraining | None:
-    """Of the stages `pretrain`, `backbone`, `distill` and `join`; None for a run that is trained in one stage."""
+    """Results of the stages `pretrain`, `backbone`, `distill` and `join`; None for a run that is trained in one stage."""
     if sources is None:
         return None
     trained = None if sources.trained is None else BaseResult.read(sources.trained / RESULT_FILE)
@@ -90,7 +89,7 @@ def _step(
 
 
 def _ends(found: EndsAccuracy, on: str, then: str = "") -> list[ReportedStep]:
-    """The largest and the smallest SubNet."""
+    """Steps of the largest and the smallest SubNet."""
     return [
         _step(f"largest SubNet{then}", found.largest_validation_accuracy, found.largest_test_accuracy, on),
         _step(f"smallest SubNet{then}", found.smallest_validation_accuracy, found.smallest_test_accuracy, on),
@@ -98,7 +97,7 @@ def _ends(found: EndsAccuracy, on: str, then: str = "") -> list[ReportedStep]:
 
 
 def _sampled(folder: Path) -> list[ReportedStep]:
-    """The mean of the random SubNets by which the training was followed, at its end; nothing where none were evaluated."""
+    """The final mean accuracy of the random SubNets that were evaluated during the training; empty if none were."""
     lines = read_lines(folder / RANGE_ACCURACIES_FILE)
     if not lines:
         return []

@@ -9,12 +9,12 @@ from tasks.schemas.results import HISTORY_FILE
 
 
 def histories(sources: Sources) -> dict[str, list[Row]]:
-    """The lines of each training that there was, by its name."""
+    """The lines of each training of the run, by its name."""
     folders = {**_first(sources.pretraining), "base network": sources.base, "fine-tuning": sources.finetune}
     found = {name: read_lines(folder / HISTORY_FILE) for name, folder in folders.items() if folder}
     return {name: rows for name, rows in found.items() if rows}
 
 
 def _first(sources: PretrainingSources | None) -> dict[str, Path | None]:
-    """Of the first of two stages."""
+    """Folders of the first of two training stages."""
     return {} if sources is None else {"backbone": sources.trained, "SuperNet of the backbone": sources.distilled}

@@ -35,7 +35,7 @@ class ReportedRanges(TypedDict):
 
 
 def range_accuracies(sources: Sources, net: SuperNet) -> ReportedRanges | None:
-    """Of the fine-tuning; None where SubNets were not evaluated."""
+    """Range accuracies of the fine-tuning; None if SubNets were not evaluated."""
     folder = sources.finetune
     lines = read_lines(folder / RANGE_ACCURACIES_FILE) if folder is not None else []
     if folder is None or not lines:
@@ -65,7 +65,7 @@ def _by_macs(watched: WatchedSubNets) -> dict[str, list[int]]:
 
 
 def _by_latency(latencies_ms: NDArray[np.float64]) -> dict[str, list[int]]:
-    """Positions of SubNets by equal ranges of predicted latency [ms], without those that none is in."""
+    """Positions of SubNets by equal ranges of predicted latency [ms], without empty ranges."""
     bounds_ms = np.linspace(latencies_ms.min(), latencies_ms.max(), RANGES + 1)
     numbers = np.searchsorted(bounds_ms[1:-1], latencies_ms, side="right")
     return {
