@@ -14,11 +14,9 @@ _earlier: set[int] = set()
 
 
 def _watch(event: str, arguments: tuple[object, ...]) -> None:
-    if (
-        not _running or event not in FORBIDDEN or arguments[0] == "fc-list"
-    ):  # matplotlib lists a new machine's fonts once
+    if not _running or event not in FORBIDDEN or threading.get_ident() in _earlier:
         return
-    if threading.get_ident() not in _earlier:
+    if arguments[0] != "fc-list":  # matplotlib lists a new machine's fonts once
         raise AssertionError(f"{_running[0]} {FORBIDDEN[event]}: move it to tests/integration")
 
 
