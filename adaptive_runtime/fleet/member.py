@@ -1,9 +1,9 @@
 """A device of a fleet, and its folder.
 
-FOLDER/member.json          the registry's address, the device's token, what is not told yet; readable by its user alone
+FOLDER/member.json          the registry's address, the device's token, unsent sums; readable by its user alone
 FOLDER/token                the device's token again, for an agent that pulls from the fleet's relay; as private
 FOLDER/bundles/DIGEST/      bundles by the sha256 of their manifests
-FOLDER/current              link to the bundle that should serve; none: the device's own
+FOLDER/current              link to the bundle that should serve; missing: the device's own
 """
 
 import os
