@@ -54,7 +54,7 @@ class AdaptingState:
     load: the load index of the last sample. forecast: of the load index, for the next samples. slow_down: mean and deviation of
     the factor by which the decided variant is expected to be slower than predicted. device: the last sample. decision: the last
     decision. mu: weight of accuracy against energy, if it follows the battery. care: factors on the deviations in decisions,
-    learned from late requests under this load, for variants at home and over devices.
+    learned from late requests under this load, for variants on the coordinator and over devices.
     """
 
     limits: ChoiceLimits
@@ -90,7 +90,7 @@ class AdaptingState:
 class ServedRun(NamedTuple):
     """A run of a variant and its duration without waiting. exits: the exit of each sample.
 
-    away: it was a run over devices, and the fallback at home answered because the devices had not.
+    away: it was a run over devices, and the fallback on the coordinator answered because the devices had not.
     """
 
     variant: Variant
@@ -198,7 +198,7 @@ class Adaptation:
 
     @property
     def useful(self) -> tuple[Variant, ...]:
-        """Variants at home that can be an answer, the fastest first."""
+        """Variants on the coordinator that can be an answer, the fastest first."""
         rows = sorted(self.look_up.kept_rows, key=self.variants.table.latency_ms.__getitem__)
         return tuple(one for row in rows if not (one := self.variants.variants[row]).placed)
 
@@ -223,7 +223,7 @@ class Adaptation:
             return self._decision
 
     def stand_in(self) -> StandInRow | None:
-        """The fallback at home: the fastest row that was warm and worked at the last decision.
+        """The fallback on the coordinator: the fastest row that was warm and worked at the last decision.
 
         None: no such row exists, or its average latency exceeds the budget.
         """
@@ -242,7 +242,7 @@ class Adaptation:
             row = self._row_of.get(run.counts_for) if run.counts_for is not None and run.run_ms > 0 else None
             over_devices |= run.variant.placed
             away |= run.away
-            if row is not None and not run.variant.placed:  # other devices say nothing about the load at home
+            if row is not None and not run.variant.placed:  # other devices do not show the load here
                 rows.append(row)
                 run_ms += run.run_ms
         if not rows and not over_devices:
@@ -316,7 +316,7 @@ class Adaptation:
     def _learn_caution(self, spent_ms: float, over_devices: bool) -> None:
         """Adjust the caution after a request.
 
-        Home and other devices have separate caution, since neither carries information about the other.
+        The coordinator and other devices have separate caution, since neither carries information about the other.
         """
         caution, other, rest = self._caution, self._caution_over_devices, self._rest
         if over_devices:
@@ -341,7 +341,7 @@ class Adaptation:
 
     @property
     def _home_ms(self) -> float:
-        """Average latency of the fastest working variant at home."""
+        """Average latency of the fastest working variant on the coordinator."""
         return self._at_quantile_ms(self._fastest_at_home(), 0.5)
 
     def _at_quantile_ms(self, row: int, quantile: float) -> float:
@@ -353,7 +353,7 @@ class Adaptation:
         return next((row for row in self._home_rows if row not in without), self._home_rows[0])
 
     def _was_avoidable(self, spent_ms: float) -> bool:
-        """Whether the fastest variant at home, under the same slow-down, would have kept the limits."""
+        """Whether the fastest variant on the coordinator, under the same slow-down, would have kept the limits."""
         decision = self._decision
         if decision is None:
             return True

@@ -61,7 +61,7 @@ class Caution:
 
 
 class Rest:
-    """Requests that must run at home, after a request over devices was late while no variant kept the limits.
+    """Requests that must run on the coordinator, after a request over devices was late while no variant kept the limits.
 
     In this situation requests show which variant is surest, while estimates hardly do. Each rest is twice as long as the
     previous one, until variants over devices keep the limits again. left: remaining requests of this rest.
@@ -77,7 +77,7 @@ class Rest:
         self.left, self._next = self._next, min(MOST_REST, 2 * self._next)
 
     def elsewhere(self) -> None:
-        """Count a request at home."""
+        """Count a request on the coordinator."""
         self.left = max(0, self.left - 1)
 
     def over(self) -> None:

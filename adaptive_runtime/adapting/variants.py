@@ -42,8 +42,8 @@ class BundleVariants:
 
     A format with its own figures uses them: exits lose as much accuracy and slow down by the same factor as the whole SubNet in
     that format, and unknown energy follows the latency. Over devices a SubNet computes in the bundle's own format, whatever the
-    formats are. It has the accuracy and memory of the SubNet at home, which is the fallback, or the accuracy with coded values;
-    unknown energy is taken from the SubNet at home.
+    formats are. It has the accuracy and memory of the SubNet on the coordinator, which is the fallback, or the accuracy with
+    coded values; unknown energy is taken from the SubNet on the coordinator.
     """
 
     variants: tuple[Variant, ...]
@@ -83,7 +83,7 @@ class BundleVariants:
 
     @property
     def home_of(self) -> dict[int, int]:
-        """Maps each row over devices to the row of the same SubNet at home."""
+        """Maps each row over devices to the row of the same SubNet on the coordinator."""
         row_of = {variant: row for row, variant in enumerate(self.variants)}
         return {row: row_of[Variant(one.digest)] for one, row in row_of.items() if one.placed}
 
@@ -142,7 +142,7 @@ def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None,
 
 
 def _over_devices(subnet: BundledSubNet, form: BundleFormat) -> _Row:
-    """The row of a SubNet over devices. form: the format of the segments at home."""
+    """The row of a SubNet over devices. form: the format of the segments on the coordinator."""
     placement = subnet.placement
     assert placement is not None, "it was opened"
     at_home = next(_rows(subnet, form, None, 0.0))

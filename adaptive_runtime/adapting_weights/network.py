@@ -69,7 +69,7 @@ class ObservedNetwork:
         return NormStatistics.joined([self._run(one, source, share).statistics for one in self.batches(x_BCHW)])
 
     def batches(self, x_BCHW: Array) -> list[Array]:
-        """As many full batches of `images` images as possible; each batch has images of all parts."""
+        """All full batches of `images` images; each batch has images of all parts."""
         count = len(x_BCHW) // self.images
         assert count, "a batch of images is there"
         return [x_BCHW[number::count][: self.images] for number in range(count)]

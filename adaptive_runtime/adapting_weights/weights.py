@@ -119,10 +119,10 @@ class StatisticsWeights:
 
         First condition: the BatchNorms' inputs on these images are closer to the adapted statistics than they are, with the
         source, to the source's (`NormStatistics.distance`). The adapted statistics then fit the images as the source's fit the
-        source images, and the source's fit the images as badly as the adapted ones fit the source images. For each of them, the
-        expected excess of accuracy over confidence is therefore that on labelled source images, with the source's or with the
-        adapted statistics, respectively. Learned scales and biases, which increase confidence, are combined with the source's
-        statistics there; they may lose `GuardSettings.anchor_points` of accuracy.
+        source images, and the source's fit the images as badly as the adapted ones fit the source images. The adapted network's
+        expected excess of accuracy over confidence is therefore that of the source's statistics on labelled source images, and
+        the source's is that of the adapted statistics there. Learned scales and biases, which increase confidence, are combined
+        with the source's statistics there; they may lose `GuardSettings.anchor_points` of accuracy.
         """
         if not self.statistics.is_finite or not (self.scales is None or self.scales.is_finite):
             return AdaptedVerdict(False, "adapted weights are no finite numbers", 0.0, 0.0)

@@ -92,7 +92,7 @@ def _devices(network: "SplitNetwork") -> list[dict[str, Any]]:
 
 
 def _predicted(network: "SplitNetwork", choice: "EnvelopePlacements") -> dict[str, Any]:
-    """The plan in use, its predicted latency, and that of home alone."""
+    """The plan in use, its predicted latency, and that of the coordinator alone."""
     found_ms = choice.latencies_ms(network.links)
     plan = choice.plans.plans[choice.number]
     return {"plan": plan.devices, "line": plan.line, "plan_ms": found_ms.get(choice.number), "home_ms": found_ms[0]}

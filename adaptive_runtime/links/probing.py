@@ -26,7 +26,7 @@ LEAST_TRAIN_BYTES, MOST_TRAIN_BYTES = 1460, (1 << 13) - 1 - FIRST_BYTES
 MOST_LONGER = 4
 LEAST_PAUSE_S = 1.0
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 30.0, 960.0
-"""Pause after a hint that a block did not confirm; doubled each time.
+"""Time during which hints are ignored after one that a block did not confirm; doubled each time.
 
 Shapers that let bursts pass cause such hints.
 """

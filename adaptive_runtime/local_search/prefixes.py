@@ -66,10 +66,7 @@ class PrefixTree:
             self._count_alone(path, len(batches))
 
     def _through(self, path: Path, kept: dict[int, list[Array]], reached: int, wanted: set[int]) -> list[Array]:
-        """The answers of one SubNet, from the deepest kept features on.
-
-        reached: depth of the previous SubNet's common prefix.
-        """
+        """The answers of one SubNet, from the deepest kept features on. reached: depth shared with the previous SubNet."""
         start = max(kept)
         values = kept[start]
         for depth in range(start, len(path)):

@@ -1,4 +1,4 @@
-"""Expected latency of an offloaded SubNet, from current link measures, the load at home, and the runs so far."""
+"""Expected latency of an offloaded SubNet, from current link measures, the load on the coordinator, and the runs so far."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ class ExpectedPlacement(NamedTuple):
 
     @property
     def peers(self) -> frozenset[str]:
-        """The devices of the plan besides home."""
+        """The devices of the plan besides the coordinator."""
         return frozenset(self.sent.plan.peers)
 
 
@@ -74,7 +74,7 @@ def expected(
 ) -> ExpectedPlacement:
     """The expectation for a plan that can be followed.
 
-    slow_deviation: deviation of home's slow-down. ratio: mean and deviation from the runs so far.
+    slow_deviation: deviation of the coordinator's slow-down. ratio: mean and deviation from the runs so far.
     """
     mean, deviation = ratio
     variance = mean * mean * _variance(found, links, slow_deviation) + (found.latency_ms * deviation) ** 2
@@ -84,7 +84,7 @@ def expected(
 
 
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:
-    """Variance of the latency [ms²], from the spreads of links and of home's slow-down."""
+    """Variance of the latency [ms²], from the spreads of links and of the coordinator's slow-down."""
     share = coded_share(found.coding)
     variance = (found.plan.home_ms * slow_deviation) ** 2
     for name, use in found.plan.links.items():

@@ -20,11 +20,11 @@ class PlacedRowsNow(NamedTuple):
 
 
 class PlacementRows:
-    """subnets: by their rows. home: maps each of these rows to the row of the same SubNet at home.
+    """subnets: by their rows. home: maps each of these rows to the row of the same SubNet on the coordinator.
 
     `renew` computes the rows when requests and samples come in, so that decisions find them ready. They are valid while the
-    factors at home are the same object and no measurement of any device is new, and for `FRESH_S` at most. Not thread-safe.
-    clock: monotonic, in seconds.
+    factors on the coordinator are the same object and no measurement of any device is new, and for `FRESH_S` at most. Not
+    thread-safe. clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class PlacementRows:
         self._spread = 1.0
 
     def now(self, factors: LoadFactors) -> PlacedRowsNow:
-        """The rows for the factors of rows at home and the current measures of links and devices."""
+        """The rows for the factors of rows on the coordinator and the current measures of links and devices."""
         known = self._known
         if known is None or known.factors is not factors or known.version != self._version:
             return self.renew(factors)

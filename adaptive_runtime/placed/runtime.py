@@ -16,7 +16,7 @@ from adaptive_runtime.split import SplitAnswer
 
 Array = NDArray[np.float32]
 WAITED = 0.95
-"""Share of a budget that home waits at most: the rest is for returning the answer of the fallback."""
+"""Share of a budget that the coordinator waits at most: the rest is for returning the answer of the fallback."""
 
 
 class StandInTimes(NamedTuple):
@@ -50,7 +50,7 @@ class PlacedRun:
     def answer(self, wait_s: float | None) -> SplitAnswer:
         """The answer.
 
-        NotBackError: it did not come within `wait_s`; None: wait for it. AdaptiveError: home has failed.
+        NotBackError: it did not come within `wait_s`; None: wait for it. AdaptiveError: the coordinator has failed.
         """
         try:
             found = self.future.result(wait_s)
@@ -69,8 +69,8 @@ class NetworkRuntime:
     """Runs samples over several devices. batch: samples per run. devices: devices that have run segments.
 
     begin: starts one run within a time [ms]. within_ms: rest of the request's budget, shared by the runs of its samples; None:
-    no budget. stand_in: times of a fallback at home for all samples; None: no fallback. A run waits until the fallback has to
-    start, and gives up once (NotBackError). The second call waits as long as it takes.
+    no budget. stand_in: times of a fallback on the coordinator for all samples; None: no fallback. A run waits until the
+    fallback has to start, and gives up once (NotBackError). The second call waits as long as it takes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A fallback at home beside a run over several devices, whose answer counts if it comes in time."""
+"""A fallback on the coordinator beside a run over several devices, whose answer counts if it comes in time."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class StandIns:
         self._threads = ThreadPoolExecutor(thread_name_prefix="stand-in")
 
     def beside(self, away: Future[Any], until_s: float, stand_in: Callable[[], Answer]) -> Answer | None:
-        """The answer of a fallback; None: the answer over devices came first, and the fallback's result is discarded.
+        """The answer of a fallback; None: the answer over devices came in time, and the fallback's result is discarded.
 
         away: the future answer over devices. until_s: of `time.monotonic`; the fallback's answer is held back until then.
         Raises the fallback's error if it failed and `away` is not done.

@@ -1,4 +1,4 @@
-"""SubNets of a bundle, each open at home and connected to other devices.
+"""SubNets of a bundle, each open on the coordinator and connected to other devices.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -31,7 +31,7 @@ from adaptive_runtime.split.home import HomeSegments
 
 Array = NDArray[np.float32]
 PATIENCE = 2.0
-"""Home waits for other devices at least this multiple of their expected duration."""
+"""The coordinator waits for other devices at least this multiple of their expected duration."""
 LEAST_DEADLINE_MS = 1e-3
 
 
@@ -39,7 +39,7 @@ LEAST_DEADLINE_MS = 1e-3
 class SharedDevices:
     """Shared measures of SubNets over the same devices. Several threads may use it.
 
-    ratios: of the runs so far, by the devices of the plan besides home. links: by device.
+    ratios: of the runs so far, by the devices of the plan besides the coordinator. links: by device.
     """
 
     ratios: defaultdict[frozenset[str], RunRatio] = field(default_factory=lambda: defaultdict(RunRatio))
@@ -52,10 +52,11 @@ class SharedDevices:
 
 
 class PlacedSubNet:
-    """One SubNet. It runs by the fastest offloading plan under current links and home's load; home is the fallback.
+    """One SubNet. It runs by the offloading plan that is currently fastest; the coordinator is the fallback.
 
-    devices: by the names of the plans. home: runs segments in this process; None: the runtime of their files. shared: measures
-    of SubNets over the same devices; None: no other SubNets exist. Close it after use.
+    The choice depends on the links and the coordinator's load. devices: by the names of the plans. home: runs segments in this
+    process; None: the runtime of their files. shared: measures of SubNets over the same devices; None: no other SubNets exist.
+    Close it after use.
     """
 
     def __init__(
@@ -76,7 +77,10 @@ class PlacedSubNet:
         self._expected: ExpectedPlacement | None = None
 
     def expected(self, slow_down: float, deviation: float) -> ExpectedPlacement | None:
-        """Expected latency of a request for home's slow-down and its deviation. None: no other device can take part."""
+        """Expected latency of a request for the coordinator's slow-down and its deviation.
+
+        None: no other device can take part.
+        """
         links = self.network.links
         self.choice.known_slow_down = slow_down
         found = self.choice.sending(links, slow_down)
@@ -89,7 +93,8 @@ class PlacedSubNet:
     def runs(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> NetworkRuntime:
         """The runtime for one request of so many samples. within_ms: rest of its budget; None: no budget.
 
-        stand_in_ms: duration of a fallback at home, for which a run gives up in time (NotBackError); None: no fallback.
+        stand_in_ms: duration of a fallback on the coordinator, for which a run gives up in time (NotBackError); None: no
+        fallback.
         """
         known, times = self._expected, None
         if stand_in_ms is not None:
@@ -120,9 +125,9 @@ class PlacedSubNet:
         return PlacedRun(future, learn, self.network.leave)
 
     def _deadline_ms(self, within_ms: float | None, known: ExpectedPlacement | None) -> float:
-        """Time by which home finishes the request if other devices have not answered.
+        """Time by which the coordinator finishes the request if other devices have not answered.
 
-        Home waits at least twice their usual duration, even if it is late then: earlier they are not at fault.
+        The coordinator waits at least twice their usual duration, even if it is late then: earlier they are not at fault.
         """
         options = self._options
         deviations = options.deviations

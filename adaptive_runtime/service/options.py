@@ -70,8 +70,8 @@ class BundleOptions:
 class SplitServiceOptions:
     """Options for serving a SubNet over several devices.
 
-    folder: with `segments.json` and `plans.json`. devices: besides home. coding: of tensors on links. sensors_root: folder that
-    contains home's /sys and /proc. hit_rate: the hit rate of home's caches is sensed, too.
+    folder: with `segments.json` and `plans.json`. devices: besides the coordinator. coding: of tensors on links. sensors_root:
+    folder that contains the coordinator's /sys and /proc. hit_rate: the hit rate of the coordinator's caches is sensed, too.
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""A SubNet over several devices: home has all of it, and offloads segments to other devices if that is faster.
+"""A SubNet over several devices: the coordinator has all of it, and offloads segments to other devices if that is faster.
 
 [Several devices](docs/links.md) explains it with examples.
 """

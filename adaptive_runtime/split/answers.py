@@ -12,7 +12,7 @@ Array = NDArray[np.float32]
 
 
 class LegTimes(NamedTuple):
-    """Segments that a device ran for a request, and their duration [ms]. peer: None: they ran at home."""
+    """Segments that a device ran for a request, and their duration [ms]. peer: None: they ran on the coordinator."""
 
     device: str
     first: int
@@ -25,8 +25,8 @@ class LegTimes(NamedTuple):
 class SplitAnswer:
     """answer: the network's own output.
 
-    at_home: why home finished a request instead of another device; None: as planned. late: after its deadline. exit: position
-    of the exit at home that was confident enough; None: the full answer.
+    at_home: why the coordinator finished a request instead of another device; None: as planned. late: after its deadline. exit:
+    position of the exit on the coordinator that was confident enough; None: the full answer.
     """
 
     answer: Array
@@ -42,7 +42,7 @@ class SplitEvent(NamedTuple):
     """An event with its reason. time_s: of the monotonic clock.
 
     For a device: it came `in`, went `out`, or was `excluded`. For the link between two others, `a→b`: values go directly (`in`)
-    or through home (`out`). For home: requests follow another `plan`; the first one is home alone.
+    or through the coordinator (`out`). For `home`: requests follow another `plan`; the first one is the coordinator alone.
     """
 
     time_s: float
@@ -53,10 +53,11 @@ class SplitEvent(NamedTuple):
 
 @dataclass(slots=True)
 class SplitCounts:
-    """Counts over all requests so far. at_home: finished at home against the plan. wrong: answers that failed spot checks.
+    """Counts over all requests so far.
 
-    unchecked: checks for which home had no time. exited: answered by exits at home. left: nobody waited for the answer, and
-    home would have had to finish it.
+    at_home: finished on the coordinator against the plan. wrong: answers that failed spot checks. unchecked: checks for which
+    the coordinator had no time. exited: answered by exits on the coordinator. left: nobody waited for the answer, and the
+    coordinator would have had to finish it.
     """
 
     answered: int = 0

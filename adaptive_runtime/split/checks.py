@@ -1,4 +1,4 @@
-"""Spot checks: home repeats segments of another device on the same tensors."""
+"""Spot checks: the coordinator repeats segments of another device on the same tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

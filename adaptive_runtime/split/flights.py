@@ -18,13 +18,13 @@ Array = NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request in flight. values: tensors known at home, by name. Times in seconds of `time.perf_counter`.
+    """A request in flight. values: tensors known on the coordinator, by name. Times in seconds of `time.perf_counter`.
 
-    begun_s: start in the thread that runs requests. legs: remaining segments. ready: home should run the next leg. remote:
-    other devices run those of `route`, since `sent_s`. guaranteed: home can finish it in time, together with all others that
-    count as guaranteed, if no other device answers any more. left_alone: nobody waits for the answer, and home does nothing
-    more for it. coding: of sent tensors. decision: whether it leaves at exits, as long as all of these are at home. left: the
-    answer of the exit at which it left.
+    begun_s: start in the thread that runs requests. legs: remaining segments. ready: the coordinator should run the next leg.
+    remote: other devices run those of `route`, since `sent_s`. guaranteed: the coordinator can finish it in time, together with
+    all others that count as guaranteed, if no other device answers any more. left_alone: nobody waits for the answer, and the
+    coordinator does nothing more for it. coding: of sent tensors. decision: whether it leaves at exits, as long as all of these
+    are on the coordinator. left: the answer of the exit at which it left.
     """
 
     values: dict[str, Array]
@@ -52,7 +52,7 @@ class Flight:
         return 0.0 if self.done else self.begun_s - self.start_s
 
     def come_home(self, reason: str) -> None:
-        """Let home run the rest of the request."""
+        """Let the coordinator run the rest of the request."""
         rest = Leg(HOME, self.legs[0].first, self.legs[-1].last)
         self.legs, self.remote, self.ready = [rest], None, True
         self.at_home = self.at_home or reason
@@ -65,7 +65,7 @@ class Flight:
         self.remote, self.ready, self.running = None, False, False
 
     def leave(self, times: LegTimes, answer: Array) -> None:
-        """Record the answer of an exit at home: no segments remain."""
+        """Record the answer of an exit on the coordinator: no segments remain."""
         self.passed(times, {})
         self.legs, self.left = [], answer
 

@@ -1,4 +1,4 @@
-"""All segments at home, in onnxruntime or ncnn; every run is timed."""
+"""All segments on the coordinator, in onnxruntime or ncnn; every run is timed."""
 
 import math
 import tempfile
@@ -38,7 +38,7 @@ class HomeRun(NamedTuple):
 
 
 class Lateness:
-    """Recent lateness of home's own clock and threads [s]: the largest value, which fades."""
+    """Recent lateness of the coordinator's own clock and threads [s]: the largest value, which fades."""
 
     __slots__ = ("_largest",)
 
@@ -56,7 +56,7 @@ class Lateness:
 
 
 class HomeSegments:
-    """All segments, loaded in the runtime of home's files. A single thread runs them."""
+    """All segments, loaded in the runtime of the coordinator's files. A single thread runs them."""
 
     def __init__(self, split: SplitSubNet) -> None:
         require_runtime(split.home, "home")
@@ -88,7 +88,7 @@ class HomeSegments:
     ) -> HomeRun:
         """Run segments first … last, or up to the exit at which the sample leaves. AdaptiveError: a segment fails.
 
-        decision: of a sample whose earlier exits were all at home; it continues while that holds.
+        decision: of a sample whose earlier exits were all on the coordinator; it continues while that holds.
         """
         known, took_ms = dict(values), []
         given: dict[str, Array] = {}
@@ -125,7 +125,7 @@ class HomeSegments:
 
 
 def _jobs(split: SplitSubNet) -> list[JobMessage]:
-    """The segments in home's form: with the answer of each exit after the values that later segments read."""
+    """The segments in the coordinator's form: with the answer of each exit after the values that later segments read."""
     found = list(split.subnets[split.home].segments)
     for number, exit in enumerate(split.exits):
         one = found[number]

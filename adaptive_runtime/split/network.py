@@ -1,4 +1,4 @@
-"""A SubNet over several devices, from the view of a program at home: requests in, answers out, from any thread."""
+"""A SubNet over several devices, from the view of a program on the coordinator: requests in, answers out, from any thread."""
 
 import asyncio
 import math
@@ -29,8 +29,8 @@ class SplitNetwork:
     """An open SubNet. devices: by the names in the plans. plans: a fixed preference, or an object that chooses the plan.
 
     home: runs segments in this process; None: the runtime of the SubNet's files. links: shared with other SubNets over the same
-    devices; None: no other SubNets exist. Every request is answered once: by its plan, or by home. Close it, or use it as a
-    context.
+    devices; None: no other SubNets exist. Every request is answered once: by its plan, or by the coordinator. Close it, or use
+    it as a context.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class SplitNetwork:
         return future
 
     def infer(self, x_NCHW: Array, deadline_ms: float) -> SplitAnswer:
-        """The answer of one input; waits for it. AdaptiveError: as in `submit`, or home has failed."""
+        """The answer of one input; waits for it. AdaptiveError: as in `submit`, or the coordinator has failed."""
         return self.submit(x_NCHW, deadline_ms).result()
 
     def leave(self, answer: "Future[SplitAnswer]") -> None:
-        """Report that nobody waits for a request: home does not finish it, and it fails if no other device does."""
+        """Report that nobody waits for a request: the coordinator does not finish it, and it fails if no other device does."""
         self._loop.call_soon_threadsafe(self._runner.leave, answer)
 
     def wait_for(self, *devices: str, timeout_s: float = 30.0) -> bool:

@@ -1,4 +1,4 @@
-"""A folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans between which home switches."""
+"""A folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans to choose from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,12 +10,12 @@ from profiling_agents.messages import ActivationCoding, Message
 class SplitOptions(Message):
     """coding: of tensors on links; `EnvelopePlacements` sends in fp32 if that is faster.
 
-    check_share: share of answers of other devices that home recomputes. tolerance: allowed difference of such an answer,
-    relative to the largest value of its tensor, beyond the effect of the coding.
+    check_share: share of answers of other devices that the coordinator recomputes. tolerance: allowed difference of such an
+    answer, relative to the largest value of its tensor, beyond the effect of the coding.
 
-    spare_ms: home starts this much earlier than its predicted time and its own recent lateness demand. deviations: number of
-    standard deviations added to the mean of home's measured times. most_in_flight: limit of requests in flight per device.
-    direct: values go directly from one other device to the next if possible.
+    spare_ms: the coordinator starts this much earlier than its predicted time and its own recent lateness demand. deviations:
+    number of standard deviations added to the mean of the coordinator's measured times. most_in_flight: limit of requests in
+    flight per device. direct: values go directly from one other device to the next if possible.
     """
 
     coding: ActivationCoding = "fp32"

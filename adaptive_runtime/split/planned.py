@@ -1,8 +1,8 @@
 """`plans.json`: the plans of a SubNet that are fastest somewhere in a range of bandwidths and loads, and their costs.
 
-The latency of a plan is linear in the quantities that change: home's slow-down, and for each link its round trip and the time
-of a byte, up and down. A plan is therefore a plane over these quantities, and the plans together form the lower envelope of
-latencies.
+The latency of a plan is linear in the quantities that change: the coordinator's slow-down, and for each link its round trip and
+the time of a byte, up and down. A plan is therefore a plane over these quantities, and the plans together form the lower
+envelope of latencies.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def coded_share(coding: ActivationCoding) -> float:
 
 
 class LinkUse(Message):
-    """Messages between home and one device for a request. messages: legs on the device, of one round trip each.
+    """Messages between the coordinator and one device for a request. messages: legs on the device, of one round trip each.
 
     up_bytes, down_bytes: of tensors in fp32.
     """
@@ -58,10 +58,11 @@ class StraightWay(Message):
 
 
 class PlannedPlacement(PlacedSegments):
-    """A plan with its plane. home_ms: of home's segments, to be multiplied by home's slow-down. others_ms: of all others.
+    """A plan with its plane.
 
-    links: by device, one for each device of the plan except home; they count all values as sent through home. straight: by
-    `way_name`, the traffic that may go directly instead.
+    home_ms: of the coordinator's segments, without slow-down. others_ms: of all other segments. links: by device, one for each
+    device of the plan except the coordinator; they count all values as sent through the coordinator. straight: by `way_name`,
+    the traffic that may go directly instead.
     """
 
     home_ms: NotNegativeMs
@@ -72,9 +73,9 @@ class PlannedPlacement(PlacedSegments):
     def latency_ms(
         self, links: Mapping[str, MeasuredLink], slow_down: float = 1.0, coding: ActivationCoding = "fp32"
     ) -> float:
-        """Latency of a request over known links of all its devices, for home's slow-down; values go through home.
+        """Latency of a request over known links of all its devices, for a slow-down of the coordinator.
 
-        coding: of values on links; the time for coding is not included.
+        All values go through the coordinator. coding: of values on links; the time for coding is not included.
         """
         found_ms, share = self.others_ms + slow_down * self.home_ms, coded_share(coding)
         for name, use in self.links.items():
@@ -94,11 +95,11 @@ class PlannedPlacement(PlacedSegments):
 
 
 class PlacementPlans(FileMessage):
-    """All plans of one SubNet. digest: of its segments, `ServedSubNet.digest`. peers: the devices besides home.
+    """All plans of one SubNet. digest: of its segments, `ServedSubNet.digest`. peers: the devices besides the coordinator.
 
-    home_ms: predicted time of each segment at home without load. bandwidth_mbps, slow_down: the ranges (low, high) for which
-    the plans were made. plans: the first one sends nothing. For a set of devices, the plans that need no other device are
-    valid. ways: by `way_name`, known links between other devices.
+    home_ms: predicted time of each segment on the coordinator without load. bandwidth_mbps, slow_down: the ranges (low, high)
+    for which the plans were made. plans: the first one sends nothing. For a set of devices, the plans that need no other device
+    are valid. ways: by `way_name`, known links between other devices.
     """
 
     WHERE: ClassVar[str] = PLANS_FILE

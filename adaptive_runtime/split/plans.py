@@ -74,16 +74,17 @@ class PlacementChoice(Protocol):
     """Chooses the plan of a request. It must be a fast look-up: it is called before each request."""
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
-        """The current plan. links: of the devices that are in; a plan with another device is run at home.
+        """The current plan. links: of the devices that are in; a plan with another device is run on the coordinator.
 
         Also contains, by `way_name`, the direct links between devices.
         """
         ...
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Report a run at home of segments from `first` on, with their durations. Called after each run at home.
+        """Report the durations of segments from `first` on on the coordinator, after each run there.
 
-        handed_ms: time of the run beyond its segments: arrival of the request, and hand-over to home's thread and back.
+        handed_ms: time of the run beyond its segments: arrival of the request, and hand-over to the coordinator's thread and
+        back.
         """
         ...
 
@@ -103,7 +104,7 @@ class PlacementChoice(Protocol):
 
 
 class PreferredPlacements:
-    """The first plan of a list all of whose devices are in; home alone as the last resort."""
+    """The first plan of a list all of whose devices are in; the coordinator alone as the last resort."""
 
     def __init__(self, plans: Sequence[PlacedSegments]) -> None:
         if not plans:
@@ -120,7 +121,7 @@ class PreferredPlacements:
         """Do nothing: the order of the list does not depend on times."""
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
-        """Do nothing, as for runs at home."""
+        """Do nothing, as for runs on the coordinator."""
 
     @property
     def coding(self) -> ActivationCoding | None:

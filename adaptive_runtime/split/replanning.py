@@ -1,7 +1,7 @@
-"""Choice of the plan of each request: a look-up among precomputed plans for the current links and home's load.
+"""Choice of the plan of each request: a look-up among precomputed plans for the current links and the coordinator's load.
 
-Hysteresis keeps the plan from oscillating. From a plan that became slower than home alone, or lost a device, the change is
-immediate. The change to a faster plan happens after some plan has been faster by a margin for a dwell time without
+Hysteresis keeps the plan from oscillating. From a plan that became slower than the coordinator alone, or lost a device, the
+change is immediate. The change to a faster plan happens after some plan has been faster by a margin for a dwell time without
 interruption, and only a limited number of times per minute.
 """
 
@@ -27,7 +27,7 @@ LATEST_S, LEAST_RUNS = 1.0, 8
 MOST_CHANGES = 1000
 EXACT: ActivationCoding = "fp32"
 SLOW_DOWN = 1
-"""Index of home's slow-down among the factors of a plane."""
+"""Index of the coordinator's slow-down among the factors of a plane."""
 UNKNOWN_MS = 1e9
 """Time of a round trip or a byte over an unknown link: a plan that needs the link is slower than any other."""
 
@@ -37,7 +37,7 @@ PlaneArray = NDArray[np.float64]
 class ReplanRules(Message):
     """margin: relative advantage that another plan needs. dwell_s: duration of the advantage, without interruption.
 
-    most_per_minute: changes to a plan that offloads. After each, one change to home alone may follow at any time.
+    most_per_minute: changes to a plan that offloads. After each, one change to the coordinator alone may follow at any time.
     """
 
     margin: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
@@ -46,7 +46,7 @@ class ReplanRules(Message):
 
 
 class _Run(NamedTuple):
-    """A run at home, in ms except for `time_s`."""
+    """A run on the coordinator, in ms except for `time_s`."""
 
     time_s: float
     took: float
@@ -55,9 +55,10 @@ class _Run(NamedTuple):
 
 
 class LatestRuns:
-    """Runs at home of the last second, at least the last eight, since single runs scatter if home has a share of a core.
+    """Runs on the coordinator of the last second, at least the last eight.
 
-    Durations of runs are added up, so that short runs have little weight.
+    Single runs scatter if the coordinator has a share of a core. Durations of runs are added up, so that short runs have little
+    weight.
     """
 
     def __init__(self) -> None:
@@ -78,19 +79,19 @@ class LatestRuns:
 
     @property
     def slow_down(self) -> float | None:
-        """Ratio of measured to planned times; None before home has run."""
+        """Ratio of measured to planned times; None before the coordinator has run."""
         return self._took_ms / self._planned_ms if self._planned_ms else None
 
     @property
     def handed_ms(self) -> float:
-        """Mean time of a run beyond its segments; 0 before home has run."""
+        """Mean time of a run beyond its segments; 0 before the coordinator has run."""
         return self._handed_ms / max(1, len(self._runs))
 
 
 class HomeCosts:
-    """Costs that plans do not include: home's slow-down, and the time beyond segments and links.
+    """Costs that plans do not include: the coordinator's slow-down, and the time beyond segments and links.
 
-    home_ms: planned time of each segment at home. clock: monotonic, in seconds.
+    home_ms: planned time of each segment on the coordinator. clock: monotonic, in seconds.
     """
 
     def __init__(self, home_ms: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +99,7 @@ class HomeCosts:
         self._runs, self._elsewhere = LatestRuns(), defaultdict[ActivationCoding, WeightedMean](WeightedMean)
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Learn from a run at home of segments from `first` on. Segments without planned time are ignored."""
+        """Learn from a run on the coordinator of segments from `first` on. Segments without planned time are ignored."""
         planned_ms = sum(self._home_ms[first : first + len(took_ms)])
         if planned_ms > 0:
             self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
@@ -109,16 +110,16 @@ class HomeCosts:
 
     @property
     def slow_down(self) -> float | None:
-        """Slow-down of home; None before it has run."""
+        """Slow-down of the coordinator; None before it has run."""
         return self._runs.slow_down
 
     @property
     def handed_ms(self) -> float:
-        """Time of a run at home beyond its segments; 0 before home has run."""
+        """Time of a run on the coordinator beyond its segments; 0 before the coordinator has run."""
         return self._runs.handed_ms
 
     def elsewhere_ms(self, coding: ActivationCoding) -> float:
-        """Time at home of a run elsewhere, besides the link; 0 before the first run with this coding."""
+        """Time on the coordinator of a run elsewhere, besides the link; 0 before the first run with this coding."""
         known = self._elsewhere.get(coding)
         return 0.0 if known is None else known.mean
 
@@ -167,12 +168,12 @@ class _Candidates(NamedTuple):
 
 
 class EnvelopePlacements:
-    """A `PlacementChoice` that starts with home alone. clock: monotonic, in seconds.
+    """A `PlacementChoice` that starts with the coordinator alone. clock: monotonic, in seconds.
 
     It belongs to one thread; others may ask for predictions (`latencies_ms`, `sending`). coding: allowed for tensors on links,
     as in `SplitOptions`; plans count bytes of fp32. A plan sends in this coding, or in fp32 if that is faster, for example over
-    a fast link: each coding takes time at home, which is known once requests were sent in it. sends: home alone is not chosen
-    while another plan can be followed.
+    a fast link: each coding takes time on the coordinator, which is known once requests were sent in it. sends: the coordinator
+    alone is not chosen while another plan can be followed.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class EnvelopePlacements:
     ) -> None:
         self.plans, self.rules, self._sends = plans, rules or ReplanRules(), sends
         self.known_slow_down: float | None = None
-        """Slow-down of home from another source; None: measured on segments at home."""
+        """Slow-down of the coordinator from another source; None: measured on segments on the coordinator."""
         self.changes: deque[PlanChange] = deque(maxlen=MOST_CHANGES)
         """The latest last."""
         self.changed = 0
@@ -204,7 +205,10 @@ class EnvelopePlacements:
 
     @property
     def slow_down(self) -> float:
-        """Ratio of home's measured to predicted times, within the range of the plans; its lower end before home has run."""
+        """Ratio of the coordinator's measured to predicted times, within the range of the plans.
+
+        Before the first run it is the lower end of the range.
+        """
         low, high = self.plans.slow_down
         found = self._costs.slow_down if self.known_slow_down is None else self.known_slow_down
         return low if found is None else min(max(found, low), high)
@@ -220,7 +224,7 @@ class EnvelopePlacements:
         return self._coded[self._now].coding
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Learn from a run at home of segments from `first` on."""
+        """Learn from a run on the coordinator of segments from `first` on."""
         self._costs.ran_at_home(first, took_ms, handed_ms)
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
@@ -241,7 +245,7 @@ class EnvelopePlacements:
         return least
 
     def sending(self, links: Mapping[str, MeasuredLink], slow_down: float) -> SendingPlan | None:
-        """The currently fastest offloading plan for this slow-down of home. None: no other device can take part."""
+        """The currently fastest offloading plan for this slow-down of the coordinator. None: no other device can take part."""
         found = self._among(links)
         factors = self._factors(links)
         factors[SLOW_DOWN] = slow_down
@@ -285,7 +289,7 @@ class EnvelopePlacements:
         return self.plans.plans[self.number]
 
     def _plane(self, one: _CodedPlan) -> PlaneArray:
-        """The plane of a plan, followed by its number of runs at home, and elsewhere for each coding."""
+        """The plane of a plan, followed by its number of runs on the coordinator, and elsewhere for each coding."""
         plan = self.plans.plans[one.position]
         share = coded_share(one.coding)
         at_home = sum(leg.device == HOME for leg in plan.legs)
@@ -293,7 +297,7 @@ class EnvelopePlacements:
         return np.array([*plane_of(plan, self.plans.peers, self._ways, share), at_home, *elsewhere])
 
     def _away(self, best: int, best_ms: float, home_ms: float, now_ms: float | None, why: str) -> None:
-        """Change at once; to home alone if there were too many changes."""
+        """Change at once; to the coordinator alone if there were too many changes."""
         time_s = self._clock()
         if best and not self._may_send(time_s):
             best, best_ms, why = 0, home_ms, f"{why}; {len(self._sent_at_s)} changes were in the last minute"
@@ -340,7 +344,7 @@ class EnvelopePlacements:
         return found
 
     def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
-        """Factors (3 + 3 · devices + 2 · ways + codings,) of the planes and their numbers of runs at home and elsewhere."""
+        """Current values (3 + 3 · devices + 2 · ways + codings,) by which the vectors of `_plane` are multiplied."""
         values = [1.0, self.slow_down]
         for name in self.plans.peers:
             link = links.get(name)
@@ -360,7 +364,7 @@ class EnvelopePlacements:
         giver: MeasuredLink | None,
         taker: MeasuredLink | None,
     ) -> tuple[float, float]:
-        """Extra time of a message and a byte on the direct link compared to home [ms]; 0 if they go through home."""
+        """Time of a message and a byte on a direct link minus that through the coordinator [ms]; 0 for unknown links."""
         if way is None or giver is None or taker is None:
             return 0.0, 0.0
         message_ms, byte_ms = way.round_trip_ms, None if way.up_mbps is None else ms_per_byte(way.up_mbps)
@@ -393,9 +397,10 @@ def _ways(plans: PlacementPlans) -> dict[str, tuple[str, str]]:
 
 
 def plane_of(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], share: float) -> PlaneArray:
-    """A plan (2 + 3 · devices + 2 · ways,) as factors of 1, home's slow-down, and each link's round trip and bytes up and down.
+    """A plan as the vector of its factors (2 + 3 · devices + 2 · ways,).
 
-    Also of the extra times of direct messages and bytes. share: of the plan's bytes that cross links.
+    Factors of 1, the coordinator's slow-down, each link's round trip and bytes up and down, and the extra times of direct
+    messages and bytes. share: of the plan's bytes that cross links.
     """
     found = [plan.others_ms, plan.home_ms]
     for name in peers:

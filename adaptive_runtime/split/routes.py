@@ -1,4 +1,4 @@
-"""Links between other devices: values go directly from one to the next if possible, else through home."""
+"""Links between other devices: values go directly from one to the next if possible, else through the coordinator."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from adaptive_runtime.split.plans import HOME, Leg, way_name
 from profiling_agents.messages import ActivationCoding, GivenTimes, SentActivation, ServedSubNet
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Time for which values go through home after a failed transfer; doubled each time."""
+"""Time for which values go through the coordinator after a failed transfer; doubled each time."""
 Route = tuple[Leg, ...]
 """Consecutive legs of a request, each of which gives its values to the next."""
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class _DirectLink:
 
 
 class Routes:
-    """Decides which legs run without home between them. For one event loop.
+    """Decides which legs run without the coordinator between them. For one event loop.
 
     told: called when a link between two devices comes or goes, with its name, state and the reason in one line.
     """
@@ -72,7 +72,7 @@ class Routes:
         return tuple(legs[:count])
 
     def lose(self, route: Route, reason: str, *, for_good: bool = False) -> None:
-        """Let values of these legs go through home for a while, or from now on."""
+        """Let values of these legs go through the coordinator for a while, or from now on."""
         for giver, taker in pairwise(route):
             link = self._links.setdefault((giver.device, taker.device), _DirectLink())
             link.until_s = math.inf if for_good else max(self._clock() + link.pause_s, link.until_s)
@@ -88,7 +88,8 @@ class Routes:
     ) -> list[PeerAnswer | None]:
         """Run the legs consecutively. Returns the answer of each, or None if it has not come before the last one.
 
-        If a device cannot give its values to the next one, home carries them. PeerLostError: a device failed, and why.
+        If a device cannot give its values to the next one, the coordinator carries them. PeerLostError: a device failed, and
+        why.
         """
         tickets = [None, *(secrets.token_hex(16) for _ in route[1:])]
         asks = [
@@ -133,7 +134,7 @@ class Routes:
         self._gave(pair[0].device, pair[1].device, given)
 
     async def _carry(self, pair: Route, answer: PeerAnswer, ticket: str | None) -> None:
-        """Carry values through home that one device could not give to the next."""
+        """Carry values through the coordinator that one device could not give to the next."""
         taker = pair[1]
         self.lose(pair, answer.not_given or "has not given its values")
         assert ticket is not None, "all legs but the first have one"

@@ -1,7 +1,7 @@
-"""Runs requests by their plans, in one event loop, with one thread for home's computations.
+"""Runs requests by their plans, in one event loop, with one thread for the coordinator's computations.
 
-Requests on other devices are watched: as soon as home could otherwise no longer finish all of them in time, it begins the first
-of them itself, and the device is out for a while.
+Requests on other devices are watched: as soon as the coordinator could otherwise no longer finish all of them in time, it
+begins the first of them itself, and the device is out for a while.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class SplitRunner:
         self._dispatch()
 
     def _drop_left(self) -> None:
-        """Drop requests that home would have to run although nobody waits for them."""
+        """Drop requests that the coordinator would have to run although nobody waits for them."""
         for flight in [one for one in self._flights if one.left_alone and one.ready and not one.running]:
             self._flights.discard(flight)
             self.counts.left += 1
@@ -148,7 +148,7 @@ class SplitRunner:
             flight.future.set_exception(error)
 
     def _sent(self, flight: Flight, task: "asyncio.Task[None]") -> None:
-        """Bring a request home after any unexpected error, so that none is lost."""
+        """Return a request to the coordinator after any unexpected error, so that none is lost."""
         if not task.cancelled() and (error := task.exception()) is not None and flight.remote is task:
             flight.come_home(f"{type(error).__name__}: {error}")
             self._dispatch()
@@ -200,7 +200,7 @@ class SplitRunner:
                 raise PeerLostError(f"{leg.device}: has {self._options.most_in_flight} requests already")
 
     def _dispatch(self) -> None:
-        """Start home's next work if it is idle; otherwise set a timer for the next work."""
+        """Start the coordinator's next work if it is idle; otherwise set a timer for the next work."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -234,13 +234,13 @@ class SplitRunner:
 
     @property
     def _spare_s(self) -> float:
-        """Time by which home starts earlier than the times of segments demand."""
+        """Time by which the coordinator starts earlier than the times of segments demand."""
         return self._options.spare_ms * 1e-3 + self._timer_late.largest_s + self._thread_late.largest_s
 
     def _by_deadline(self) -> list[tuple[Flight, float]]:
-        """Requests that home is not running, by deadline, and home's latest start for each [s].
+        """Requests that the coordinator is not running, by deadline, and the coordinator's latest start for each [s].
 
-        Requests without the guarantee of home's fallback, because too many need it, are counted by themselves alone.
+        Requests without the guarantee of the coordinator's fallback, because too many need it, are counted by themselves alone.
         """
         flights = sorted((one for one in self._flights if not one.running), key=lambda one: one.deadline_s)
         counted = [one for one in flights if one.guaranteed]
@@ -250,18 +250,18 @@ class SplitRunner:
         return [(one, known[one] if one in known else self._own_start_s(one)) for one in flights]
 
     def _own_start_s(self, flight: Flight) -> float:
-        """Latest start of the rest of a request at home if it were home's only work [s]."""
+        """Latest start of the rest of a request on the coordinator if it were the coordinator's only work [s]."""
         return flight.deadline_s - self._spare_s - self._predicted_s(flight.legs[0].first, self._last)
 
     def _predicted_s(self, first: int, last: int) -> float:
         return self._home.predicted_ms(first, last, self._options.deviations) * 1e-3
 
     def _bring_home(self, flight: Flight, now_s: float) -> None:
-        """Start a request at home that other devices have.
+        """Start a request on the coordinator that other devices have.
 
-        A device that has had it for longer than usual is late: it goes out, and its other requests come home through the error
-        that they get. Among several consecutive devices the late one is unknown: they communicate through home for a while,
-        which reveals it. If the time was not unusual, home was late itself.
+        A device that has had it for longer than usual is late: it goes out, and its other requests return to the coordinator
+        through the error that they get. Among several consecutive devices the late one is unknown: they communicate through the
+        coordinator for a while, which reveals it. If the time was not unusual, the coordinator was late itself.
         """
         if flight.legs[0].device == HOME:
             return
@@ -302,7 +302,7 @@ class SplitRunner:
         self._advance(flight)
 
     def _learn(self, first: int, run: HomeRun, handed_ms: float) -> None:
-        """Learn from a run. Checks count, too: they show home's load while other devices run all requests."""
+        """Learn from a run. Checks count, too: they show the coordinator's load while other devices run all requests."""
         self._home.learn(first, run.took_ms)
         self._choice.ran_at_home(first, run.took_ms, handed_ms)
 

@@ -1,7 +1,7 @@
-"""Latest starts of requests at home that still let home finish all of them in time.
+"""Latest starts of requests on the coordinator that still let the coordinator finish all of them in time.
 
-Home runs one request after the other. The order of deadlines (Jackson's rule, earliest due date first) meets all deadlines if
-any order does.
+The coordinator runs one request after the other. The order of deadlines (Jackson's rule, earliest due date first) meets all
+deadlines if any order does.
 """
 
 from collections.abc import Sequence

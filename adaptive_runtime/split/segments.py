@@ -1,4 +1,4 @@
-"""The segments of a SubNet from a chain's folder: files for home, and messages and files for other devices."""
+"""The segments of a SubNet from a chain's folder: files for the coordinator, and messages and files for other devices."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ WITH_NCNN = "write it with partition.ncnn=true"
 class SplitSubNet:
     """A SubNet that may be split. subnets: the same segments by the format of their files, ONNX first.
 
-    files: contents by sha256. settings: of onnxruntime at home. home: the format of the files that home runs. exits: answers of
-    segments at which samples may leave as long as all earlier segments ran at home, in order. thresholds: of the exits.
+    files: contents by sha256. settings: of onnxruntime on the coordinator. home: the format of the files that the coordinator
+    runs. exits: answers of segments at which samples may leave as long as all earlier segments ran on the coordinator, in
+    order. thresholds: of the exits.
     """
 
     subnets: dict[Format, ServedSubNet]
@@ -44,8 +45,8 @@ class SplitSubNet:
     ) -> Self:
         """Open and check the chain of a folder. AdaptiveError: it cannot be split in this form.
 
-        home: `ncnn`: home runs its segments in ncnn. thresholds: of the exits at home; None: those of the file that the
-        manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
+        home: `ncnn`: the coordinator runs its segments in ncnn. thresholds: of the exits on the coordinator; None: those of the
+        file that the manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
         """
         file = Path(folder) / manifest
         found = ChainManifest.read(file)

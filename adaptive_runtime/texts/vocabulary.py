@@ -27,7 +27,7 @@ Tokens = NDArray[np.int64]
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-case words and single punctuation marks of a text, after Unicode normalisation (NFKC)."""
+    """Case-folded words and single punctuation marks of a text, after Unicode normalisation (NFKC)."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 

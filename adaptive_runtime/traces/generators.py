@@ -45,7 +45,7 @@ def random(times_s: Values, rng: np.random.Generator) -> Values:
 
 
 def user(times_s: Values, rng: np.random.Generator) -> Values:
-    """Alternating pauses and work with a light or heavy program, of ten to twenty seconds each, with a flickering load."""
+    """Pauses (15 s on average) alternate with a light or heavy program (20 s on average) whose load flickers."""
     load, now_s, busy = np.zeros(len(times_s)), 0.0, False
     while now_s <= times_s[-1]:
         lasts_s = rng.exponential(20.0 if busy else 15.0)

@@ -20,7 +20,7 @@ class PlacedDevices:
 
     @property
     def now(self) -> DevicesTold:
-        """The plan of the serving SubNet, or home; for devices the joint knowledge of all SubNets."""
+        """The plan of the serving SubNet, or the coordinator; for devices the joint knowledge of all SubNets."""
         serving = self._model().state.serving
         shown = self._subnets.get(serving.digest) or next(iter(self._subnets.values()))
         choice, networks = shown.choice, [one.network for one in self._subnets.values()]

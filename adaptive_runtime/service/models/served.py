@@ -48,9 +48,10 @@ def rows_after(rows: tuple[Row, ...], last: Row | None) -> tuple[Row, ...]:
 class DevicesTold(Message):
     """A SubNet over several devices at one moment. plan: the device of each segment, for the latest request.
 
-    If a bundle serves at home, the plan is `home` alone. plan_ms, home_ms: current prediction for this plan and for home alone;
-    None: a device of the plan is out, or none is needed. slow_down: of home. changes: number of plan changes so far. at_home:
-    requests that home has finished against their plan; wrong: answers that failed spot checks.
+    If a bundle serves on the coordinator, the plan is `home` alone. plan_ms, home_ms: current prediction for this plan and for
+    the coordinator alone; None: a device of the plan is out, or none is needed. slow_down: of the coordinator. changes: number
+    of plan changes so far. at_home: requests that the coordinator has finished against their plan; wrong: answers that failed
+    spot checks.
     """
 
     plan: tuple[str, ...]

@@ -36,7 +36,7 @@ FORM: BundleFormat = "onnx"
 
 
 def split_served(options: SplitServiceOptions) -> AbstractContextManager[ServedModel]:
-    """The SubNet, open at home; devices join when they are reached.
+    """The SubNet, open on the coordinator; devices join when they are reached.
 
     AdaptiveError at once: it cannot be opened or served.
     """
@@ -66,7 +66,7 @@ def _served(
 
 
 class SplitModel:
-    """Answers a service's requests. used_mib: memory of the SubNet at home. Several threads may call `infer`."""
+    """Answers a service's requests. used_mib: memory of the SubNet on the coordinator. Several threads may call `infer`."""
 
     def __init__(
         self, planned: PlannedSplit, network: SplitNetwork, choice: EnvelopePlacements, used_mib: float
@@ -81,7 +81,7 @@ class SplitModel:
     def infer(self, x_NCHW: NDArray[np.float32], until_s: float, subnet: str | None = None) -> ModelAnswer:
         """Answer samples (N, C, H, W), several of which are in flight at once. until_s: of the monotonic clock.
 
-        subnet: always this one. AdaptiveError: home has failed.
+        subnet: always this one. AdaptiveError: the coordinator has failed.
         """
         start_s = time.perf_counter()
         deadline_ms = max(1e3 * (until_s - time.monotonic()), LEAST_DEADLINE_MS)
