@@ -13,7 +13,7 @@ LEAST, MOST = 0.25, 3.0
 UNUSED_KEEPS = 0.5**0.01
 """Share of the log-factors that remains after a request elsewhere."""
 FIRST_REST, MOST_REST = 50, 400
-"""Requests."""
+"""Lengths of the first and of the longest rest [requests]."""
 LOADS = 5
 """Number of load indexes from 0 to 1 for which a factor is kept."""
 
