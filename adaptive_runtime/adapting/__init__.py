@@ -1,4 +1,4 @@
-"""What lets a deployed model adapt: it hears of requests and of the device's load, and says which variant should serve.
+"""Adaptation of a deployed model: observes requests and the device's load, and decides which variant should serve.
 
 [The run time](docs/runtime.md#adapting) shows how it is used.
 """

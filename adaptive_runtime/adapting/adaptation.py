@@ -1,4 +1,4 @@
-"""The loop's memory: what requests and samples have told, and the decision that follows."""
+"""State of the adaptation loop: observed requests and samples, and the decision that follows from them."""
 
 import math
 import threading
@@ -41,17 +41,20 @@ if TYPE_CHECKING:
 NONE: frozenset[int] = frozenset()
 ONE_RUN = RequestProgress()
 STANDS_IN = 0.9
-"""Home begins a stand-in so early that it is in time with this probability: other devices are late far more seldom than not."""
+"""The fallback starts early enough to be in time with this probability.
+
+Other devices are late far more seldom than not.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptingState:
-    """What a model that adapts knows at one moment. None: not sensed, or not yet.
+    """State of an adapting model at one moment. None: not sensed, or not yet.
 
-    load: the load index of the last sample. forecast: of the load index, the next samples. slow_down: the factor by which the
-    decided variant is expected to be slower than predicted, and its deviation. device: the last sample. decision: the last one.
-    mu: of the accuracy against energy, where it follows the battery. care: factors by which decisions count deviations, by late
-    requests under such a load, at home and over devices.
+    load: the load index of the last sample. forecast: of the load index, for the next samples. slow_down: mean and deviation of
+    the factor by which the decided variant is expected to be slower than predicted. device: the last sample. decision: the last
+    decision. mu: weight of accuracy against energy, if it follows the battery. care: factors on the deviations in decisions,
+    learned from late requests under this load, for variants on the coordinator and over devices.
     """
 
     limits: ChoiceLimits
@@ -70,24 +73,24 @@ class AdaptingState:
 
     @property
     def memory_available_mib(self) -> float | None:
-        """Memory of the device that is free."""
+        """Free memory of the device."""
         return None if self.device is None else self.device.memory_available_mib
 
     @property
     def reason(self) -> str | None:
-        """Why the last decision was made."""
+        """The reason of the last decision."""
         return None if self.decision is None else self.decision.reason
 
     @property
     def rule(self) -> str | None:
-        """Which rule made it; None: there are no rules."""
+        """The rule that made the last decision; None if there are no rules."""
         return None if self.decision is None else self.decision.rule
 
 
 class ServedRun(NamedTuple):
-    """A run of a variant, which took so long without waiting for anything. exits: at which its samples left.
+    """A run of a variant and its duration without waiting. exits: the exit of each sample.
 
-    away: it ran over devices, and a stand-in at home has answered, since these had not.
+    away: it was a run over devices, and the fallback on the coordinator answered because the devices had not.
     """
 
     variant: Variant
@@ -97,25 +100,28 @@ class ServedRun(NamedTuple):
 
     @property
     def counts_for(self) -> Variant | None:
-        """By thresholds the exit at which all samples left, and nothing (None) where they left at several."""
+        """The variant whose latency the run measures.
+
+        For thresholds: the exit at which all samples left; None if they left at several.
+        """
         if not self.variant.early:
             return self.variant
         return self.variant.whole._replace(exit=self.exits[0]) if len(set(self.exits)) == 1 else None
 
 
 class StandInRow(NamedTuple):
-    """A row that answers where other devices have not, and what it takes at most [ms]."""
+    """A row that answers as fallback when other devices have not, and its expected upper duration [ms]."""
 
     row: int
     takes_ms: float
 
 
 class Adaptation:
-    """Which variant of a bundle should serve. Several threads may call it.
+    """Choice of the variant of a bundle that should serve. Several threads may call it.
 
-    `served` and `sensed` tell it what happens, renew its factors of slow-down and find what the next decision looks up;
-    `choose` decides by them. variants: by the rows of `variants.table`. running: what runs already. placed: SubNets over
-    several devices, which are rows, too. policy: a pure function, by which the record of decisions is replayed.
+    `served` and `sensed` report events, update the slow-down factors and prepare the look-ups of the next decision; `choose`
+    decides. variants: in the order of the rows of `variants.table`. running: the variant that already runs. placed: SubNets
+    over several devices, which are rows, too. policy: a pure function, so the record of decisions can be replayed with it.
     """
 
     def __init__(
@@ -169,7 +175,7 @@ class Adaptation:
         return self._limits
 
     def set_limits(self, **changes: float | None) -> None:
-        """Other limits, by the names of `ChoiceLimits`, from the next decision on. AdaptiveError: a limit that cannot be."""
+        """Change limits, by the names of `ChoiceLimits`, from the next decision on. AdaptiveError: an invalid limit."""
         with self._lock:  # another thread may change another limit
             limits = checked_limits({**self._limits.model_dump(), **changes})
             self.look_up.extra_limits(limits)
@@ -178,12 +184,12 @@ class Adaptation:
 
     @property
     def rules(self) -> ChoiceRules | None:
-        """The rules by which it decides; None: the most accurate variant within the limits is best."""
+        """The rules for decisions; None: the most accurate variant within the limits is best."""
         return None if self._rules is None else self._rules.rules
 
     @property
     def first(self) -> Variant:
-        """What should serve before anything is known."""
+        """The variant that should serve before anything is known."""
         inputs = self._inputs()
         if self._rules is not None:
             _, decision = self._rules.decide(ChoiceState(), inputs)
@@ -192,7 +198,7 @@ class Adaptation:
 
     @property
     def useful(self) -> tuple[Variant, ...]:
-        """Variants at home that can be an answer, the fastest first."""
+        """Variants on the coordinator that can be an answer, the fastest first."""
         rows = sorted(self.look_up.kept_rows, key=self.variants.table.latency_ms.__getitem__)
         return tuple(one for row in rows if not (one := self.variants.variants[row]).placed)
 
@@ -202,7 +208,10 @@ class Adaptation:
         without: frozenset[int] = NONE,
         request: RequestProgress = ONE_RUN,
     ) -> Decision:
-        """Which row should serve the next run of a request. cold: rows that are not loaded. without: rows that do not work."""
+        """The row that should serve the next run of a request. cold: rows that are not loaded.
+
+        without: rows that do not work.
+        """
         with self._lock:
             inputs = self._inputs(cold, without, request)
             before = self._state
@@ -214,9 +223,9 @@ class Adaptation:
             return self._decision
 
     def stand_in(self) -> StandInRow | None:
-        """What answers at home where other devices have not by then: the fastest row that was warm and works for the decision.
+        """The fallback on the coordinator: the fastest row that was warm and worked at the last decision.
 
-        None: there is none, or it would be late itself on average.
+        None: no such row exists, or its average latency exceeds the budget.
         """
         with self._lock:
             cold, without = self._unable
@@ -227,13 +236,13 @@ class Adaptation:
             return StandInRow(row, takes_ms) if usual_ms <= self._limits.budget_ms else None
 
     def served(self, runs: Sequence[ServedRun], request: RequestProgress | None = None) -> None:
-        """The runs of a request. request: as it was after the last of them; None: whether it was late is not known."""
+        """Learn from the runs of a request. request: its progress after the last run; None: unknown whether it was late."""
         rows, run_ms, over_devices, away = list[int](), 0.0, False, False
         for run in runs:
             row = self._row_of.get(run.counts_for) if run.counts_for is not None and run.run_ms > 0 else None
             over_devices |= run.variant.placed
             away |= run.away
-            if row is not None and not run.variant.placed:  # other devices say nothing of home's load
+            if row is not None and not run.variant.placed:  # other devices do not show the load here
                 rows.append(row)
                 run_ms += run.run_ms
         if not rows and not over_devices:
@@ -244,19 +253,19 @@ class Adaptation:
                 self._estimate.observe(rows, run_ms, now_s, self._load)
                 self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
-                # an answer of a stand-in is in time, but that of the decided row would not have been
+                # a fallback's answer is in time, but the decided row's answer would not have been
                 self._learn_caution(math.inf if away else request.spent_ms, over_devices)
             self._renew(now_s)
 
     def sensed(self, device: "SensedState") -> None:
-        """A sample of the device's state."""
+        """Take over a sample of the device's state."""
         from adaptive_runtime.sensing import load_index
 
         load = load_index(device)
         with self._lock:
             self._forecaster.observe(load)
             known = self._has_served and load is not None and self._load is not None
-            # requests since the sample before have shown this load already: only what is forecast beyond it counts
+            # requests since the previous sample already show this load: count only the forecast beyond it
             self._lag = (self._load or 0.0) - (load or 0.0) if known else 0.0
             self._device, self._load, self._has_served = device, load, False
             if self._rules is not None:
@@ -265,7 +274,7 @@ class Adaptation:
 
     @property
     def state(self) -> AdaptingState:
-        """What is known now."""
+        """The current state."""
         with self._lock:
             factors, running = self._inputs().factors, self._state.running
             load_class = 0 if running is None else int(self.variants.table.load_class_V[running])
@@ -282,7 +291,10 @@ class Adaptation:
             )
 
     def take_over(self, before: "Adaptation") -> None:
-        """Go on with the record of another one, which decides no more, in a file of its own. None there changes nothing."""
+        """Continue the record of another instance, which decides no more, in a new file.
+
+        Nothing changes if that instance has no record.
+        """
         with self._lock, before._lock:
             if before._record is None:
                 return
@@ -302,7 +314,10 @@ class Adaptation:
             self._record.close()
 
     def _learn_caution(self, spent_ms: float, over_devices: bool) -> None:
-        """From a request: at home and over devices each by its own, since one says nothing of the other."""
+        """Adjust the caution after a request.
+
+        The coordinator and other devices have separate caution, since neither carries information about the other.
+        """
         caution, other, rest = self._caution, self._caution_over_devices, self._rest
         if over_devices:
             caution, other = other, caution
@@ -318,7 +333,7 @@ class Adaptation:
         elif late:
             if over_devices or self._was_avoidable(spent_ms):
                 caution.observe(True, self._limits.quantile, self._load)
-        # where no variant keeps the limits, less care than usual would do no good
+        # if no variant keeps the limits, less care than usual would not help
         elif within or caution.factor(self._load) > 1.0:
             caution.observe(False, self._limits.quantile, self._load)
             if over_devices and within:
@@ -326,7 +341,7 @@ class Adaptation:
 
     @property
     def _home_ms(self) -> float:
-        """What the fastest variant at home that works takes on average."""
+        """Average latency of the fastest working variant on the coordinator."""
         return self._at_quantile_ms(self._fastest_at_home(), 0.5)
 
     def _at_quantile_ms(self, row: int, quantile: float) -> float:
@@ -338,7 +353,7 @@ class Adaptation:
         return next((row for row in self._home_rows if row not in without), self._home_rows[0])
 
     def _was_avoidable(self, spent_ms: float) -> bool:
-        """Whether the fastest variant at home, slowed down alike, would have kept the limits."""
+        """Whether the fastest variant on the coordinator, under the same slow-down, would have kept the limits."""
         decision = self._decision
         if decision is None:
             return True
@@ -350,7 +365,7 @@ class Adaptation:
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
         self._careful = self._caution.limits(self._limits, self._load)
-        # what the next decision looks up is found here, not while a request waits
+        # prepare the look-ups of the next decision here, not while a request waits
         if self._placed is not None:
             over_devices = self._caution_over_devices.factor(self._load)
             self._placed.renew(self._factors, over_devices / self._caution.factor(self._load))
@@ -362,7 +377,7 @@ class Adaptation:
         without: frozenset[int] = NONE,
         request: RequestProgress = ONE_RUN,
     ) -> DecisionInputs:
-        """All that is known now."""
+        """All inputs of a decision made now."""
         factors: LoadFactors = self._factors
         told: Mapping[int, str] = {}
         if self._placed is not None:
@@ -396,7 +411,7 @@ def _placement_rows(variants: BundleVariants, placed: PlacedSubNets) -> Placemen
 
 
 def context_of(device: "SensedState") -> DeviceContext:
-    """What rules see of a sample."""
+    """The part of a sample that rules can read."""
     return DeviceContext(
         battery=device.battery,
         charging=device.plugged,

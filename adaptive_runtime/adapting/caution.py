@@ -1,4 +1,4 @@
-"""How careful decisions are: by how many requests were late, under which load."""
+"""Caution of decisions, learned from the number of late requests per load."""
 
 import math
 
@@ -6,38 +6,41 @@ from adaptive_runtime.choice import ChoiceLimits
 from adaptive_runtime.choice.inputs import deviations, quantile_of
 
 STEP = 0.5
-"""By which the logarithm of the factor rises with each late request."""
+"""Increment of the log-factor for each late request."""
 AIMED_AT = 0.5
-"""Share of the late requests that the limits allow: others are late by loads that nobody foresees."""
+"""Target share of the late requests that the limits allow; the rest is reserved for loads that nobody foresees."""
 LEAST, MOST = 0.25, 3.0
 UNUSED_KEEPS = 0.5**0.01
-"""What is left of the logarithms after a request elsewhere."""
+"""Share of the log-factors that remains after a request elsewhere."""
 FIRST_REST, MOST_REST = 50, 400
-"""Requests."""
+"""Lengths of the first and of the longest rest [requests]."""
 LOADS = 5
-"""Load indexes from 0 to 1 at which a factor is kept."""
+"""Number of load indexes from 0 to 1 for which a factor is kept."""
 
 
 class Caution:
-    """A factor of the deviations above the mean that decisions count with, by the load index.
+    """A factor, by load index, on the deviations above the mean that decisions add.
 
-    Runs behind a slow one make up for it, and a faster variant takes over where that is not enough: so decisions for a request
-    are kept more often than their quantile says. Each late request raises the factor, each other one lowers it a little, so
-    that the share of late requests goes to `AIMED_AT` of those allowed. A request that would have been late with the fastest
-    variant as well does not count as late: care because of it would only keep the better variants away once the load is gone.
-    For the same reason each load has its own factor, between those of the loads beside it.
-    Source: adaptive conformal inference (Gibbs and Candès, NeurIPS 2021).
+    Runs that follow a slow run make up for it, and a faster variant takes over if that is not enough. Decisions for a request
+    are therefore kept more often than their quantile says. Each late request raises the factor, each other request lowers it a
+    little, so that the share of late requests approaches `AIMED_AT` of the allowed share. A request that would have been late
+    with the fastest variant as well does not count as late: extra care would only keep the better variants away once the load
+    is gone. For the same reason each load index has its own factor, interpolated between the neighbouring ones. Source:
+    adaptive conformal inference (Gibbs and Candès, NeurIPS 2021).
     """
 
     def __init__(self) -> None:
         self._logs = [0.0] * LOADS
 
     def factor(self, load: float | None) -> float:
-        """Under a load index; None: not known."""
+        """The factor under a load index; None: unknown load."""
         return math.exp(sum(share * self._logs[place] for place, share in _shares(load)))
 
     def observe(self, late: bool, quantile: float, load: float | None) -> None:
-        """One request under a load. late: and a faster variant would not have been. quantile: the share in time."""
+        """Learn from one request under a load.
+
+        late: the request was late, and a faster variant would not have been. quantile: the target share of requests in time.
+        """
         shares, by = _shares(load), STEP * (late - AIMED_AT * (1 - quantile))
         whole = sum(share * share for _, share in shares)
         for place, share in shares:
@@ -45,7 +48,10 @@ class Caution:
             self._logs[place] = min(math.log(MOST), max(math.log(LEAST), raised))
 
     def unused(self) -> None:
-        """One request elsewhere. Half is forgotten in a hundred of them: else nothing here would be tried again."""
+        """Decay after one request elsewhere; half is forgotten in a hundred requests.
+
+        Otherwise nothing here would be tried again.
+        """
         self._logs = [UNUSED_KEEPS * one for one in self._logs]
 
     def limits(self, limits: ChoiceLimits, load: float | None) -> ChoiceLimits:
@@ -55,10 +61,10 @@ class Caution:
 
 
 class Rest:
-    """Requests at home for which nothing runs over devices: since a request there was late where no variant kept the limits.
+    """Requests that must run on the coordinator, after a request over devices was late while no variant kept the limits.
 
-    Which variant is surest then, estimates hardly tell, and requests do. Each rest is twice as long as the one before, until
-    variants over devices keep the limits again. left: requests of it that are left.
+    In this situation requests show which variant is surest, while estimates hardly do. Each rest is twice as long as the
+    previous one, until variants over devices keep the limits again. left: remaining requests of this rest.
     """
 
     reason = "was late where no variant keeps the limits"
@@ -67,20 +73,20 @@ class Rest:
         self.left, self._next = 0, FIRST_REST
 
     def begin(self) -> None:
-        """A request over devices was late."""
+        """Begin a rest after a late request over devices."""
         self.left, self._next = self._next, min(MOST_REST, 2 * self._next)
 
     def elsewhere(self) -> None:
-        """A request at home."""
+        """Count a request on the coordinator."""
         self.left = max(0, self.left - 1)
 
     def over(self) -> None:
-        """A request over devices was in time, as it was expected to be."""
+        """Reset the length after a request over devices was in time as expected."""
         self._next = FIRST_REST
 
 
 def _shares(load: float | None) -> tuple[tuple[int, float], ...]:
-    """The places of the two loads beside this one, and how much each counts."""
+    """The indexes of the two neighbouring kept loads, and their weights."""
     at = min(1.0, max(0.0, load or 0.0)) * (LOADS - 1)
     place = min(LOADS - 2, int(at))
     return (place, place + 1 - at), (place + 1, at - place)

@@ -1,4 +1,4 @@
-"""How much slower variants are now, as the choice takes it: from served requests and the load that is foreseen.
+"""Current slow-down of the variants for the choice, from served requests and the forecast load.
 
 Legend: V variants.
 """
@@ -14,20 +14,21 @@ from adaptive_runtime.choice.inputs import deviations
 from adaptive_runtime.slowdown import SlowDown
 
 RATIOS = 4
-"""Served requests of the running variant whose measured over predicted latency a policy sees, as their mean."""
+"""Number of served requests of the running variant whose mean ratio of measured to predicted latency a policy sees."""
 NOTICEABLE = 0.01
-"""Change of a factor or its deviation, relative to the factor, below which the factors stay as they are."""
+"""Relative change of a factor or its deviation below which the factors stay as they are."""
 ASKED_AGAIN_S = 1.0
-"""Time after which factors are less certain without any request."""
+"""Time [s] without any request after which factors become less certain."""
 LEAST_DEVIATIONS = 0.5
 Values = NDArray[np.float64]
 
 
 class LoadEstimate:
-    """`SlowDown` of a table's variants as `LoadFactors`, which are made anew when they have changed noticeably.
+    """`SlowDown` of a table's variants as `LoadFactors`, renewed after noticeable changes.
 
-    Variants that have served have factors of their own; so the index of a look-up changes with the first request of one alone.
-    ratio: mean of measured over predicted latency of the last requests of the variant that served last; None: none has.
+    Variants that have served have their own factors; the index of a look-up therefore changes only with a variant's first
+    request. ratio: mean of measured over predicted latency of the last requests of the variant that served last; None if none
+    has served.
     """
 
     def __init__(self, table: VariantTable) -> None:
@@ -44,7 +45,10 @@ class LoadEstimate:
         self._factors = LoadFactors()
 
     def observe(self, variants: Sequence[int], measured_ms: float, at_s: float, load: float | None = None) -> None:
-        """A served request: the variants of its runs, which took so long together. load: of the device meanwhile."""
+        """Learn from a served request.
+
+        variants: the variants of its runs. measured_ms: their total duration [ms]. load: load index of the device meanwhile.
+        """
         self._slow.observe_runs(variants, measured_ms, at_s, load)
         variant = variants[0]
         if variant != self._served:
@@ -58,7 +62,10 @@ class LoadEstimate:
         self._asked = None
 
     def factors(self, at_s: float, load: float | None, quantile: float) -> LoadFactors:
-        """What is expected of the next request. load: foreseen. Mean and deviation have the quantile that requests have."""
+        """Factors for the next request.
+
+        load: the forecast load. The returned mean and deviation have the same quantile as the requests.
+        """
         asked = load, quantile
         if asked == self._asked and at_s < self._asked_s + ASKED_AGAIN_S:
             return self._factors
@@ -80,7 +87,10 @@ class LoadEstimate:
         return self._factors
 
     def _unseen(self) -> NDArray[np.int64]:
-        """Of each load class the fastest variant that never served, whose factor is that of all such; else of all (C,)."""
+        """Row per load class (C,): the fastest variant that never served, which represents all of them.
+
+        If all have served: the fastest of all.
+        """
         classes = range(int(self._load_class_V.max()) + 1)
         found = np.zeros(len(classes), np.int64)
         for load_class in classes:

@@ -1,4 +1,4 @@
-"""How a deployed model adapts, in one place."""
+"""Options for the adaptation of a deployed model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,13 @@ from profiling_agents.sensing.sensors import SYSTEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptingOptions:
-    """quantile: the probability with which a request keeps the budget. energy_mj: of one sample at most; None: no limit.
+    """quantile: the probability that a request keeps the budget. energy_mj: upper limit per sample; None: no limit.
 
-    decisions: a file that every decision is appended to; above decisions_mib it is renamed to `NAME.1.SUFFIX`, in place of an
-    older one, and begun anew. every_s: time between two samples of the device's state. rules: what is best, as text or as they
-    are read; None: the most accurate variant within the limits. policy: made of what is best; `Switching` has options of its
-    own. sensors_root: where the device's /sys and /proc are. hit_rate: samples have the hit rate of the caches.
+    decisions: a file to which every decision is appended; above decisions_mib it is renamed to `NAME.1.SUFFIX`, replacing an
+    older one, and a new file is begun. every_s: time between two samples of the device's state. rules: definition of the best
+    variant, as text or parsed; None: the most accurate variant within the limits. policy: constructor that takes the objective;
+    `Switching` has further options. sensors_root: folder that contains the device's /sys and /proc. hit_rate: samples include
+    the hit rate of the caches.
     """
 
     quantile: float = 0.95
@@ -39,11 +40,11 @@ class AdaptingOptions:
 
     @property
     def read_rules(self) -> ChoiceRules | None:
-        """The rules, read. AdaptiveError in one line: where the text is none."""
+        """The parsed rules. AdaptiveError in one line: the text is invalid."""
         return parse_rules(self.rules) if isinstance(self.rules, str) else self.rules
 
     def limits(self, budget_ms: float | None, memory_mib: float | None) -> ChoiceLimits:
-        """The limits at the start. AdaptiveError: there is no budget, or a limit that cannot be."""
+        """The initial limits. AdaptiveError: no budget, or an invalid limit."""
         if budget_ms is None:
             raise AdaptiveError("adapting", "no budget", next_step="give budget_ms, within which requests are answered")
         values = {"budget_ms": budget_ms, "quantile": self.quantile, "energy_mj": self.energy_mj}
@@ -51,7 +52,7 @@ class AdaptingOptions:
 
 
 def checked_limits(values: dict[str, float | None]) -> ChoiceLimits:
-    """Limits by name. AdaptiveError in one line."""
+    """Limits from values by name. AdaptiveError in one line."""
     try:
         return ChoiceLimits.model_validate(values)
     except ValidationError as error:

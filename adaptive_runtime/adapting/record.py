@@ -1,4 +1,4 @@
-"""A log of decisions that does not grow without bound."""
+"""A log of decisions of bounded size."""
 
 import logging
 from pathlib import Path
@@ -11,9 +11,10 @@ BYTES_PER_MIB = 1 << 20
 
 
 class DecisionRecord:
-    """A `DecisionLog` that is begun anew when it exceeds a size; each file can be replayed by itself.
+    """A `DecisionLog` that starts a new file when it exceeds a size; each file can be replayed by itself.
 
-    AdaptiveError: the file cannot be written. Where that happens later, one line is logged and decisions go on without it.
+    AdaptiveError: the file cannot be written. If a later write fails, one line is logged and decisions continue without the
+    record.
     """
 
     def __init__(
@@ -28,11 +29,11 @@ class DecisionRecord:
 
     @property
     def earlier(self) -> Path:
-        """The file before this one."""
+        """The previous file."""
         return self.file.with_name(f"{self.file.stem}.1{self.file.suffix}")
 
     def append(self, before: ChoiceState, inputs: DecisionInputs, decision: Decision) -> None:
-        """One more decision, made in the state before it."""
+        """Append a decision that was made in the state `before`."""
         if self._log is None:
             return
         try:
@@ -43,7 +44,7 @@ class DecisionRecord:
             self._give_up(error)
 
     def go_on(self, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
-        """Record decisions by another table from now on, in a file of their own."""
+        """Record decisions with another table from now on, in a new file."""
         self._table, self._policy = table, policy
         if self._log is not None:
             try:
@@ -52,13 +53,13 @@ class DecisionRecord:
                 self._give_up(error)
 
     def close(self) -> None:
-        """Close the file: later decisions are not recorded."""
+        """Close the file; later decisions are not recorded."""
         if self._log is not None:
             self._log.close()
             self._log = None
 
     def _begun_anew(self, log: DecisionLog, state: ChoiceState) -> DecisionLog:
-        """The log in a new file. OSError."""
+        """The log in a new file. OSError if that fails."""
         log.close()
         self.file.replace(self.earlier)
         return DecisionLog(self.file, self._table, state, self._policy)

@@ -1,4 +1,4 @@
-"""The table of variants that a bundle has: its SubNets in each format, whole, up to each exit, and by thresholds."""
+"""The table of a bundle's variants: its SubNets in each format, whole, up to each exit, and with thresholds."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from adaptive_runtime.shares import clipped_share
 from adaptive_runtime.slowdown import octaves_V
 
 UNKNOWN_ERROR = 0.25
-"""Deviation of a predicted latency of which nobody knows how far it is off, relative."""
+"""Relative deviation assumed for a predicted latency whose error is unknown."""
 DEVIATION_OF_MEAN_ERROR = sqrt(pi / 2)
 """Standard deviation of a normal distribution, as a multiple of the mean distance from its middle."""
 P99 = 0.99
@@ -34,14 +34,16 @@ class _Row(NamedTuple):
 class BundleVariants:
     """The variants of a bundle in some formats, in the order of the table's rows.
 
-    accuracy: of the first split; of thresholds by what they lose on test images. latency_ms: as measured, else predicted; of an
-    exit that was not timed by its share of the MACs. latency_error: 0 where it was measured; by thresholds it is the spread
-    over samples. energy_mj: of an exit by its share of the latency. memory_mib: of the whole SubNet. Exits whose accuracy is
-    unknown are left out. load_class: by octaves of latency, in all formats alike; SubNets over devices have one of their own.
-    Of a format with own figures these count; its exits lose and take longer as the whole SubNet does there, and energy that is
-    unknown follows the latency. Over devices a SubNet computes in the bundle's own format, whatever the formats are: it has the
-    accuracy and the memory of that one, since home stands in for the others, or the accuracy of coded values; energy that is
-    unknown is that at home.
+    accuracy: on the first split; with thresholds, reduced by their loss on test images. latency_ms: measured, else predicted;
+    for an exit that was not timed, its share of the MACs. latency_error: 0 if the latency was measured; with thresholds, the
+    spread over samples. energy_mj: for an exit, its share of the latency. memory_mib: of the whole SubNet. Exits with unknown
+    accuracy are left out. load_class: octaves of latency, the same in all formats; SubNets over devices have a class of their
+    own.
+
+    A format with its own figures uses them: exits lose as much accuracy and slow down by the same factor as the whole SubNet in
+    that format, and unknown energy follows the latency. Over devices a SubNet computes in the bundle's own format, whatever the
+    formats are. It has the accuracy and memory of the SubNet on the coordinator, which is the fallback, or the accuracy with
+    coded values; unknown energy is taken from the SubNet on the coordinator.
     """
 
     variants: tuple[Variant, ...]
@@ -49,7 +51,10 @@ class BundleVariants:
 
     @classmethod
     def of(cls, manifest: BundleManifest, *forms: BundleFormat, placed: Collection[str] = ()) -> Self:
-        """All that the manifest tells of some formats, which have a SubNet at least. placed: SubNets over devices, too."""
+        """All variants of the manifest in some formats, which contain at least one SubNet.
+
+        placed: SubNets over devices, too.
+        """
         predicted = manifest.predicted_error
         error = UNKNOWN_ERROR if predicted is None else predicted * DEVIATION_OF_MEAN_ERROR
         rows = [
@@ -78,20 +83,20 @@ class BundleVariants:
 
     @property
     def home_of(self) -> dict[int, int]:
-        """Of each row over devices the row of the same SubNet at home."""
+        """Maps each row over devices to the row of the same SubNet on the coordinator."""
         row_of = {variant: row for row, variant in enumerate(self.variants)}
         return {row: row_of[Variant(one.digest)] for one, row in row_of.items() if one.placed}
 
 
 def name_of(variant: Variant) -> str:
-    """A variant in the table and in reasons."""
+    """Name of a variant in the table and in reasons."""
     if variant.early:
         return f"{variant.files} by thresholds"
     return variant.files if variant.exit is None else f"{variant.files} up to {variant.exit}"
 
 
 def load_classes(latency_ms: Sequence[float]) -> tuple[int, ...]:
-    """A class for each octave of latency: requests of like length scatter alike under load."""
+    """A class for each octave of latency: requests of similar length scatter alike under load."""
     octave_V = octaves_V(np.array(latency_ms))
     return tuple((octave_V - octave_V.min()).tolist())
 
@@ -106,7 +111,7 @@ def _error(subnet: BundledSubNet, form: BundleFormat, predicted: float, *, measu
 
 
 def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None, error: float) -> Iterator[_Row]:
-    """named: the format in names of variants."""
+    """Rows of one SubNet in one format. named: the format in the names of variants."""
     known, whole = subnet.figures_of(form), Variant(subnet.digest, form=named)
     whole_ms, memory_mib, has_own = known.latency_ms, known.memory.total_mib, subnet.nets[form].figures is not None
     slower = whole_ms / subnet.likely_ms if has_own else 1.0
@@ -137,7 +142,7 @@ def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None,
 
 
 def _over_devices(subnet: BundledSubNet, form: BundleFormat) -> _Row:
-    """form: in which home computes its segments."""
+    """The row of a SubNet over devices. form: the format of the segments on the coordinator."""
     placement = subnet.placement
     assert placement is not None, "it was opened"
     at_home = next(_rows(subnet, form, None, 0.0))
@@ -154,7 +159,7 @@ def _over_devices(subnet: BundledSubNet, form: BundleFormat) -> _Row:
 
 
 def _until(exit: BundledExit, subnet: BundledSubNet, error: float) -> tuple[float, float]:
-    """Latency [ms] up to an exit, and its error, in the format by which the SubNet was measured."""
+    """Latency [ms] up to an exit and its relative error, in the format in which the SubNet was measured."""
     if exit.latency_ms is not None:
         return exit.latency_ms, error if subnet.latency is None else min(error, UNKNOWN_ERROR)
     share = exit.macs / max(1, subnet.exits[-1].macs)
@@ -162,11 +167,11 @@ def _until(exit: BundledExit, subnet: BundledSubNet, error: float) -> tuple[floa
 
 
 def _early_accuracy(early: EarlyAnswers, subnet: BundledSubNet) -> float:
-    """On the first split, if thresholds lose there what they lose on test images."""
+    """Accuracy on the first split, assuming that thresholds lose as much there as on test images."""
     lost = subnet.accuracy.get("test", early.accuracy) - early.accuracy
     return clipped_share(subnet.first_accuracy - lost)
 
 
 def spread_of(expected_ms: float, p99_ms: float) -> float:
-    """Relative deviation of latencies over samples, by their mean and their 99th percentile."""
+    """Relative deviation of latencies over samples, from their mean and their 99th percentile."""
     return max(0.0, p99_ms / expected_ms - 1) / deviations(P99)

@@ -1,4 +1,4 @@
-"""Weights that adapt: drift is noticed first, and what was adapted is kept only as long as it is better for it.
+"""Adapting weights: adaptation starts after detected drift and is kept only as long as it improves the answers.
 
 [Weights that adapt](docs/adaptation.md) shows how it is used.
 """

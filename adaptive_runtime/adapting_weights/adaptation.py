@@ -1,4 +1,4 @@
-"""Weights that adapt beside serving, in a thread of their own: requests wait for nothing of it.
+"""Adaptation of weights in a separate thread, so that requests do not wait for it.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -28,10 +28,11 @@ WeightEventKind = GuardEventKind | Literal["failed", "off"]
 
 
 class WeightEvent(NamedTuple):
-    """What happened to the weights of a SubNet, after so many images of it. at_s: of the monotonic clock.
+    """An event in the adaptation of a SubNet, after so many of its images. at_s: on the monotonic clock.
 
-    drift, over: of the images; aligned, unaligned: they are brought back to what is usual, or not; kept: adapted weights serve;
-    undone: the source's serve; failed: the SubNet adapts no more; off: weights may not adapt now, and the source's serve.
+    drift, over: begin and end of drift; aligned, unaligned: images are now aligned to the usual, or no longer; kept: adapted
+    weights serve; undone: the source's weights serve; failed: the SubNet no longer adapts; off: adaptation is not allowed now,
+    and the source's weights serve.
     """
 
     at_s: float
@@ -43,7 +44,7 @@ class WeightEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightsState:
-    """subnets: by digest, those that have served. left_out: images that nobody has looked at, since others waited."""
+    """subnets: state by digest, of SubNets that have served. left_out: images skipped because too many others waited."""
 
     subnets: Mapping[str, SubnetWeights]
     left_out: int
@@ -51,9 +52,10 @@ class WeightsState:
 
 
 class WeightAdaptation:
-    """Looks at what was served, and adapts the SubNet that served it. Whole SubNets adapt; chains that end early do not.
+    """Observes served images and adapts the SubNet that served them.
 
-    AdaptiveError: no SubNet of the pool can adapt, or the state folder cannot be made.
+    Only whole SubNets adapt, not chains that end early. AdaptiveError: no SubNet of the pool can adapt, or the state folder
+    cannot be made.
     """
 
     def __init__(self, pool: SubNetPool, options: WeightOptions) -> None:
@@ -71,22 +73,23 @@ class WeightAdaptation:
         self._worker = threading.Thread(target=self._work, name="adaptive-runtime-weights", daemon=True)
 
     def start(self, serving: Variant) -> None:
-        """Look at images from now on; what `serving` has adapted before is taken first."""
+        """Observe images from now on; load the saved adaptation of `serving` first."""
         self._serving = serving.digest if serving.digest in self._needed else None
         self._busy = self._serving is not None
         self._worker.start()
 
     def stop(self) -> None:
-        """Look at nothing any more."""
+        """Stop observing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._worker.join()
 
     def let(self, *, adapt: bool) -> None:
-        """Whether weights may adapt from now on. Where not, nothing is looked at, and the source's weights serve.
+        """Allow or forbid adaptation from now on. If forbidden, no images are observed, and the source's weights serve.
 
-        What looking takes is freed, and side files are removed. When weights may adapt again, they begin with the source's.
+        The memory for observing is freed and side files are removed. When adaptation is allowed again, it starts from the
+        source's weights.
         """
         if adapt == self._may_adapt:
             return
@@ -98,7 +101,7 @@ class WeightAdaptation:
             self._changed.notify_all()
 
     def served(self, variant: Variant, x_NCHW: Array) -> None:
-        """Samples that a variant has answered, in the bundle's size. Takes as long as a copy of them."""
+        """Take over samples that a variant has answered, in the bundle's size. Takes as long as copying them."""
         digest, is_whole = variant.digest, variant == variant.whole and not variant.placed
         if not is_whole or digest not in self._needed or digest in self._failed:
             return
@@ -117,19 +120,19 @@ class WeightAdaptation:
                 self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until all images were looked at, but those that are too few to be looked at together."""
+        """Wait until all images were processed, except a rest too small for a batch."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not (self._busy or self._is_due or self._is_ending))
 
     @property
     def state(self) -> WeightsState:
-        """What is known now."""
+        """The current state."""
         subnets = {digest: one.state for digest, one in list(self._subnets.items())}
         return WeightsState(subnets, self._left_out, tuple(self._events))
 
     @property
     def _is_due(self) -> bool:
-        """Whether enough images wait."""
+        """Whether enough images wait for a batch."""
         return self._serving is not None and self._count >= self._needed[self._serving]
 
     def _work(self) -> None:
@@ -152,7 +155,7 @@ class WeightAdaptation:
                 self._look(digest, found)
 
     def _end(self) -> None:
-        """Let all SubNets serve with the source's weights, free what looks at images, and forget what was adapted before."""
+        """Let all SubNets serve with the source's weights, free the observers, and forget earlier adaptation."""
         for digest, subnet in list(self._subnets.items()):
             images = subnet.guard.images
             self._give_up(subnet)
@@ -163,7 +166,7 @@ class WeightAdaptation:
                 self._files.remove(digest)
 
     def _look(self, digest: str, parts: list[Array]) -> None:
-        """Let a SubNet look at images; where that fails, it serves with the source's weights from then on."""
+        """Let a SubNet process images; if that fails, it serves with the source's weights from then on."""
         if digest in self._failed:
             return
         try:
@@ -175,7 +178,7 @@ class WeightAdaptation:
                 self._give_up(subnet)
 
     def _give_up(self, subnet: AdaptedSubnet) -> None:
-        """Let a SubNet serve with the source's weights, as far as it can, and free what looks at images."""
+        """Return a SubNet to the source's weights, if possible, and free its observers."""
         subnet.release()
         try:
             _guarded(subnet.serve_source)
@@ -201,7 +204,7 @@ class WeightAdaptation:
 
 
 def _images_at_once(pool: SubNetPool) -> dict[str, int]:
-    """By digest, of SubNets that can adapt. AdaptiveError: none can."""
+    """Batch size by digest, for SubNets that can adapt. AdaptiveError: none can."""
     found, first = dict[str, int](), AdaptiveError("weights", "the bundle has no SubNets")
     for one in pool.bundle.manifest.subnets:
         try:

@@ -1,4 +1,4 @@
-"""What lets weights adapt only while images drift, and only as long as they are better for it.
+"""Guard that lets weights adapt only while images drift, and only while adapting improves the answers.
 
 Legend: B batch, C channels, H height, W width, K classes, N images of calibration, D statistics of an image.
 """
@@ -18,17 +18,18 @@ from adaptive_runtime.exits.measures import Entropy
 
 MOST_EVENTS = 1000
 FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
-"""Drift is over without an alarm for so many images at least, and for so many times the longest time between the last ones."""
+"""Images without an alarm after which drift is over: a minimum, and a multiple of the longest gap between the last alarms."""
 FEWEST_STEPS = 2
-"""Steps before the first verdict: one step knows few images."""
+"""Steps before the first verdict: a single step has seen few images."""
 Array = NDArray[np.float32]
 GuardEventKind = Literal["drift", "aligned", "unaligned", "kept", "undone", "over"]
 
 
 class GuardEvent(NamedTuple):
-    """What happened after so many images.
+    """An event after so many images.
 
-    drift: an alarm; over: none any more; aligned, unaligned: whether images are aligned from now on; kept, undone: verdicts.
+    drift: an alarm; over: alarms have ended; aligned, unaligned: whether images are aligned from now on; kept, undone:
+    verdicts.
     """
 
     image: int
@@ -37,7 +38,7 @@ class GuardEvent(NamedTuple):
 
 
 class GuardedWeights(Protocol):
-    """Weights that adapt. fewest: images of a step, and of a verdict, at least. steps: since they were the source's."""
+    """Adaptable weights. fewest: minimum images of a step and of a verdict. steps: number since the source's weights."""
 
     @property
     def fewest(self) -> int: ...
@@ -46,29 +47,29 @@ class GuardedWeights(Protocol):
     def steps(self) -> int: ...
 
     def answers(self, x_BCHW: Array) -> Array:
-        """Their logits (B, K) for images."""
+        """The adapted logits (B, K) for images."""
         ...
 
     def adapt(self, x_BCHW: Array) -> None:
-        """One step to images."""
+        """Make one step on images."""
         ...
 
     def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
-        """Whether they are better for held-back images than the source, whose logits are given."""
+        """Whether the weights are better on held-out images than the source, whose logits are given."""
         ...
 
     def reset(self, *, aligns: bool) -> None:
-        """Back to the source. aligns: whether it gets images aligned from now on, which are given as they come."""
+        """Return to the source. aligns: whether the weights align images from now on; images are passed unaligned."""
         ...
 
 
 class DriftGuard:
-    """Lets weights adapt after an alarm to recent, different, sure images, balanced by class, and judges them by other images.
+    """After an alarm, adapts weights to recent, diverse, confident images, balanced by class, and judges by holdout images.
 
-    Steps do not depend on the size of batches. Until the first verdict, and after one against them (`kept` is False), the
-    source should answer; the weights then begin anew. Alarms go on while images drift. Drift is over when none came for four
-    times the longest time between the last ones: 32 images at least, `quiet_images` at most. While `aligns`, source and weights
-    should get images aligned (`AlignmentDecision`); the test for drift gets them as they come.
+    Steps do not depend on the size of batches. Until the first verdict, and after a negative one (`kept` is False), the source
+    should answer; the weights then begin anew. Alarms go on while images drift. Drift is over when no alarm came for four times
+    the longest gap between the last ones: 32 images at least, `quiet_images` at most. While `aligns`, source and weights should
+    get aligned images (`AlignmentDecision`); the drift test gets them unaligned.
     """
 
     def __init__(
@@ -108,13 +109,13 @@ class DriftGuard:
         return self._alignment is not None and self._alignment.aligns
 
     def resume(self, *, kept: bool, aligns: bool) -> None:
-        """Go on with what was adapted and kept before, or aligned: as if an alarm had just been, until it is undone."""
+        """Continue an earlier adaptation or alignment as if an alarm had just been raised, until it is undone."""
         self._last_alarm, self.kept, self._resumed = self.images, kept, True
         if self._alignment is not None:
             self._alignment.aligns = aligns
 
     def _begin(self) -> None:
-        """The weights are the source's, and know no image."""
+        """Return to the source's weights and forget all images."""
         self._weights.reset(aligns=self.aligns)
         self._memory.clear()
         self._held.clear()
@@ -122,7 +123,10 @@ class DriftGuard:
         self._new = self._unjudged = 0
 
     def observe(self, x_BCHW: Array, score_BD: NDArray[np.float64], source_BK: Array) -> int:
-        """Images, with their statistics and the source's logits for them. How many came until drift was over; else 0."""
+        """Process images with their statistics and source logits.
+
+        Returns the number of images until drift was over, or 0 if it is not.
+        """
         if self._alignment is not None:
             self._alignment.remember(x_BCHW, score_BD)
         first, ended = self.images, 0
@@ -136,8 +140,8 @@ class DriftGuard:
         return ended
 
     def _base(self, x_BCHW: Array, score_BD: NDArray[np.float64], source_BK: Array) -> Array:
-        """The source's logits for images as the weights get them, aligned from now on or not."""
-        if self._alignment is None or (self._resumed and not self.aligns):  # nobody has seen these images drift
+        """The source's logits for images in the form that the weights get: aligned from now on, or not."""
+        if self._alignment is None or (self._resumed and not self.aligns):  # these images were not seen to drift
             return source_BK
         aligned_BK, reason = self._alignment.decide(x_BCHW, score_BD)
         if reason is not None:
@@ -152,7 +156,7 @@ class DriftGuard:
         return min(self.settings.quiet_images, max(FEWEST_QUIET, TIMES_QUIET * longest))
 
     def _watch(self, number: int, alarm: bool) -> bool:
-        """After each image: drift begins, goes on, or is over. Whether it is over now."""
+        """Update the drift state after an image. Returns whether drift is over now."""
         if alarm:
             if self._last_alarm is None:
                 self._note(number, "drift", "images are unlike those of the source")
@@ -171,16 +175,16 @@ class DriftGuard:
         self.events.append(GuardEvent(number, kind, reason))
 
     def _end(self) -> None:
-        """Nothing drifts."""
+        """End the drift state."""
         self._last_alarm = None
         self._intervals.clear()
         if self._alignment is not None:
             self._alignment.end()
 
     def _learn(self, x_BCHW: Array, source_BK: Array, adapted_BK: Array) -> None:
-        """Hold the images just watched back, remember the others, adapt and judge when it is time.
+        """Put some of the new images into the holdout and the others into memory; adapt and judge when it is time.
 
-        source_BK: the source's logits of the images as the weights get them.
+        source_BK: the source's logits of the images in the form that the weights get.
         """
         answer_B, sureness_B, _ = Entropy().step(adapted_BK, ())
         first = self.images - len(x_BCHW)
@@ -205,6 +209,6 @@ class DriftGuard:
         if verdict.kept:
             self.kept = True
             return
-        if self._resumed:  # nobody has seen these images drift
+        if self._resumed:  # these images were not seen to drift
             self._end()
         self._begin()

@@ -1,6 +1,6 @@
-"""The judgement whether what a network adapted is kept, by answers alone.
+"""The verdict whether an adaptation is kept, from answers alone.
 
-Legend: B held-back images, A labelled source images, K classes.
+Legend: B holdout images, A labelled source images, K classes.
 """
 
 from typing import NamedTuple, Self
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from adaptive_runtime.exits.measures import TopProbability
 
 MOST_ONE_SIDED = 0.25
-"""By how much the largest class share of adapted answers may exceed that of the source's answers."""
+"""Allowed increase of the largest class share from the source's answers to the adapted ones."""
 FEWEST_LABELLED = 32
-"""Labelled source images that a judge needs."""
+"""Minimum number of labelled source images for a judge."""
 Logits = NDArray[np.float32]
 
 
 class AdaptedVerdict(NamedTuple):
-    """kept: whether the adapted network goes on; reason: why, for people. Expected accuracies of held-back images, 0 to 1."""
+    """kept: whether the adapted network is kept; reason: for people. Expected accuracies on holdout images, 0 to 1."""
 
     kept: bool
     reason: str
@@ -27,14 +27,14 @@ class AdaptedVerdict(NamedTuple):
 
 
 class AnchorGap(NamedTuple):
-    """On labelled source images: accuracy, and by how much it is above the mean confidence; in [0, 1]."""
+    """Accuracy on labelled source images, and its excess over the mean confidence; in [0, 1]."""
 
     accuracy: float
     above: float
 
     @classmethod
     def of(cls, logits_AK: Logits, label_A: NDArray[np.int64]) -> Self:
-        """By answers for these labels."""
+        """From logits and labels."""
         accuracy = float((logits_AK.argmax(1) == label_A).mean())
         return cls(accuracy, accuracy - confidence(logits_AK))
 
@@ -42,11 +42,11 @@ class AnchorGap(NamedTuple):
 def judged(
     source_BK: Logits, source_above: float, adapted_BK: Logits, adapted_above: float, lost_points: float = 0.0
 ) -> AdaptedVerdict:
-    """The verdict by answers for held-back images.
+    """The verdict from answers for holdout images.
 
-    Their accuracy is expected to be the mean confidence plus what accuracy is above confidence, `source_above` and
-    `adapted_above`, on labelled images (difference of confidences; Guillory et al., ICCV 2021, §3). Adapted answers may not be
-    much more one-sided. lost_points: of accuracy on source images, more than adaptation may lose; 0: not too many.
+    Their expected accuracy is the mean confidence plus the excess of accuracy over confidence on labelled images,
+    `source_above` and `adapted_above` (difference of confidences; Guillory et al., ICCV 2021, §3). Adapted answers may not be
+    much more one-sided. lost_points: lost accuracy on source images beyond the allowed loss; 0: within the allowed loss.
     """
     of_source, of_adapted = confidence(source_BK) + source_above, confidence(adapted_BK) + adapted_above
     wider = _largest_share(adapted_BK) - _largest_share(source_BK)
@@ -63,7 +63,7 @@ def judged(
 
 
 def _percent(expected: float) -> str:
-    """For people: confidence and what accuracy was above it may sum up to more than all answers, or to less than none."""
+    """For people; clipped, since confidence plus the excess of accuracy may exceed 100 % or fall below 0 %."""
     return f"{100 * min(max(expected, 0.0), 1.0):.0f} %"
 
 

@@ -1,4 +1,4 @@
-"""Images to adapt to: recent, different, and alike in number for each class that the network sees."""
+"""Memory of images to adapt to: recent, diverse, and balanced over the classes that the network predicts."""
 
 from collections import deque
 from typing import NamedTuple
@@ -11,17 +11,17 @@ SMALLEST = 1e-12
 
 
 class _Kept(NamedTuple):
-    """x_CHW: the image; number: how many came before it."""
+    """x_CHW: the image; number: its position in the sequence of images."""
 
     x_CHW: Array
     number: int
 
 
 class BalancedMemory:
-    """The newest images of each predicted class, so that runs of one class do not look like all images.
+    """The newest images of each predicted class, so that a sequence of one class does not dominate.
 
-    A full memory gives up the oldest image of its largest class; images that are too old leave. Balance by predictions: NOTE
-    (Gong et al., NeurIPS 2022, §3.2); by age: RoTTA (Yuan et al., CVPR 2023, §3.2).
+    A full memory drops the oldest image of its largest class; images that are too old leave. Balance by predictions: NOTE (Gong
+    et al., NeurIPS 2022, §3.2); by age: RoTTA (Yuan et al., CVPR 2023, §3.2).
     """
 
     def __init__(self, capacity: int, oldest: int, redundancy: float) -> None:
@@ -30,7 +30,7 @@ class BalancedMemory:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all images."""
         self._classes: dict[int, deque[_Kept]] = {}
         self._number = 0
 
@@ -38,7 +38,7 @@ class BalancedMemory:
         return sum(map(len, self._classes.values()))
 
     def add(self, x_CHW: Array, predicted: int) -> bool:
-        """Whether an image is new, and kept."""
+        """Add an image, and return whether it was new and kept."""
         self._number += 1
         self._age()
         own = self._classes.setdefault(predicted, deque())

@@ -1,4 +1,4 @@
-"""What a way to adapt needs besides what the run time needs in any case."""
+"""Extra dependencies of the adaptation methods."""
 
 from adaptive_runtime.adapting_weights.settings import WeightOptions
 from adaptive_runtime.errors import AdaptiveError
@@ -7,10 +7,10 @@ EXTRA = "autotailor_runtime-VERSION-py3-none-any.whl[adapt]"
 
 
 def load_method(options: WeightOptions) -> WeightOptions:
-    """The options, after what their method needs has been imported.
+    """The options, after importing the dependencies of their method.
 
-    That takes seconds and memory, and holds up other threads: so it is done before the first request is answered.
-    AdaptiveError: it is not installed.
+    The import takes seconds and memory and blocks other threads, so it happens before the first request is answered.
+    AdaptiveError: a dependency is not installed.
     """
     if options.method != "statistics":
         try:

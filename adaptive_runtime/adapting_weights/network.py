@@ -1,4 +1,4 @@
-"""A SubNet that tells what its BatchNorms read.
+"""A SubNet that also outputs the statistics of its BatchNorms' inputs.
 
 Legend: B batch, C channels, H height, W width, K classes, F channels of all BatchNorms.
 """
@@ -13,7 +13,7 @@ from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics, 
 from adaptive_runtime.bundles import AdaptableNet
 
 INPUTS, OUTPUTS = ("mean", "variance", "share"), ("means", "variances")
-"""Of the file, besides the network's own."""
+"""Additional inputs and outputs of the file, besides the network's own."""
 
 
 class SeenImages(NamedTuple):
@@ -25,12 +25,15 @@ class SeenImages(NamedTuple):
 
     @property
     def statistics(self) -> NormStatistics:
-        """Of all images together."""
+        """Statistics of all images together."""
         return NormStatistics.of_images(self.means_BF, self.variances_BF)
 
 
 class ObservedNetwork:
-    """The file `AdaptableNet.file` in onnxruntime, which runs `images` images at once. load: its session, when it is needed."""
+    """The file `AdaptableNet.file` in onnxruntime, which runs `images` images at once.
+
+    load: creates the session when needed.
+    """
 
     def __init__(self, load: Callable[[], Any], net: AdaptableNet) -> None:
         self.images = net.images
@@ -49,7 +52,7 @@ class ObservedNetwork:
         return SeenImages(*self._session.run([given, *OUTPUTS], fed))
 
     def look(self, x_BCHW: Array, statistics: NormStatistics) -> SeenImages:
-        """Any number of images, as a SubNet with statistics sees them; the last run is filled up with its last image."""
+        """Run any number of images with the given statistics; the last batch is filled up with its last image."""
         found = []
         for start in range(0, len(x_BCHW), self.images):
             part = x_BCHW[start : start + self.images]
@@ -59,14 +62,14 @@ class ObservedNetwork:
         return SeenImages(*map(np.concatenate, zip(*found, strict=True)))
 
     def statistics(self, x_BCHW: Array, source: NormStatistics, share: float) -> NormStatistics:
-        """Of images, where each BatchNorm normalises by those of the batch with this share, and by the source's else.
+        """Statistics of images; BatchNorms normalise by the batch's with weight `share`, and by the source's otherwise.
 
-        Of more than `images` images: those of `batches`.
+        More than `images` images are split into `batches`, whose statistics are joined.
         """
         return NormStatistics.joined([self._run(one, source, share).statistics for one in self.batches(x_BCHW)])
 
     def batches(self, x_BCHW: Array) -> list[Array]:
-        """Whole batches of `images` images, as many as there are; each has images of all parts."""
+        """All full batches of `images` images; each batch has images of all parts."""
         count = len(x_BCHW) // self.images
         assert count, "a batch of images is there"
         return [x_BCHW[number::count][: self.images] for number in range(count)]

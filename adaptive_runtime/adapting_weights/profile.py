@@ -1,7 +1,7 @@
-"""How unusual images are for a network, by what its layers see.
+"""How unusual images are for a network, measured on the inputs of its layers.
 
-Legend: B batch, N images, F features of a layer (of all layers, in `directions_PF`), K classes, D statistics of an image,
-P directions.
+Legend: B batch, N images, F features of a layer (of all layers, in `directions_PF`), K classes, D statistics of an image, P
+directions.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from adaptive_runtime.exits.measures import Entropy
 STATISTICS = ("features", "first features", "entropy", "distance")
 SMALLEST_DEVIATION = 1e-6
 MOST_DIRECTIONS = 8
-"""With 32 drift of a small network on digits is noticed no sooner, and a bundle has four times as many numbers."""
+"""With 32, drift of a small network on digits is noticed no sooner, and a bundle has four times as many numbers."""
 RIDGE = 0.3
 """Added to the variance of standardised features in every direction."""
 Features = NDArray[np.float32]
 
 
 class UsualFeatures(NamedTuple):
-    """Mean and deviation (F,) of each layer's features over images like those of training, and how features vary together.
+    """Mean and deviation (F,) of each layer's features over training-like images, and how features vary together.
 
-    directions_PF: principal directions of the standardised features of all layers, the most varying first. A direction is as
-    long as the square root of the share that the distance leaves out there, e / (e + ridge), where e is the variance. None: an
-    earlier version has told what is usual; there is no distance then.
+    directions_PF: principal directions of the standardised features of all layers, the most varying first. The length of a
+    direction is the square root of the share that the distance leaves out along it, e / (e + ridge), with e its variance. None:
+    the bundle is of an earlier version; the distance is not computed then.
     """
 
     means: tuple[Features, ...]
@@ -35,7 +35,7 @@ class UsualFeatures(NamedTuple):
 
     @classmethod
     def of(cls, layers: Sequence[Features]) -> Self:
-        """By the features (N, F) of each layer."""
+        """From the features (N, F) of each layer."""
         means = tuple(layer.mean(0) for layer in layers)
         deviations = tuple(np.maximum(layer.std(0, ddof=1), SMALLEST_DEVIATION) for layer in layers)
         standard = cls(means, deviations, None)._standardised(layers)
@@ -45,15 +45,15 @@ class UsualFeatures(NamedTuple):
         return cls(means, deviations, lengths[:, None] * directions[:MOST_DIRECTIONS])
 
     def scores(self, layers: Sequence[Features], logits_BK: Features) -> NDArray[np.float64]:
-        """Statistics (B, D) of images with these features (B, F) by layer, and these answers.
+        """Statistics (B, D) of images, from their features (B, F) by layer and their logits.
 
         The mean square of standardised features over all layers, the same over the first layer, the entropy of the answer as a
         share of the largest one, and the distance.
 
-        Distance: the square of Mahalanobis's, over all features together, by a covariance with a ridge that is known by its
-        first directions; times the ridge, by feature. Features that are usual each, in an unusual combination, are far by it.
-        Source: Lee et al., NeurIPS 2018; the covariance is that of probabilistic principal components (Tipping and Bishop,
-        Journal of the Royal Statistical Society B, 1999).
+        Distance: the squared Mahalanobis distance over all features together, with a ridge covariance known by its first
+        directions; multiplied by the ridge and divided by the number of features. It is large for usual features in an unusual
+        combination. Source: Lee et al., NeurIPS 2018; the covariance is that of probabilistic principal components (Tipping and
+        Bishop, Journal of the Royal Statistical Society B, 1999).
         """
         standard = self._standardised(layers)
         unusual = [np.square(layer).mean(1) for layer in standard]

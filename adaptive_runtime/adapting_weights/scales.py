@@ -1,4 +1,4 @@
-"""Scales and biases of BatchNorms that are learned by gradients, and how a network that knows none of it computes with them.
+"""BatchNorm scales and biases learned by gradients, and their folding into statistics for networks with fixed scales.
 
 Legend: B batch, C channels, H height, W width, F channels of all BatchNorms of a SubNet, one after another.
 """
@@ -12,9 +12,9 @@ from adaptive_runtime.adapting_weights.settings import WeightOptions
 from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics
 
 MOST_TIMES = 4.0
-"""A learned scale is between a quarter of the source's and four times as much. So statistics can stand in for it."""
+"""A learned scale is between a quarter and four times the source's, so that statistics can represent it."""
 SMALLEST_SCALE = 1e-6
-"""Channels whose scale is nearer to 0 keep scale and bias: nothing of an image comes through."""
+"""Channels with a scale closer to 0 keep scale and bias: they pass nothing of an image."""
 
 
 class NormScales(NamedTuple):
@@ -25,14 +25,14 @@ class NormScales(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether a network can run with these."""
+        """Whether a network can run with these values."""
         return bool(np.isfinite(self.scale_F).all() and np.isfinite(self.bias_F).all())
 
 
 class EntropyGradients(NamedTuple):
-    """Of the sum of weighted entropies of a batch, by scales and biases (F,). counted: images whose weight is above 0.
+    """Gradients of the sum of weighted entropies of a batch by scales and biases (F,).
 
-    statistics: of the batch.
+    counted: images with a weight above 0. statistics: of the batch.
     """
 
     statistics: NormStatistics
@@ -42,7 +42,7 @@ class EntropyGradients(NamedTuple):
 
 
 class EntropyNetwork(Protocol):
-    """A SubNet that can be differentiated: `adaptive_runtime.adapting_weights.gradients.DifferentiableNetwork`."""
+    """A differentiable SubNet: `adaptive_runtime.adapting_weights.gradients.DifferentiableNetwork`."""
 
     @property
     def scales(self) -> NormScales: ...
@@ -56,11 +56,11 @@ class EntropyNetwork(Protocol):
 
 
 class LearnedScales:
-    """Scales and biases of a SubNet that lower the entropy of its answers, by steps of SGD with momentum.
+    """Scales and biases of a SubNet, trained by SGD with momentum to lower the entropy of its answers.
 
-    The source's sign of a scale stays, and its size within `MOST_TIMES`. load: the network, at first to know the source's
-    scales, then when a step needs it.
-    Source: Tent (Wang et al., ICLR 2021); with `WeightOptions.sure_share` images count as in EATA (Niu et al., ICML 2022).
+    Each scale keeps the source's sign, and its size stays within `MOST_TIMES`. load: creates the network, first for the
+    source's scales, then whenever a step needs it. Source: Tent (Wang et al., ICLR 2021); with `WeightOptions.sure_share`
+    images count as in EATA (Niu et al., ICML 2022).
     """
 
     def __init__(self, load: Callable[[], EntropyNetwork], options: WeightOptions) -> None:
@@ -71,7 +71,7 @@ class LearnedScales:
         self.restore(None)
 
     def restore(self, scales: NormScales | None) -> None:
-        """Take scales and biases, as near as they may be to the source's; None: the source's. Momentum begins anew."""
+        """Set scales and biases, clipped to the allowed range; None: the source's. Momentum is reset."""
         self.release()
         self.now = self.source if scales is None else self._allowed(scales)
         self._momentum = NormScales(*(np.zeros_like(one) for one in self.source))
@@ -81,10 +81,10 @@ class LearnedScales:
         self._network: EntropyNetwork | None = None
 
     def step(self, batches: Sequence[Array], source: NormStatistics, share: float) -> NormStatistics:
-        """One step to batches (B, C, H, W) of equal size; their statistics before it.
+        """Make one step on batches (B, C, H, W) of equal size, and return their statistics before it.
 
-        Each BatchNorm normalises by the batch with this share, and by the source's statistics else. Without an image that
-        counts nothing is learned.
+        Each BatchNorm normalises by the batch with weight `share`, and by the source's statistics otherwise. If no image
+        counts, nothing is learned.
         """
         if self._network is None:
             self._network = self._load()
@@ -111,15 +111,15 @@ class LearnedScales:
         )
 
     def folded(self, statistics: NormStatistics) -> NormStatistics:
-        """Statistics with which BatchNorms compute by the source's scales and biases what they do by the learned ones.
+        """Statistics that make BatchNorms with the source's scales and biases compute the same as with the learned ones.
 
-        γ(x − μ″)/√(v″ + ε) + β = γ′(x − μ)/√(v + ε) + β′ for v″ + ε = (γ/γ′)²(v + ε) and μ″ = μ + (β − β′)√(v + ε)/γ′.
-        A variance may come out below 0, but not below −ε.
+        γ(x − μ″)/√(v″ + ε) + β = γ′(x − μ)/√(v + ε) + β′ for v″ + ε = (γ/γ′)²(v + ε) and μ″ = μ + (β − β′)√(v + ε)/γ′. A
+        variance may come out below 0, but not below −ε.
         """
         scale_F, bias_F = (one.astype(np.float64) for one in self.source)
         now_F, shift_F = (one.astype(np.float64) for one in self.now)
         changed_F = (now_F != scale_F) | (shift_F != bias_F)
-        now_F[~changed_F] = 1.0  # may be 0, and is not used
+        now_F[~changed_F] = 1.0  # may be 0, but is not used
         whole_F = statistics.variance_F + self._epsilon_F
         mean_F = statistics.mean_F + (bias_F - shift_F) * np.sqrt(whole_F) / now_F
         variance_F = np.square(scale_F / now_F) * whole_F - self._epsilon_F

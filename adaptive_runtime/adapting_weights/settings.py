@@ -1,4 +1,4 @@
-"""Settings of what guards weights that adapt, and of how they adapt on a device."""
+"""Settings of the guard of adapting weights, and of the adaptation on a device."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,8 +1,8 @@
-"""Side files: what a SubNet has adapted, in a folder of the device, never in the bundle's weights.
+"""Side files: the adaptation of a SubNet, saved in a folder on the device, never in the bundle's weights.
 
-A side file is npz without pickles. It fits one SubNet of one bundle, and has checksums of all that it says. Scales and biases
-are there where they were learned; versions that know none read the statistics beside them. What was adapted to aligned images
-is of no use without aligning: versions that align none take such a file for damaged.
+A side file is npz without pickles. It fits one SubNet of one bundle and has checksums of its whole content. Learned scales and
+biases are optional; versions without them read the statistics beside them. An adaptation to aligned images is useless without
+alignment: versions without alignment treat such a file as damaged.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ LOG = logging.getLogger("adaptive_runtime")
 
 
 class KeptWeights(NamedTuple):
-    """Statistics that come from so many steps, and learned scales and biases. None: nothing of these was learned.
+    """Adapted statistics after so many steps, and learned scales and biases; None: none were learned.
 
-    aligns: whether images are aligned; without steps, that is all that was done.
+    aligns: whether images are aligned; without steps, alignment is the only adaptation.
     """
 
     statistics: NormStatistics
@@ -35,12 +35,12 @@ class KeptWeights(NamedTuple):
     aligns: bool = False
 
     def told(self, source: str) -> str:
-        """What the checksum has of all this but the arrays."""
+        """The text that goes into the checksum besides the arrays."""
         return f"{source} {self.steps}{' aligned' if self.aligns else ''}"
 
 
 class AdaptedFiles:
-    """Side files by the SubNet's digest, in a folder that is made where it is missing. AdaptiveError: it cannot be made."""
+    """Side files by the SubNet's digest, in a folder that is created if missing. AdaptiveError: it cannot be created."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,13 +50,13 @@ class AdaptedFiles:
             raise AdaptiveError(f"state folder '{folder}'", f"cannot be made ({error.strerror})") from error
 
     def file(self, digest: str) -> Path:
-        """The side file of a SubNet."""
+        """The path of a SubNet's side file."""
         return self.folder / f"{digest}.adapted.npz"
 
     def read(self, digest: str, source: str, channels: int) -> KeptWeights | None:
-        """What is kept of a SubNet; None: nothing, or the file is damaged or foreign, which the log tells.
+        """The saved adaptation of a SubNet; None: no file, or a damaged or foreign file, which is logged.
 
-        source: digest of what the SubNet's statistics were before.
+        source: digest of the SubNet's statistics before adaptation.
         """
         file = self.file(digest)
         try:
@@ -86,7 +86,7 @@ class AdaptedFiles:
         return None
 
     def write(self, digest: str, source: str, kept: KeptWeights) -> None:
-        """Keep what a SubNet has adapted; where that fails, one line tells so."""
+        """Save the adaptation of a SubNet; a failure is logged in one line."""
         statistics, scales = kept.statistics, kept.scales
         stream, checksum = io.BytesIO(), _checksum(statistics, kept.told(source))
         arrays = {
@@ -110,7 +110,7 @@ class AdaptedFiles:
             )
 
     def remove(self, digest: str) -> None:
-        """Forget what a SubNet has adapted."""
+        """Delete the saved adaptation of a SubNet."""
         try:
             self.file(digest).unlink(missing_ok=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Statistics of BatchNorms: of images, of the source, mixed, and how far they are from each other.
+"""Statistics of BatchNorms: of images, of the source, mixtures, and their distances.
 
 Legend: B batch, F channels of all BatchNorms of a SubNet, one after another.
 """
@@ -13,7 +13,7 @@ from adaptive_runtime.bundles import AdaptableNorm
 
 Array = NDArray[np.float32]
 SMALLEST_VARIANCE = 1e-5
-"""Added where variances are divided: the epsilon of most BatchNorms."""
+"""Added to variances in divisions: the epsilon of most BatchNorms."""
 
 
 class NormStatistics(NamedTuple):
@@ -24,19 +24,22 @@ class NormStatistics(NamedTuple):
 
     @classmethod
     def of_images(cls, means_BF: Array, variances_BF: Array) -> Self:
-        """Of a batch, by those of its images: the variance is the mean of variances and the variance of means."""
+        """Statistics of a batch from those of its images.
+
+        The variance is the mean of the variances plus the variance of the means.
+        """
         mean_F = means_BF.mean(0)
         return cls(mean_F, (variances_BF + np.square(means_BF - mean_F)).mean(0))
 
     @classmethod
     def joined(cls, parts: Sequence["NormStatistics"]) -> Self:
-        """Of several batches of equal size."""
+        """Statistics of several batches of equal size together."""
         return cls.of_images(np.stack([one.mean_F for one in parts]), np.stack([one.variance_F for one in parts]))
 
     def towards(self, others: "NormStatistics", share: float) -> "NormStatistics":
-        """Mean and variance moved to others by a share.
+        """Mean and variance moved towards others by a share.
 
-        By n/(N+n) it is the mixture with a prior of N images (Schneider et al., NeurIPS 2020, §2).
+        A share of n/(N+n) gives the mixture with a prior of N images (Schneider et al., NeurIPS 2020, §2).
         """
         of = np.float32(share)
         return NormStatistics(
@@ -45,7 +48,10 @@ class NormStatistics(NamedTuple):
         )
 
     def averaged(self, newest: "NormStatistics", share: float) -> "NormStatistics":
-        """With a share of newer ones: mean and mean square are averaged, so that means that differ count for the variance."""
+        """Average with a share of newer statistics, over mean and mean square.
+
+        Differences between the means therefore add to the variance.
+        """
         of = np.float32(share)
         squares = [one.variance_F + np.square(one.mean_F) for one in (self, newest)]
         mean_F = self.mean_F + of * (newest.mean_F - self.mean_F)
@@ -53,7 +59,7 @@ class NormStatistics(NamedTuple):
         return NormStatistics(mean_F, np.maximum(square_F - np.square(mean_F), 0))
 
     def distance(self, others: "NormStatistics") -> float:
-        """Mean over channels of the squared Hellinger distance of normal distributions with these and others, in [0, 1]."""
+        """Mean over channels of the squared Hellinger distance between both normal distributions, in [0, 1]."""
         own_F, theirs_F = (one.variance_F.astype(np.float64) + SMALLEST_VARIANCE for one in (self, others))
         both_F = own_F + theirs_F
         away_F = np.square(self.mean_F - others.mean_F, dtype=np.float64) / both_F
@@ -61,13 +67,13 @@ class NormStatistics(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether a network can run with these."""
+        """Whether a network can run with these values."""
         return bool(
             np.isfinite(self.mean_F).all() and np.isfinite(self.variance_F).all() and (self.variance_F >= 0).all()
         )
 
     def by_name(self, norms: Sequence[AdaptableNorm]) -> Mapping[str, Array]:
-        """As constants of the ONNX file."""
+        """The statistics as constants of the ONNX file."""
         found: dict[str, Array] = {}
         for norm, own in zip(norms, spans(norms), strict=True):
             found[norm.mean], found[norm.variance] = self.mean_F[own], self.variance_F[own]
@@ -75,6 +81,6 @@ class NormStatistics(NamedTuple):
 
 
 def spans(norms: Sequence[AdaptableNorm]) -> list[slice]:
-    """Where the channels of each norm are among those of all."""
+    """The slice of each norm's channels among the channels of all norms."""
     ends = np.cumsum([norm.channels for norm in norms]).tolist()
     return [slice(end - norm.channels, end) for end, norm in zip(ends, norms, strict=True)]

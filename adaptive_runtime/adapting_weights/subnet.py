@@ -1,4 +1,4 @@
-"""One SubNet of a bundle whose weights adapt while it serves.
+"""A SubNet of a bundle whose weights adapt while it serves.
 
 Legend: N samples, B of them in the SubNet's size, C channels, H height, W width, K classes, D statistics of an image.
 """
@@ -32,12 +32,12 @@ LOG = logging.getLogger("adaptive_runtime")
 
 @dataclass(frozen=True, slots=True)
 class SubnetWeights:
-    """What is known of a SubNet's weights at one moment.
+    """State of a SubNet's weights at one moment.
 
-    adapted: whether adapted weights serve. aligned: whether images are aligned for what serves. drifting: whether images are
-    unlike the source's. images: looked at, so far. steps: of the statistics that are being adapted. look_ms: the latest images,
-    by image. renewed_ms: the latest change of what serves, from statistics to a checked session in its place. None: there was
-    none.
+    adapted: whether adapted weights serve. aligned: whether images are aligned before serving. drifting: whether images are
+    unlike the source's. images: number observed so far. steps: of the statistics that are being adapted. look_ms: time to
+    observe the latest images, per image. renewed_ms: time of the latest change of the serving weights, from statistics to a
+    checked session in place. None: no such event yet.
     """
 
     adapted: bool
@@ -50,11 +50,10 @@ class SubnetWeights:
 
 
 class AdaptedSubnet:
-    """Looks at images of a SubNet, and puts adapted weights in its place in the pool, or the source's again.
+    """Observes images of a SubNet, and puts adapted weights or the source's weights in its place in the pool.
 
-    Either gets images aligned while the guard says so. Weights and alignment go into the pool as one value.
-    One thread calls it.
-    AdaptiveError: the SubNet cannot adapt. files: None: nothing outlives the process.
+    Both get aligned images while the guard asks for it. Weights and alignment go into the pool as one value. Only one thread
+    calls it. AdaptiveError: the SubNet cannot adapt. files: None: the adaptation is lost when the process ends.
     """
 
     def __init__(self, pool: SubNetPool, digest: str, options: WeightOptions, files: AdaptedFiles | None) -> None:
@@ -77,7 +76,7 @@ class AdaptedSubnet:
         self._resume()
 
     def observe(self, x_NCHW: Array) -> list[GuardEvent]:
-        """Look at images (N, C, H, W) that were served, in the bundle's size; what happened."""
+        """Observe served images (N, C, H, W) in the bundle's size. Returns the events."""
         scale, guard = self._answerer.scale, self.guard
         x_BCHW = x_NCHW if scale is None else scale(x_NCHW)
         start_s = time.perf_counter()
@@ -103,19 +102,19 @@ class AdaptedSubnet:
 
     @property
     def state(self) -> SubnetWeights:
-        """What is known now."""
+        """The current state."""
         guard, steps = self.guard, self.weights.steps
         serves = self.is_adapted, self.is_aligned
         return SubnetWeights(*serves, guard.drifting, guard.images, steps, self._look_ms, self._renewed_ms)
 
     def release(self) -> None:
-        """Free what looks at images, until the next ones come."""
+        """Free the memory for observing until the next images come."""
         self.weights.release()
 
     def serve_source(self, *, aligns: bool = False) -> None:
-        """Let the bundle's own weights answer from the next run on, and forget what was adapted.
+        """Let the bundle's own weights answer from the next run on, and forget the adaptation.
 
-        aligns: they get images aligned, which the side file tells.
+        aligns: whether their images are aligned, which the side file records.
         """
         if self.is_adapted or self.is_aligned != aligns:
             start_s = time.perf_counter()
@@ -129,9 +128,9 @@ class AdaptedSubnet:
             self._files.remove(self.digest)
 
     def serve_adapted(self) -> None:
-        """Let what was adapted answer as it is now, from the next run on, and keep it in the side file.
+        """Let the adapted weights answer from the next run on, and save them in the side file.
 
-        AdaptiveError, and nothing is changed: the new session does not compute what was judged.
+        AdaptiveError, and nothing is changed: the new session does not compute the answers that were judged.
         """
         start_s = time.perf_counter()
         weights, aligns = self.weights, self.guard.aligns
@@ -147,7 +146,7 @@ class AdaptedSubnet:
             self._files.write(self.digest, self._belongs, kept)
 
     def _loads(self, load: Callable[[], Any], *, aligns: bool) -> Callable[[], Any]:
-        """What loads a session that gets images aligned, or as they come."""
+        """A function that loads a session with or without alignment."""
         alignment = self.weights.alignment
         return load if not aligns or alignment is None else lambda: AlignedSession(load(), alignment)
 
@@ -162,7 +161,7 @@ class AdaptedSubnet:
             raise AdaptiveError(where, got, allowed=f"{allowed:g}", next_step="export the bundle again on this device")
 
     def _resume(self) -> None:
-        """Go on with what an earlier process has kept."""
+        """Continue the adaptation that an earlier process has saved."""
         if self._files is None:
             return
         found, weights = self._files.read(self.digest, self._belongs, len(self.weights.source.mean_F)), self.weights
@@ -188,7 +187,7 @@ class AdaptedSubnet:
         return self._pool.files["onnx"].plain_session(self._answerer.chain.manifest, self._observed_files)
 
     def _entropy_network(self) -> EntropyNetwork:
-        from adaptive_runtime.adapting_weights.gradients import DifferentiableNetwork  # torch, which others do without
+        from adaptive_runtime.adapting_weights.gradients import DifferentiableNetwork  # imports torch
 
         file = self._pool.bundle.verified(*self._observed_files)[0]
         return DifferentiableNetwork(file, self._net, self._pool.bundle.manifest.runs[self._pool.form].threads)
@@ -207,7 +206,7 @@ class AdaptedSubnet:
 
 
 def adaptable(pool: SubNetPool, digest: str) -> AdaptableNet:
-    """What a SubNet needs to adapt. AdaptiveError: it cannot."""
+    """The adaptable files of a SubNet. AdaptiveError: it cannot adapt."""
     where = f"SubNet {digest}"
     if pool.form != "onnx":
         raise AdaptiveError(where, f"adapts in onnxruntime alone, not in {pool.form}", next_step="load it as 'onnx'")
@@ -222,14 +221,14 @@ def adaptable(pool: SubNetPool, digest: str) -> AdaptableNet:
 
 
 def usual_features(source: AdaptationSource, net: AdaptableNet) -> UsualFeatures:
-    """The usual features of each BatchNorm, from those of all in one row."""
+    """The usual features of each BatchNorm, split from one row with all of them."""
     own = [slice(2 * one.start, 2 * one.stop) for one in spans(net.norms)]
     means, deviations = (tuple(values[one] for one in own) for values in (source.usual_mean, source.usual_deviation))
     return UsualFeatures(means, deviations, source.directions)
 
 
 def image_alignment(source: AdaptationSource) -> ImageAlignment | None:
-    """What is usual of images; None: the bundle is of an earlier version, which does not tell it."""
+    """The alignment to usual images; None: the bundle is of an earlier version without the usual values."""
     if source.usual_light is None or source.light_deviations is None:
         return None
     return ImageAlignment(source.usual_light, float(source.light_deviations))

@@ -1,4 +1,4 @@
-"""The statistics of one SubNet that adapt, and with them scales and biases that gradients change, without labels.
+"""Adapting statistics of one SubNet, optionally with scales and biases learned by gradients, without labels.
 
 Legend: A labelled source images, B batch, C channels, H height, W width, K classes.
 """
@@ -25,15 +25,16 @@ class LabelledSource(NamedTuple):
 
 
 class StatisticsWeights:
-    """Statistics of a SubNet's BatchNorms that follow the images. `DriftGuard` says when.
+    """Statistics of a SubNet's BatchNorms that follow the images when `DriftGuard` says so.
 
-    learned: scales and biases that change in each step, too; None: they stay the source's. anchor: labelled source images, read
-    when they are needed. alignment: of images, while it is asked for; None: they are never aligned. example: an image
-    (1, C, H, W) of the latest verdict, aligned where it was, and the adapted logits (1, K) for it; before, those of the source.
+    learned: scales and biases that change in each step, too; None: they stay the source's. anchor: reads labelled source images
+    when they are needed. alignment: of images, while it is switched on; None: never. example: an image (1, C, H, W) of the
+    latest verdict, aligned if alignment was on, and the adapted logits (1, K) for it; before the first verdict those of the
+    source.
 
-    A step takes the statistics of images, where each BatchNorm normalises by them, mixed with the source's as by a prior of so
-    many images; steps are averaged. One step to a batch is that of `tasks.adaptation` by the method `batchnorm`; with `learned`
-    it is that of `tent`.
+    A step takes the statistics of images, with each BatchNorm normalising by them, mixed with the source's by a prior of
+    `prior_images` images; steps are averaged. One step on one batch equals the method `batchnorm` of `tasks.adaptation`; with
+    `learned` it equals `tent`.
     """
 
     def __init__(
@@ -54,43 +55,43 @@ class StatisticsWeights:
 
     @property
     def fewest(self) -> int:
-        """Images of a step, and of a verdict, at least."""
+        """Minimum number of images of a step and of a verdict."""
         return self.network.images
 
     def reset(self, *, aligns: bool = False) -> None:
-        """Back to the source. aligns: images are aligned from now on."""
+        """Return to the source. aligns: images are aligned from now on."""
         self.restore(self.source, 0, aligns=aligns)
 
     def restore(
         self, statistics: NormStatistics, steps: int, scales: NormScales | None = None, *, aligns: bool = False
     ) -> None:
-        """Take statistics, and where they are learned scales and biases, that come from so many steps. None: the source's."""
+        """Set statistics that come from so many steps, and learned scales and biases. None: the source's."""
         self.statistics, self.steps, self._aligns = statistics, steps, aligns
         if self._learned is not None:
             self._learned.restore(scales)
 
     @property
     def scales(self) -> NormScales | None:
-        """Scales and biases as they are now; None: they are the source's, and stay so."""
+        """Current scales and biases; None: they stay the source's."""
         return None if self._learned is None else self._learned.now
 
     @property
     def folded(self) -> NormStatistics:
-        """Statistics with which the bundle's weights compute what was adapted."""
+        """Statistics with which the bundle's weights compute the adapted answers."""
         return self._folded(self.statistics)
 
     def release(self) -> None:
-        """Free what looks at images, until the next ones come."""
+        """Free the memory for observing until the next images come."""
         self.network.release()
         if self._learned is not None:
             self._learned.release()
 
     def _folded(self, statistics: NormStatistics) -> NormStatistics:
-        """The same for other statistics, with the scales and biases as they are now."""
+        """The same for other statistics, with the current scales and biases."""
         return statistics if self._learned is None else self._learned.folded(statistics)
 
     def adapt(self, x_BCHW: Array) -> None:
-        """One step to images, `fewest` at least."""
+        """Make one step on images, at least `fewest`."""
         x_BCHW = self.given(x_BCHW)
         share = self.network.images / (self.network.images + self.options.prior_images)
         if self._learned is None:
@@ -102,7 +103,7 @@ class StatisticsWeights:
         self.steps += 1
 
     def look(self, x_BCHW: Array) -> SeenImages:
-        """Images as the SubNet sees them, adapted as it is now."""
+        """Run images through the SubNet in its current adaptation."""
         return self.network.look(self.given(x_BCHW), self.folded)
 
     def answers(self, x_BCHW: Array) -> Array:
@@ -110,18 +111,18 @@ class StatisticsWeights:
         return self.look(x_BCHW).logits_BK
 
     def given(self, x_BCHW: Array) -> Array:
-        """Images as the SubNet gets them: aligned, or as they come."""
+        """Images in the form that the SubNet gets: aligned or unchanged."""
         return self.alignment(x_BCHW) if self._aligns and self.alignment is not None else x_BCHW
 
     def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
-        """Whether what was adapted is better for held-back images than the source, which gets them as this does.
+        """Whether the adaptation is better on holdout images than the source, which gets the same images.
 
-        First, what BatchNorms read of these images is nearer to the statistics that normalise it than with the source
-        (`NormStatistics.distance`). The adapted statistics then fit the images as the source's fit the source images, and the
-        source's fit the images as badly as the adapted ones fit the source images. So of each, accuracy is expected to be above
-        confidence by as much as it is on labelled source images: there with the source's statistics, or with the adapted ones.
-        Learned scales and biases, which make confidence larger, are with the source's statistics there; they may lose
-        `GuardSettings.anchor_points` of accuracy.
+        First condition: the BatchNorms' inputs on these images are closer to the adapted statistics than they are, with the
+        source, to the source's (`NormStatistics.distance`). The adapted statistics then fit the images as the source's fit the
+        source images, and the source's fit the images as badly as the adapted ones fit the source images. The adapted network's
+        expected excess of accuracy over confidence is therefore that of the source's statistics on labelled source images, and
+        the source's is that of the adapted statistics there. Learned scales and biases, which increase confidence, are combined
+        with the source's statistics there; they may lose `GuardSettings.anchor_points` of accuracy.
         """
         if not self.statistics.is_finite or not (self.scales is None or self.scales.is_finite):
             return AdaptedVerdict(False, "adapted weights are no finite numbers", 0.0, 0.0)
@@ -144,11 +145,11 @@ class StatisticsWeights:
         return x_BCHW[:1].copy(), seen.logits_BK[:1]
 
     def lost_by_alignment(self) -> float:
-        """Points of accuracy on labelled source images that the source loses once these are aligned."""
+        """Points of accuracy on labelled source images that the source loses by aligning them."""
         return 100 * (self._usual.accuracy - self._gap(self.source, aligned=True).accuracy)
 
     def _gap(self, statistics: NormStatistics, *, aligned: bool = False) -> AnchorGap:
-        """On labelled source images, aligned or as they are."""
+        """The gap on labelled source images, aligned or unchanged."""
         x_ACHW, label_A = self._anchor()
         if aligned and self.alignment is not None:
             x_ACHW = self.alignment(x_ACHW)

@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 
 
 def grids_of(size: Size, strides: Sequence[int]) -> tuple[Size, ...]:
-    """Sizes of the feature maps of an image, where each stride divides rows and columns and rounds up."""
+    """Sizes of the feature maps of an image; each stride divides rows and columns and rounds up."""
     height, width = size
     return tuple((-(-height // stride), -(-width // stride)) for stride in strides)
 
@@ -22,10 +22,10 @@ def grids_of(size: Size, strides: Sequence[int]) -> tuple[Size, ...]:
 def pyramid_anchors(
     grids: Sequence[Size], size: Size, sides_px: Sequence[Sequence[int]], ratios: Sequence[float]
 ) -> Floats:
-    """(P, 4) around the corners of cells, of fixed sides for each grid.
+    """(P, 4) around the corners of cells, with fixed sides for each grid.
 
-    ratios: height over width. Shapes at a position go by ratio, then by side; their half sides are rounded.
-    Source: Feature Pyramid Networks (CVPR 2017) §4.1, Focal Loss for Dense Object Detection (ICCV 2017) §4.
+    ratios: height over width. Shapes at a position are ordered by ratio, then by side; their half sides are rounded. Source:
+    Feature Pyramid Networks (CVPR 2017) §4.1, Focal Loss for Dense Object Detection (ICCV 2017) §4.
     """
     found = []
     tall_R = np.sqrt(np.asarray(ratios, dtype=np.float32))
@@ -46,9 +46,9 @@ def pyramid_anchors(
 def default_boxes(
     grids: Sequence[Size], size: Size, ratios: Sequence[float], least_scale: float, largest_scale: float
 ) -> Floats:
-    """(P, 4) around the centres of cells, of a scale for each grid, as a share of the image.
+    """(P, 4) around the centres of cells, with one scale per grid, as a share of the image.
 
-    ratios: width over height, each also the other way round, beside two squares. Source: SSD (ECCV 2016) §2.2.
+    ratios: width over height, each also inverted, besides two squares. Source: SSD (ECCV 2016) §2.2.
     """
     last = max(1, len(grids) - 1)
     scales = [*(least_scale + (largest_scale - least_scale) * number / last for number in range(len(grids))), 1.0]
@@ -71,6 +71,6 @@ def default_boxes(
 
 
 def _lattice(y_H: Floats, x_W: Floats) -> Floats:
-    """(H, W, 2) of (x, y)."""
+    """Grid (H, W, 2) of coordinates (x, y)."""
     x_HW, y_HW = np.meshgrid(x_W, y_H)
     return np.stack([x_HW, y_HW], -1)

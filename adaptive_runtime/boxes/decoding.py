@@ -13,7 +13,7 @@ from adaptive_runtime.errors import AdaptiveError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detections:
-    """Of one image, the highest score first. boxes: (x0, y0, x1, y1) [px], inside the image. scores: in [0, 1]."""
+    """Detections of one image, the highest score first. boxes: (x0, y0, x1, y1) [px], inside the image. scores: in [0, 1]."""
 
     boxes_N4: Floats
     scores_N: Floats
@@ -23,8 +23,9 @@ class Detections:
 def detect(head: DetectionHead, raw_BPC: Floats, size: Size) -> list[Detections]:
     """The detections of each image.
 
-    raw_BPC: raw output of the network, as `heads` says. size: (height, width) [px] of the network's input. The answers are
-    those of torchvision's network of the head's name. AdaptiveError: the raw output is of another head or size.
+    raw_BPC: raw output of the network, in the layout of `heads`. size: (height, width) [px] of the network's input. The
+    detections equal those of torchvision's network with the head's name. AdaptiveError: the raw output is of another head or
+    size.
     """
     check_raw(head, raw_BPC.shape, size)
     anchors_P4 = head.anchors_of(size)
@@ -32,7 +33,7 @@ def detect(head: DetectionHead, raw_BPC: Floats, size: Size) -> list[Detections]
 
 
 def check_raw(head: DetectionHead, shape: tuple[int, ...], size: Size) -> None:
-    """AdaptiveError for a raw output of another shape than that of a head for images of (height, width)."""
+    """AdaptiveError if the shape is not that of a head's raw output for images of (height, width)."""
     positions, least = head.positions(size), head.columns(2)
     if len(shape) != 3 or shape[1] != positions or shape[2] < least:
         raise AdaptiveError(
@@ -44,7 +45,7 @@ def check_raw(head: DetectionHead, shape: tuple[int, ...], size: Size) -> None:
 
 
 def _detected(head: DetectionHead, raw_PC: Floats, anchors_P4: Floats, size: Size) -> Detections:
-    """Of one image."""
+    """The detections of one image."""
     scores_PK = head.scores(raw_PC)
     places_N, classes_N = (
         _best_of_each_class(head, scores_PK) if head.by_class else _best_of_grids(head, scores_PK, size)
@@ -58,14 +59,14 @@ def _detected(head: DetectionHead, raw_PC: Floats, anchors_P4: Floats, size: Siz
 
 
 def _best_of_each_class(head: DetectionHead, scores_PK: Floats) -> tuple[Integers, Integers]:
-    """Anchors and classes of the candidates: those of each class with the best scores."""
+    """Anchors and classes of the candidates: the best scores of each class."""
     found = [_best(scores_PK[:, label], head) for label in range(head.first_class, scores_PK.shape[1])]
     labels = [np.full(len(places), head.first_class + number) for number, places in enumerate(found)]
     return _joined(found), _joined(labels)
 
 
 def _best_of_grids(head: DetectionHead, scores_PK: Floats, size: Size) -> tuple[Integers, Integers]:
-    """Anchors and classes of the candidates: those of each grid with the best scores."""
+    """Anchors and classes of the candidates: the best scores of each grid."""
     classes, start, found = scores_PK.shape[1], 0, []
     for rows, columns in head.grids(size):
         end = start + head.shapes * rows * columns
@@ -76,7 +77,7 @@ def _best_of_grids(head: DetectionHead, scores_PK: Floats, size: Size) -> tuple[
 
 
 def _best(scores: Floats, head: DetectionHead) -> Integers:
-    """Places of the candidates among scores, best first."""
+    """Indices of the candidates among scores, best first."""
     over = np.flatnonzero(scores > head.least_score)
     return over[np.argsort(-scores[over], kind="stable")[: head.candidates]]
 

@@ -1,7 +1,9 @@
-"""Heads of detectors: what their raw outputs mean; a record for each. Legend: P anchors, K classes with the background.
+"""Heads of detectors, one record for each: the meaning of their raw outputs.
 
-The raw output of an image (P, C) has a row for each anchor: K logits of classes, 4 regressions, and the logit of centre-ness
-where the head has it. The numbers of each record are those of torchvision's network of its name.
+Legend: P anchors, K classes with the background.
+
+The raw output of an image (P, C) has a row for each anchor: K logits of classes, 4 regressions, and for some heads the logit of
+centre-ness. The numbers of each record are those of torchvision's network of the same name.
 """
 
 import math
@@ -17,17 +19,17 @@ from adaptive_runtime.boxes.anchors import Floats, Size, default_boxes, grids_of
 from adaptive_runtime.errors import AdaptiveError
 
 LARGEST_GROWTH = math.log(1000 / 16)
-"""Clip of regressions of sides, before they are exponents. Source: reference code of Faster R-CNN (NeurIPS 2015)."""
+"""Upper limit of the regressions of sides before the exponential. Source: reference code of Faster R-CNN (NeurIPS 2015)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionHead:
-    """The way from raw outputs to scored boxes.
+    """The conversion from raw outputs to scored boxes.
 
-    strides: of the feature maps [px]. shapes: anchors at a position. has_centreness: whether it has a logit of it.
+    strides: of the feature maps [px]. shapes: anchors at a position. has_centreness: whether it has a logit of centre-ness.
     anchors: grids and the image's size -> (P, 4). boxes: regressions and anchors -> (P, 4). scores: raw output -> (P, K).
-    first_class: classes before it are never answered. by_class: candidates are the best of each class, not of each grid.
-    least_score, candidates, most_iou, most: what is answered of it.
+    first_class: classes before it are never detected. by_class: candidates are the best of each class, not of each grid.
+    least_score, candidates, most_iou, most: limits of the detections.
     """
 
     name: str
@@ -45,11 +47,11 @@ class DetectionHead:
     most: int
 
     def columns(self, classes: int) -> int:
-        """C, the width of the raw output for so many classes, the background among them."""
+        """C, the width of the raw output for so many classes, including the background."""
         return classes + 4 + self.has_centreness
 
     def grids(self, size: Size) -> tuple[Size, ...]:
-        """Of an image of (height, width)."""
+        """Sizes of the feature maps of an image of (height, width)."""
         return grids_of(size, self.strides)
 
     def anchors_of(self, size: Size) -> Floats:
@@ -57,11 +59,11 @@ class DetectionHead:
         return self.anchors(self.grids(size), size)
 
     def positions(self, size: Size) -> int:
-        """P, how many anchors an image of (height, width) has."""
+        """P, the number of anchors of an image of (height, width)."""
         return self.shapes * sum(rows * columns for rows, columns in self.grids(size))
 
     def square(self, positions: int) -> Size:
-        """The size of square images with so many anchors, as a multiple of the finest stride. AdaptiveError: there is none."""
+        """The size of square images with so many anchors, as a multiple of the finest stride. AdaptiveError: no size fits."""
         for side in count(1):
             size = (side * self.strides[0],) * 2
             if (found := self.positions(size)) >= positions:
@@ -76,7 +78,7 @@ class DetectionHead:
 
 
 def regressed(codes_P4: Floats, anchors_P4: Floats, *, weights: tuple[float, float]) -> Floats:
-    """Boxes from shifts by shares of an anchor's sides, and logarithms of growth. weights: of shifts, of growth.
+    """Boxes from shifts relative to an anchor's sides and logarithms of growth. weights: of shifts, of growth.
 
     Source: R-CNN (CVPR 2014), appendix C.
     """
@@ -90,14 +92,14 @@ def regressed(codes_P4: Floats, anchors_P4: Floats, *, weights: tuple[float, flo
 
 
 def distant(codes_P4: Floats, anchors_P4: Floats) -> Floats:
-    """Boxes from the distances of their edges to an anchor's centre, in sides of the anchor. Source: FCOS (ICCV 2019) §3.1."""
+    """Boxes from the distances of their edges to an anchor's centre, in units of its sides. Source: FCOS (ICCV 2019) §3.1."""
     sides_P2 = anchors_P4[:, 2:] - anchors_P4[:, :2]
     centre_P2 = np.float32(0.5) * (anchors_P4[:, :2] + anchors_P4[:, 2:])
     return np.concatenate([centre_P2 - codes_P4[:, :2] * sides_P2, centre_P2 + codes_P4[:, 2:] * sides_P2], 1)
 
 
 def sigmoid(values: Floats) -> Floats:
-    """Element by element, without overflow."""
+    """Elementwise sigmoid without overflow."""
     small = np.exp(-np.abs(values))
     found: Floats = np.where(values >= 0, 1, small).astype(np.float32) / (1 + small)
     return found
@@ -115,7 +117,7 @@ def _each(raw_PC: Floats) -> Floats:
 
 
 def _centred(raw_PC: Floats) -> Floats:
-    """The geometric mean of a class's probability and of centre-ness."""
+    """The geometric mean of class probability and centre-ness."""
     found: Floats = np.sqrt(sigmoid(raw_PC[:, :-5]) * sigmoid(raw_PC[:, -1:]))
     return found
 
@@ -174,7 +176,7 @@ HEADS: Mapping[str, DetectionHead] = MappingProxyType({head.name: head for head 
 
 
 def head_of(name: str) -> DetectionHead:
-    """The record of a name. AdaptiveError: there is none."""
+    """The head of a name. AdaptiveError: unknown name."""
     if name not in HEADS:
         raise AdaptiveError("detection head", f"'{name}'", allowed=", ".join(HEADS))
     return HEADS[name]

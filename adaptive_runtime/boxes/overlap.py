@@ -1,4 +1,4 @@
-"""How much boxes overlap, and the boxes that stay where many tell of one object. Legend: N and M boxes (x0, y0, x1, y1)."""
+"""Overlap of boxes and non-maximum suppression. Legend: N and M boxes (x0, y0, x1, y1)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,16 +6,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 BLOCK = 64
-"""Boxes that are compared with each other at once."""
+"""Number of boxes that are compared with each other at once."""
 
 
 def areas(boxes_N4: Floats) -> Floats:
-    """(N,)."""
+    """Areas (N,) of boxes."""
     return (boxes_N4[:, 2] - boxes_N4[:, 0]) * (boxes_N4[:, 3] - boxes_N4[:, 1])
 
 
 def intersections(boxes_N4: Floats, others_M4: Floats) -> Floats:
-    """The areas (N, M) that are in both boxes."""
+    """Areas (N, M) of the intersections."""
     left_N1, top_N1, right_N1, bottom_N1 = boxes_N4.T[:, :, None]
     left_1M, top_1M, right_1M, bottom_1M = others_M4.T[:, None]
     width_NM = np.minimum(right_N1, right_1M) - np.maximum(left_N1, left_1M)
@@ -32,9 +32,9 @@ def iou(boxes_N4: Floats, others_M4: Floats) -> Floats:
 
 
 def suppressed(boxes_N4: Floats, scores_N: Floats, classes_N: Integers, most_iou: float, most: int) -> Integers:
-    """Places of the boxes that stay, best score first: `most` at most, no two of one class with an IoU above `most_iou`.
+    """Indices of the boxes that stay, best score first: `most` at most, no two of one class with an IoU above `most_iou`.
 
-    A box goes where a better one of its class stays; of two with the same score the first is better.
+    A box is dropped if a better box of its class stays; of two with the same score the first is better.
     """
     order_N = np.argsort(-scores_N, kind="stable")
     kept = np.empty(0, dtype=np.int64)
@@ -55,6 +55,6 @@ def suppressed(boxes_N4: Floats, scores_N: Floats, classes_N: Integers, most_iou
 def _same_object(
     boxes_N4: Floats, classes_N: Integers, some: Integers, others: Integers, most_iou: float
 ) -> NDArray[np.bool_]:
-    """Which of some boxes tell of one object with which of others, by their places: (some, others)."""
+    """Pairs of boxes, by their indices, that belong to one object: (some, others)."""
     same = classes_N[some][:, None] == classes_N[others][None]
     return same & (iou(boxes_N4[some], boxes_N4[others]) > most_iou)

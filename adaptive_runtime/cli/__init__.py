@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What the command line accepts."""
+    """The parser of the command line."""
     parser = ServiceParser(prog=PROGRAM, description="Run and serve SubNets on this device.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ServiceParser)
     for name, command in COMMANDS.items():

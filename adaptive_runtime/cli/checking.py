@@ -1,4 +1,4 @@
-"""`autotailor-runtime check`: the answers of this device beside those of torch in the bundle."""
+"""`autotailor-runtime check`: compares the answers of this device with torch's answers in the bundle."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the difference of every SubNet and exit. AdaptiveError: one of them differs by more than the bundle allows."""
+    """Print the difference of every SubNet and exit. AdaptiveError: a SubNet differs by more than the bundle allows."""
     with load(arguments.bundle, format=arguments.format, key_file=arguments.key_file, prepares=False) as model:
         found, manifest, pool = check(model), model.pool.bundle.manifest, model.pool
     rows = []

@@ -1,4 +1,4 @@
-"""`autotailor-runtime client-source`: the client of the local socket, to be compiled into a program."""
+"""`autotailor-runtime client-source`: copies the C client of the local socket for compiling into a program."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Copy, and print the files. AdaptiveError: they cannot be written."""
+    """Copy the files and print their names. AdaptiveError: they cannot be written."""
     folder: Path = arguments.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)

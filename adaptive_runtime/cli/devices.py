@@ -12,7 +12,7 @@ from profiling_agents.startup import TOKEN_VARIABLE
 
 
 def named(text: str) -> tuple[str, str]:
-    """A name and what belongs to it. ValueError."""
+    """Split NAME=VALUE into name and value. ValueError: other text."""
     name, sign, value = text.partition("=")
     if not (name and sign and value):
         raise ValueError
@@ -23,7 +23,7 @@ named.__name__ = "NAME=VALUE"
 
 
 def add_devices(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """The options that `addresses` reads, and the coding of tensors."""
+    """Add the options that `addresses` reads, and the coding of tensors."""
     devices = parser.add_argument_group("devices")
     devices.description = (
         "Other devices run `autotailor agent --serve-segments`. A device that is not reached is no error: home stands in. "
@@ -42,7 +42,7 @@ def add_devices(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def addresses(arguments: argparse.Namespace) -> dict[str, DeviceAddress]:
-    """The devices by name. AdaptiveError, AgentError: twice the same one, no token, or an address that cannot be."""
+    """The devices by name. AdaptiveError, AgentError: a duplicate name, no token, or an invalid address."""
     urls = _once("--device", arguments.device)
     tokens = _of_devices("--device-token", arguments.device_token, urls)
     certificates = _of_devices("--device-ca", arguments.device_ca, urls)
@@ -61,7 +61,7 @@ def addresses(arguments: argparse.Namespace) -> dict[str, DeviceAddress]:
 
 
 def _once(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """By name. AdaptiveError: one is there twice."""
+    """Values by name. AdaptiveError: a duplicate name."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name in found if [one for one, _ in pairs].count(name) > 1)
@@ -70,7 +70,7 @@ def _once(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _of_devices(option: str, pairs: Sequence[tuple[str, str]], urls: dict[str, str]) -> dict[str, str]:
-    """By name. AdaptiveError: a name that no `--device` has."""
+    """Values by name. AdaptiveError: a name that no `--device` has."""
     found = _once(option, pairs)
     for name in found:
         if name not in urls:

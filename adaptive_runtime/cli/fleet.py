@@ -1,4 +1,4 @@
-"""`autotailor-runtime fleet`: enrol this device, tell its sums, and have the bundle that it is assigned."""
+"""`autotailor-runtime fleet`: enrols this device, reports its sums, and fetches its assigned bundle."""
 
 import argparse
 import hashlib
@@ -62,6 +62,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def fingerprint() -> str:
-    """sha256 over what makes latencies of this device comparable, as far as the system tells it."""
+    """sha256 of the system properties that make latencies of this device comparable."""
     told = [platform.system(), platform.machine(), platform.processor(), os.cpu_count(), memory_mib()]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()

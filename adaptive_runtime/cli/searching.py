@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Search in a process of low priority, and print what it tells. AdaptiveError in one line."""
+    """Search in a process of low priority, and print its progress. AdaptiveError in one line."""
     try:
         names = LocalSearchSettings.model_fields
         settings = LocalSearchSettings(**{name: getattr(arguments, name) for name in names})

@@ -36,7 +36,7 @@ BUNDLE_ONLY = (
 )
 """Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
 EXACT = "fp32"
-"""The coding in which tensors of bundles cross links."""
+"""The coding of tensors of bundles on links."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -52,7 +52,7 @@ above_zero.__name__ = "number above 0"
 
 
 def model_name(text: str) -> str:
-    """A name that stands in an address as it is. ValueError."""
+    """A name that needs no escaping in an address. ValueError: another name."""
     if not NAME.fullmatch(text):
         raise ValueError
     return text
@@ -182,7 +182,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
-    """AdaptiveError: a coding, since a bundle says in which its SubNets were judged, or an option that needs another."""
+    """The served bundle.
+
+    AdaptiveError: a coding, since a bundle defines the coding its SubNets were judged in, or an option without the option it
+    needs.
+    """
     from adaptive_runtime.service.models.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
@@ -199,7 +203,7 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
 
 
 def _split(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
-    """AdaptiveError: an option that is of bundles alone."""
+    """The served split SubNet. AdaptiveError: an option that only bundles have."""
     from adaptive_runtime.service.models.splits import split_served
 
     for name in BUNDLE_ONLY:

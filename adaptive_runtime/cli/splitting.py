@@ -1,4 +1,4 @@
-"""`autotailor-runtime split`: inputs of a file, answered from home by a SubNet that is split over devices."""
+"""`autotailor-runtime split`: answers inputs of a file with a SubNet that is split over devices, coordinated from here."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Answer, by the plan that is fastest now. AdaptiveError: bad input, in one line."""
+    """Answer with the plan that is currently fastest. AdaptiveError: bad input, in one line."""
     from adaptive_runtime.split import PlannedSplit, ReplanRules, SplitOptions
 
     planned = PlannedSplit.open(arguments.folder)
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _inputs(file: Path, shape: tuple[int, ...]) -> list[NDArray[np.float32]]:
-    """Inputs of a shape, of which the file has one or several. AdaptiveError: it has something else."""
+    """The inputs in the file, one or several of this shape. AdaptiveError: other content."""
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -92,7 +92,7 @@ def _devices(network: "SplitNetwork") -> list[dict[str, Any]]:
 
 
 def _predicted(network: "SplitNetwork", choice: "EnvelopePlacements") -> dict[str, Any]:
-    """The plan in use, what it is predicted to take, and what home alone would."""
+    """The plan in use, its predicted latency, and that of the coordinator alone."""
     found_ms = choice.latencies_ms(network.links)
     plan = choice.plans.plans[choice.number]
     return {"plan": plan.devices, "line": plan.line, "plan_ms": found_ms.get(choice.number), "home_ms": found_ms[0]}
@@ -117,7 +117,7 @@ def _row(answer: "SplitAnswer") -> dict[str, Any]:
 
 
 def _lines(devices: list[dict[str, Any]], plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
-    """For people."""
+    """Report lines for people."""
     found = []
     for one in devices:
         link = one["link"]
@@ -145,7 +145,7 @@ def _mbps(value: float | None) -> str:
 
 
 def _write_answers(file: Path, answers: NDArray[np.float32]) -> None:
-    """AdaptiveError: the file cannot be written."""
+    """Write the answers. AdaptiveError: the file cannot be written."""
     try:
         with file.open("wb") as stream:
             np.save(stream, answers)

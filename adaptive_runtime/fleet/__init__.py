@@ -1,4 +1,4 @@
-"""A device of a fleet: enrols, tells sums over its requests, and runs the bundle that its registry assigns.
+"""A device of a fleet: enrols, reports sums over its requests, and runs the bundle that its registry assigns.
 
 [Roll-outs](docs/rollouts.md) shows how it is used.
 """

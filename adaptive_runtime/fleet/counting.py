@@ -1,4 +1,4 @@
-"""Sums over the requests of a device, since they were last told."""
+"""Sums over the requests of a device since the last report."""
 
 import math
 import threading
@@ -9,18 +9,18 @@ LEAST_LATENCY_MS = math.exp(-MOST_LOG_LATENCY)
 
 
 class RequestCounter:
-    """Counts requests that one bundle answers; any thread may. Nothing of a single request is kept."""
+    """Counts the requests that one bundle answers; any thread may call it. Nothing about single requests is kept."""
 
     def __init__(self, bundle: str | None = None) -> None:
-        """bundle: digest of the open bundle that answers (`OpenBundle.digest`); None: one that no registry gave."""
+        """bundle: digest of the open bundle that answers (`OpenBundle.digest`); None: a bundle from no registry."""
         self._bundle = bundle
         self._lock = threading.Lock()
         self._sums = RequestSums()
 
     def answered(self, latency_ms: float, confidence: float, *, in_time: bool, agreed: bool | None = None) -> None:
-        """One request more. confidence: 0 to 1; NaN is none.
+        """Count one more request. confidence: 0 to 1; a NaN counts as 0.
 
-        agreed: with the right answer, or that of the largest SubNet; None: unknown.
+        agreed: whether the answer equals the right one, or that of the largest SubNet; None: unknown.
         """
         log_latency = min(math.log(max(LEAST_LATENCY_MS, latency_ms)), MOST_LOG_LATENCY)
         with self._lock:
@@ -35,7 +35,7 @@ class RequestCounter:
             )
 
     def take(self) -> ServedSums:
-        """The sums so far; it begins anew."""
+        """Return the sums so far and reset them."""
         with self._lock:
             taken, self._sums = self._sums, RequestSums()
         return ServedSums(bundle=self._bundle, sums=taken)

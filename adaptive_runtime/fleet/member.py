@@ -1,9 +1,9 @@
 """A device of a fleet, and its folder.
 
-FOLDER/member.json          the registry's address, the device's token, what is not told yet; readable by its user alone
+FOLDER/member.json          the registry's address, the device's token, unsent sums; readable by its user alone
 FOLDER/token                the device's token again, for an agent that pulls from the fleet's relay; as private
 FOLDER/bundles/DIGEST/      bundles by the sha256 of their manifests
-FOLDER/current              link to the bundle that should serve; none: the device's own
+FOLDER/current              link to the bundle that should serve; missing: the device's own
 """
 
 import os
@@ -26,16 +26,16 @@ MEMBER_FILE = "member.json"
 TOKEN_FILE = "token"
 MOST_MANIFEST_BYTES = 64 << 20
 TELLINGS = 3
-"""So often sums are told with a later number, where the registry has had this one."""
+"""Attempts to report sums with a later number when the registry already has the number."""
 
 VERSION: Literal[2] = 2
 
 
 class MemberState(FileMessage):
-    """A device in its fleet. active: the bundle that should serve. served: the one that was last said to have answered.
+    """State of a device in its fleet.
 
-    untold: telemetry that may not have arrived; it is told again first. waiting: sums that were not tried to be told, one for
-    each bundle.
+    active: the bundle that should serve. served: the bundle in the last report. untold: telemetry that may not have arrived; it
+    is sent again first. waiting: sums not yet sent, one for each bundle.
     """
 
     WHERE: ClassVar[str] = MEMBER_FILE
@@ -58,7 +58,7 @@ class MemberState(FileMessage):
     @model_validator(mode="before")
     @classmethod
     def _of_version_1(cls, found: Any) -> Any:
-        """Version 1 took the active bundle for the one that had answered."""
+        """Convert version 1, which assumed that the active bundle had answered."""
         if not isinstance(found, dict) or found.get("version") != 1:
             return found
         active, sums = found.get("active"), found.get("waiting")
@@ -67,18 +67,21 @@ class MemberState(FileMessage):
 
 
 class FleetMember:
-    """A device that has enrolled. One process at a time."""
+    """A device that has enrolled. Only one process may use it at a time."""
 
     def __init__(self, folder: Path, state: MemberState) -> None:
         self.folder, self.state = folder, state
         ca_file = None if state.ca_file is None else Path(state.ca_file)
         self._registry = RegistryClient(state.url, state.token, ca_file)
         self.restored = False
-        """Whether the registry has heard more of this device than its folder knows: it is a copy, mostly from a backup."""
+        """Whether the registry knows newer reports than this folder: the folder is a copy, mostly from a backup."""
 
     @classmethod
     def enrol(cls, folder: Path, url: str, token: str, asked: EnrolAsked, ca_file: Path | None = None) -> Self:
-        """Make a folder by a token that counts once. AdaptiveError: it has one already, or the registry refuses."""
+        """Enrol with a one-time token and create the folder.
+
+        AdaptiveError: it has a device already, or the registry refuses.
+        """
         if (folder / MEMBER_FILE).exists():
             raise AdaptiveError(str(folder), "is of a device that has enrolled", next_step="name another folder")
         try:
@@ -104,10 +107,11 @@ class FleetMember:
         return None if self.state.active is None else self.folder / "bundles" / self.state.active
 
     def pull(self, served: ServedSums | None = None, key_file: Path | None = None) -> AssignedBundle:
-        """Tell sums, and go over to the bundle that is assigned. served: None: no requests. key_file: that must have signed it.
+        """Report sums, and switch to the assigned bundle.
 
-        AdaptiveError: the registry is not reached, the bundle is damaged or not signed (the device stays with what it has), or
-        another device has a copy of this one's folder. Sums that may not have arrived are told again next time, and count once.
+        served: None: no requests. key_file: the key of the bundle's signature. AdaptiveError: the registry is not reached, the
+        bundle is damaged or not signed (the device keeps its bundle), or another device has a copy of this folder. Sums that
+        may not have arrived are sent again next time, and count once.
         """
         if served is not None:
             waiting = _added(self.state.waiting, served)
@@ -121,7 +125,7 @@ class FleetMember:
         return assigned
 
     def _tell_new(self, one: ServedSums) -> AssignedBundle:
-        """Sums that were never told. AdaptiveError: the registry always has had as many of this device."""
+        """Report new sums. AdaptiveError: the registry is still ahead of this device after all attempts."""
         waiting = tuple(other for other in self.state.waiting if other != one)
         for _ in range(TELLINGS):
             told = Telemetry(sequence=self.state.sequence + 1, bundle=one.bundle, sums=one.sums)
@@ -138,7 +142,7 @@ class FleetMember:
         )
 
     def _tell(self, told: Telemetry) -> AssignedBundle:
-        """What is behind the registry's number is dropped: an older copy of the folder may have it from before."""
+        """Send telemetry, and drop it if the registry is ahead: another copy of the folder may have sent it before."""
         assigned = self._registry.tell(told)
         update: dict[str, Any] = {"untold": None}
         if assigned.ahead is not None:
@@ -163,7 +167,7 @@ class FleetMember:
             raise AdaptiveError(str(self.folder), f"cannot be written ({error.strerror})") from error
 
     def _fetch(self, digest: str, signature: str | None, key_file: Path | None) -> None:
-        """The bundle's folder, whole and checked, or not at all."""
+        """Fetch the bundle's folder, complete and checked, or not at all."""
         target = self.folder / "bundles" / digest
         if target.exists() and _is_whole(target, key_file):
             return
@@ -203,7 +207,7 @@ def _write_private(file: Path, text: str) -> None:
 
 
 def _added(waiting: tuple[ServedSums, ...], served: ServedSums) -> tuple[ServedSums, ...]:
-    """One for each bundle, that of the bundle that answered last at the end."""
+    """Merged sums, one entry per bundle; the bundle that answered last is at the end."""
     same = next((one.sums for one in waiting if one.bundle == served.bundle), None)
     sums = served.sums if same is None else same.plus(served.sums)
     others = (one for one in waiting if one.bundle != served.bundle)
@@ -211,7 +215,7 @@ def _added(waiting: tuple[ServedSums, ...], served: ServedSums) -> tuple[ServedS
 
 
 def _is_whole(folder: Path, key_file: Path | None) -> bool:
-    """Whether a bundle that was fetched before can serve; else it is fetched again."""
+    """Whether an earlier fetched bundle can serve; otherwise it is fetched again."""
     try:
         OpenBundle.open(folder, key_file).verify_all()
     except AdaptiveError:
@@ -220,5 +224,5 @@ def _is_whole(folder: Path, key_file: Path | None) -> bool:
 
 
 def _check_signature(folder: Path, key_file: Path) -> None:
-    """Before a name of the manifest is used. AdaptiveError."""
+    """Check the signature before any name of the manifest is used. AdaptiveError."""
     verify((folder / BUNDLE_FILE).read_bytes(), folder / SIGNATURE_FILE, read_key(key_file))

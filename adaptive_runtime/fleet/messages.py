@@ -1,4 +1,4 @@
-"""What devices and their registry tell each other. Nothing in it is of a single request."""
+"""Messages between devices and their registry. They contain nothing about single requests."""
 
 from typing import Annotated, ClassVar, Self
 
@@ -8,14 +8,21 @@ from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest, Message, Name
 
 MOST_LOG_LATENCY = 25.0
-"""|ln(latency in ms)| beyond is no latency: it would be above two years."""
+"""A larger
+
+ln(latency in ms)
+
+is invalid: the latency would be above two years.
+"""
 Count = Annotated[float, Field(ge=0, le=1e12)]
 DeviceToken = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class EnrolAsked(Message):
-    """A device that enrols. name: for people. kind: of devices that are compared with each other. fingerprint: digest of what
-    makes its latencies comparable.
+    """A device that enrols.
+
+    name: for people. kind: devices of one kind are compared with each other. fingerprint: digest of the properties that make
+    its latencies comparable.
     """
 
     name: Name
@@ -24,17 +31,18 @@ class EnrolAsked(Message):
 
 
 class Enrolled(Message):
-    """The device's number, and the token that it shows from now on."""
+    """The device's number, and its token for all later requests."""
 
     device: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     token: DeviceToken
 
 
 class RequestSums(Message):
-    """Sums over requests since the last ones that were told.
+    """Sums over the requests since the last report.
 
-    log_latency: of ln(latency in ms). in_time: answered by their deadline. confidence: of the mean confidence of each.
-    labelled: requests whose right answer, or that of the largest SubNet, is known; agreed: of these, answered alike.
+    log_latency: of ln(latency in ms). in_time: requests answered by their deadline. confidence: of each request's mean
+    confidence. labelled: requests for which the right answer, or that of the largest SubNet, is known; agreed: those of them
+    with the same answer.
     """
 
     requests: Count = 0.0
@@ -60,7 +68,10 @@ class RequestSums(Message):
 
 
 class ServedSums(FileMessage):
-    """Sums over requests that one bundle answered. bundle: the sha256 of its manifest; None: one that no registry gave."""
+    """Sums over the requests that one bundle answered.
+
+    bundle: the sha256 of its manifest; None: a bundle that did not come from a registry.
+    """
 
     WHERE: ClassVar[str] = "sums"
     NEXT_STEP: ClassVar[str] = (
@@ -74,7 +85,10 @@ class ServedSums(FileMessage):
 
 
 class Telemetry(Message):
-    """What a device tells. sequence: one more each time, so that what comes twice counts once. bundle: that answered."""
+    """A report of a device.
+
+    sequence: increases by one each time, so that duplicates count once. bundle: the bundle that answered.
+    """
 
     sequence: int = Field(ge=1, lt=2**53)
     bundle: Digest | None
@@ -82,9 +96,10 @@ class Telemetry(Message):
 
 
 class AssignedBundle(Message):
-    """The bundle that a device should run, by the sha256 of its manifest; None: whatever it has. signature: of the manifest.
-    tell_every_s: how often the device should tell its sums. ahead: the registry has this sequence number of the device, not
-    from this copy of the device's folder: the sums were not counted, and count with the number behind it.
+    """The bundle that a device should run, by the sha256 of its manifest; None: the device's own.
+
+    signature: of the manifest. tell_every_s: interval between reports. ahead: the registry already has this sequence number of
+    the device, from another copy of its folder; the sums were not counted, and should be sent again with the next number.
     """
 
     bundle: Digest | None

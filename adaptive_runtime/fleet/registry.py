@@ -1,4 +1,4 @@
-"""HTTP to a registry, by the standard library alone: a device needs nothing else."""
+"""HTTP client of a registry, with the standard library alone: a device needs nothing else."""
 
 import hashlib
 import ssl
@@ -17,14 +17,14 @@ from profiling_agents.messages import ErrorBody, Message, one_line
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 1 << 20
-"""Of an answer that is no file."""
+"""Size limit of an answer that is not a file."""
 CHUNK = 1 << 20
 
 M = TypeVar("M", bound=Message)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token goes nowhere else."""
+    """Refuses redirects, so that a token is sent to no other host."""
 
     def redirect_request(self, *arguments: object) -> None:
         """Refuse."""
@@ -32,7 +32,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class RegistryClient:
-    """Requests to one registry with one token. Every failure is an AdaptiveError of one line, which has no token."""
+    """Requests to one registry with one token. Every failure is an AdaptiveError of one line without the token."""
 
     def __init__(self, url: str, token: str, ca_file: Path | None = None) -> None:
         """ca_file: certificate (PEM) that https is checked against; None: those of the system."""
@@ -50,15 +50,15 @@ class RegistryClient:
         )
 
     def enrol(self, asked: EnrolAsked) -> Enrolled:
-        """With a token that counts once: the device's own."""
+        """Enrol with a one-time token; returns the device's own token."""
         return self._post("/v1/enrolments", asked, Enrolled)
 
     def tell(self, told: Telemetry) -> AssignedBundle:
-        """Sums; what the device should run."""
+        """Report sums; returns the assigned bundle."""
         return self._post("/v1/telemetry", told, AssignedBundle)
 
     def fetch(self, digest: str, file: Path, most_bytes: int) -> None:
-        """A file by its sha256, checked on its way."""
+        """Fetch a file by its sha256, which is checked while it arrives."""
         found, size = hashlib.sha256(), 0
         try:
             with self._open(f"/v1/files/{digest}") as answer, file.open("wb") as stream:

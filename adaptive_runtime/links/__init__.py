@@ -1,4 +1,4 @@
-"""Links to other devices: one kept connection to each, measured while it is used, probed when it is idle.
+"""Links to other devices: one persistent connection to each, measured in use and probed when idle.
 
 [Several devices](docs/links.md) explains it with examples.
 """

@@ -1,4 +1,4 @@
-"""Where a device that serves segments is reached, and what is shown to it."""
+"""Address and credentials of a device that serves segments."""
 
 import ssl
 from dataclasses import dataclass, field, replace
@@ -24,14 +24,14 @@ class DeviceAddress:
     peer_url: str | None = None
 
     def check(self) -> None:
-        """AdaptiveError: it cannot be used."""
+        """AdaptiveError: the address cannot be used."""
         self.parts  # noqa: B018 - made to be told what is wrong with it
         if self.peer_url is not None:
             replace(self, url=self.peer_url, peer_url=None).check()
 
     @property
     def parts(self) -> tuple[str, int, ssl.SSLContext | None]:
-        """Host, port and TLS. AdaptiveError: no such address, or no such certificate."""
+        """Host, port and TLS. AdaptiveError: an invalid address or certificate."""
         allowed = "tcp://HOST:PORT, tls://HOST:PORT"
         try:
             split = urlsplit(self.url)

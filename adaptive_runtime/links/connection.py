@@ -1,7 +1,7 @@
-"""Home's end of one connection to a device that serves segments: greeting, SubNet, requests, probes.
+"""The coordinator's end of one connection to a device that serves segments: greeting, SubNet, requests, probes.
 
-Answers are matched with requests by number. Whatever is not an answer that home waits for, with exactly the bytes that the
-SubNet gives it, ends the connection before it is read.
+Answers are matched with requests by number. Any frame other than an awaited answer with exactly the size that the SubNet
+implies ends the connection before it is read.
 """
 
 import asyncio
@@ -44,17 +44,17 @@ from profiling_agents.streams.sockets import abandon, kept
 from profiling_agents.streams.wire import Buffer, FrameHead, FrameReader, FrameWriter, StreamEndError, StreamError
 
 ANSWER_LIMIT_S = 60.0
-"""For greeting, and for loading a SubNet."""
+"""For the greeting and for loading a SubNet."""
 
 Answer = TypeVar("Answer", Welcome, LoadedSubNet, KeptFile)
 
 
 class PeerLostError(Exception):
-    """The connection has gone, or was ended because the device broke its rules. One line."""
+    """The connection was lost, or was ended because the device broke the protocol. One line."""
 
 
 class PeerRefusedError(PeerLostError):
-    """The device refuses home, or is not what home may use; it would be the same again. One line."""
+    """The device refuses the coordinator, or must not be used; a retry would not help. One line."""
 
 
 class ValuesMissedError(PeerLostError):
@@ -62,7 +62,7 @@ class ValuesMissedError(PeerLostError):
 
 
 class PeerTimes(NamedTuple):
-    """Of one request [ms]: in all; to reach the device; waiting and computing there; to come back; the round trip."""
+    """Durations of one request [ms]: total, way to the device, waiting and computing there, way back, round trip."""
 
     total_ms: float
     up_ms: float
@@ -73,9 +73,9 @@ class PeerTimes(NamedTuple):
 
 
 class RunWay(NamedTuple):
-    """How values of a run come and go, where that is not from home and back.
+    """Source and destination of a run's values, if they are not the coordinator.
 
-    ticket: with which they come. receiver: to whom they go. within_ms: the time for both.
+    ticket: identifies the incoming values. receiver: destination of the results. within_ms: the time for both.
     """
 
     ticket: str | None = None
@@ -87,9 +87,9 @@ BY_HOME = RunWay()
 
 
 class PeerAnswer(NamedTuple):
-    """Tensors of an answer, coded, in the order of `ServedSubNet.leaving`.
+    """Coded tensors of an answer, in the order of `ServedSubNet.leaving`.
 
-    given: they are at their receiver instead. not_given: why they are here although there is a receiver.
+    given: set if the tensors went to the receiver instead. not_given: why they are here although a receiver was named.
     """
 
     activations: tuple[SentActivation, ...]
@@ -101,9 +101,9 @@ class PeerAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class _Asked:
-    """A request, probe or gift whose answer has not come. names: of the tensors of the answer; none of the two others.
+    """A pending request, probe or gift. names: the tensors of a request's answer; empty for probes and gifts.
 
-    alone: nothing was in front of it, and it waits for nothing else. counts: among the measures of the link.
+    alone: no request was pending before it, and it waits for nothing else. counts: whether it is used to measure the link.
     """
 
     kind: type[RanSegments | ReturnedProbe | TookValues]
@@ -120,7 +120,7 @@ class _Asked:
 
 
 class PeerConnection:
-    """A connection that is open. Of one event loop."""
+    """An open connection, in one event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: SharedLink) -> None:
         self._stream, self._frames, self._requests = writer, FrameReader(reader, DEVICE_MESSAGES), FrameWriter(writer)
@@ -131,16 +131,16 @@ class PeerConnection:
         self._subnet: ServedSubNet | None = None
         self._shapes: dict[str, Shape] = {}
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why the connection has gone, once it has."""
+        """The reason of the loss, once the connection is lost."""
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, address: DeviceAddress, link: SharedLink) -> tuple["PeerConnection", Welcome]:
-        """Connect and show the token. PeerRefusedError, PeerLostError, AdaptiveError."""
+        """Connect and send the token. PeerRefusedError, PeerLostError, AdaptiveError."""
         host, port, context = address.parts
         try:
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
-        except (OSError, ValueError) as error:  # of TLS, too, whose certificate errors are both
+        except (OSError, ValueError) as error:  # also TLS errors: certificate errors are both
             raise PeerLostError(f"cannot be reached ({error})") from error
         kept(writer)
         opened = cls(reader, writer, link)
@@ -157,11 +157,11 @@ class PeerConnection:
 
     @property
     def in_flight(self) -> int:
-        """Requests and probes whose answers have not come."""
+        """Number of pending requests and probes."""
         return len(self._asked)
 
     async def load(self, subnet: ServedSubNet, files: Mapping[str, bytes]) -> None:
-        """Have the SubNet loaded; files that the device lacks are sent. Then requests may be sent.
+        """Let the device load the SubNet, and send the files that it lacks. Requests are possible afterwards.
 
         files: contents by sha256. PeerRefusedError, PeerLostError.
         """
@@ -190,9 +190,9 @@ class PeerConnection:
         coding: ActivationCoding,
         way: RunWay = BY_HOME,
     ) -> PeerAnswer:
-        """Segments first … last on tensors that are coded, in the order of `ServedSubNet.entering`. PeerLostError.
+        """Run segments first … last on coded tensors, in the order of `ServedSubNet.entering`. PeerLostError.
 
-        way: without tensors, where they come with a ticket. ValuesMissedError: they have not come.
+        tensors: empty if the values come with the ticket of `way`. ValuesMissedError: they have not come.
         """
         assert self._subnet is not None, "loaded"
         content = [part for _, part in tensors]
@@ -212,20 +212,20 @@ class PeerConnection:
         return await self._answered(number, asked, message, content)
 
     async def give(self, ticket: str, activations: tuple[SentActivation, ...], content: Buffer) -> PeerAnswer:
-        """Coded tensors for a run that waits for them with a ticket. PeerLostError."""
+        """Send coded tensors to a run that waits for them with a ticket. PeerLostError."""
         number, asked = next(self._numbers), self._ask(TookValues, "fp32", len(content))
         message = GivenValues(request=number, ticket=ticket, tensors=activations)
         return await self._answered(number, asked, message, [content])
 
     async def probe(self, up_bytes: int, back_bytes: int, *, counts: bool = True) -> PeerAnswer:
-        """Bytes that mean nothing, up and back, whose times tell what the link is like. PeerLostError."""
+        """Send and receive dummy bytes to time the link. PeerLostError."""
         number, asked = next(self._numbers), self._ask(ReturnedProbe, "fp32", up_bytes, back_bytes, counts=counts)
         return await self._answered(
             number, asked, SentProbe(request=number, bytes=up_bytes, back=back_bytes), [bytes(up_bytes)]
         )
 
     def end(self, reason: str) -> None:
-        """Close now; requests whose answers have not come fail with the reason."""
+        """Close now; pending requests fail with the reason."""
         if self.lost.done():
             return
         self.lost.set_result(reason)
@@ -239,7 +239,7 @@ class PeerConnection:
         self._asked.clear()
 
     async def _told(self, message: Message, kind: type[Answer], payload: Sequence[Buffer] = ()) -> Answer:
-        """Before requests: one message and its answer."""
+        """Exchange one message and its answer, before requests start."""
         try:
             await self._requests.send(message, payload)
             async with asyncio.timeout(ANSWER_LIMIT_S):
@@ -345,7 +345,7 @@ class PeerConnection:
             asked.answer.set_result(PeerAnswer(*ran) if ran else PeerAnswer((), content, found))
 
     def _expected(self, asked: _Asked, answer: RanSegments | TookValues | ReturnedProbe) -> int:
-        """Bytes that the answer has to have. StreamError for other tensors than those that were asked for."""
+        """Size of the answer [bytes]. StreamError: other tensors than requested."""
         if isinstance(answer, ReturnedProbe):
             if answer.bytes != asked.back_bytes:
                 raise StreamError(f"frame: a probe of {answer.bytes} bytes; allowed here: {asked.back_bytes}")
@@ -360,6 +360,6 @@ class PeerConnection:
 
 
 def shown(line: str) -> str:
-    """What a device says, short enough for one line, without characters that would change a terminal."""
+    """A device's text, shortened to one line and without characters that would change a terminal."""
     plain = "".join(char if char.isprintable() else " " for char in line)
     return " ".join(plain.split())[:300]

@@ -1,8 +1,8 @@
-"""What a link is like: bandwidth of both directions and round trip, with their spreads, from what crosses it anyway.
+"""Measures of a link: bandwidth of both directions and round trip, with their spreads, from regular traffic.
 
-Each side times its own half: the receiver from the head of a frame to its last byte, which is the bandwidth and has
-no share of the delay; the sender from its request to the answer, less all that the other side has told, which is the round trip
-and needs no common clock.
+Each side times its own half. The receiver times a frame from its head to its last byte, which gives the bandwidth without the
+delay. The sender times from its request to the answer and subtracts the durations reported by the other side, which gives the
+round trip without a common clock.
 """
 
 import math
@@ -12,26 +12,29 @@ from profiling_agents.messages import Message
 LEAST_BYTES = 1 << 13
 """Smaller payloads come in a few packets."""
 FIRST_BYTES = 1400
-"""So many bytes of a payload may come together with its head, in the first packet; their time is not known."""
+"""Bytes of a payload that may arrive in the first packet together with the head; their time is unknown."""
 SHORTEST_MS = 0.9
-"""Less than that says nothing, since clocks and threads are late."""
+"""Shorter times carry no information, since clocks and threads are late."""
 HINT = 2.0
 """A time that is off by this factor hints at a change."""
 CHANGED = 1.5
-"""A payload that is off by this factor after a hint confirms it."""
+"""A payload that is off by this factor after a hint confirms the change."""
 SLOWER = 1.2
-"""Small payloads that are slower by this factor count together. The first long one that is slower counts as a short one."""
+"""Small payloads that are slower by this factor count together.
+
+The first long payload that is slower counts as a short one.
+"""
 NO_BURST_BYTES = 1 << 16
 """More than a queue lets pass at once."""
 BURST_MS = 2.0
 """Payloads that should take less, and do, may have come in one burst."""
 LEAST_MS = 1e-3
 WEIGHT = 0.2
-"""Of the newest value."""
+"""Weight of the newest value."""
 
 
 class WeightedMean:
-    """Exponentially weighted mean and variance of values that come one after the other."""
+    """Exponentially weighted mean and variance of a sequence of values."""
 
     __slots__ = ("count", "mean", "variance", "weight")
 
@@ -41,7 +44,7 @@ class WeightedMean:
     def add(self, value: float, times: float = 1.0) -> None:
         """Add a value as if it came so many times.
 
-        The first values count as in a plain mean, so that no value rules because it was the first.
+        The first values count as in a plain mean, so that the very first one does not dominate.
         """
         self.count += 1
         if self.count == 1:
@@ -59,9 +62,9 @@ class WeightedMean:
 
 
 class MeasuredLink(Message):
-    """A link as it is now, from home to a device (up) and back (down). None: nothing has crossed it that would tell.
+    """Current measures of a link, from the coordinator to a device (up) and back (down). None: not measured yet.
 
-    spreads: standard deviations; of bandwidths as shares of them.
+    spreads: standard deviations; for bandwidths relative to them.
     """
 
     up_mbps: float | None = None
@@ -72,7 +75,7 @@ class MeasuredLink(Message):
     round_trip_spread_ms: float = 0.0
 
     def transfer_ms(self, up_bytes: float, down_bytes: float) -> float:
-        """Until tensors have gone up and their answer has come down [ms]; infinite for an unknown link."""
+        """Time to send tensors up and their answer down [ms]; infinite for an unknown link."""
         if self.round_trip_ms is None:
             return math.inf
         total_ms = self.round_trip_ms
@@ -83,7 +86,7 @@ class MeasuredLink(Message):
 
 
 class _Direction:
-    """The time of a byte in one direction [ms]. changed: something hints that it is another one now."""
+    """Time per byte in one direction [ms]. changed: a measurement hints at a new value."""
 
     def __init__(self, weight: float) -> None:
         self._weight = weight
@@ -94,7 +97,7 @@ class _Direction:
         self._small_bytes, self._small_ms = 0, 0.0
 
     def add(self, count: int, took_ms: float) -> None:
-        """A payload that a link carries in a burst, as queues and shapers let it, says nothing of the bandwidth."""
+        """Add a payload, except those that queues and shapers may pass in a burst: they say nothing about the bandwidth."""
         if count < LEAST_BYTES:
             self._add_small(count - FIRST_BYTES, took_ms)
             return
@@ -104,22 +107,22 @@ class _Direction:
         value = max(took_ms, LEAST_MS) / count
         hinted, known = self.changed, self.mean.mean
         if hinted and not known / CHANGED < value < known * CHANGED:
-            self.mean = WeightedMean(self._weight)  # what was measured before is of another link
+            self.mean = WeightedMean(self._weight)  # earlier measurements belong to another link state
             self.restarts += 1
             self._long_known = False
         self.changed = not hinted and count >= NO_BURST_BYTES and (value < known / HINT or value > known * HINT)
         slower, is_long = value > known * SLOWER, count >= NO_BURST_BYTES
-        # a packet that was lost makes one transfer slow
+        # a single slow transfer may come from a lost packet
         may_be_a_loss = slower and not self._slower and self._long_known
         self._slower, self._long_known = slower, self._long_known or is_long
         shorts = count / NO_BURST_BYTES  # a long transfer is the mean of so many short ones
         self.mean.add(value, 1.0 if may_be_a_loss else max(1.0, shorts))
 
     def _add_small(self, behind: int, took_ms: float) -> None:
-        """A payload in a few packets, of which so many bytes came behind the first.
+        """Add a payload of a few packets, with `behind` bytes after the first packet.
 
-        A burst makes it fast, and nothing makes it slow but the link. So one that is fast hints alone, and several together
-        that are slow count.
+        A burst makes a payload fast, but only the link makes it slow. A single fast payload is therefore only a hint, while
+        several slow payloads together count.
         """
         if behind <= 0 or not self.mean.count:
             return
@@ -134,37 +137,37 @@ class _Direction:
 
 
 class LinkMeasures:
-    """Takes what crosses a link. Of bandwidths the times of a byte are averaged, since transfers are sums of these."""
+    """Measures of a link from its traffic. Bandwidths are averaged as times per byte, since transfers are sums of these."""
 
     def __init__(self, weight: float = WEIGHT) -> None:
         self._up, self._down = _Direction(weight), _Direction(weight)
         self._round_trip = WeightedMean(weight)
 
     def up(self, count: int, took_ms: float) -> None:
-        """So many bytes reached the device, from the head of their frame to the last of them."""
+        """Add a payload that reached the device, timed from the head of its frame to its last byte."""
         self._up.add(count, took_ms)
 
     def down(self, count: int, took_ms: float) -> None:
-        """So many bytes came from the device."""
+        """Add a payload that came from the device."""
         self._down.add(count, took_ms)
 
     @property
     def changed(self) -> bool:
-        """Whether small payloads hint that the bandwidth is another one than it was; a large one tells."""
+        """Whether small payloads hint at a changed bandwidth, which only a large one can confirm."""
         return self._up.changed or self._down.changed
 
     @property
     def restarts(self) -> int:
-        """How often a hint was confirmed, so that the bandwidth was measured anew."""
+        """Number of confirmed hints, after which the bandwidth was measured anew."""
         return self._up.restarts + self._down.restarts
 
     def round_trip(self, took_ms: float) -> None:
-        """A request and its answer, without what they took on the devices and to be received."""
+        """Add a request's duration without the time for computing and receiving on either side."""
         self._round_trip.add(max(took_ms, 0.0))
 
     @property
     def link(self) -> MeasuredLink:
-        """The link as it is now."""
+        """The current measures."""
         known = self._round_trip.count > 0
         return MeasuredLink(
             up_mbps=_mbps(self._up.mean),

@@ -1,6 +1,6 @@
-"""A device that home sends segments to: connected, measured, out for a while after a fault, back when it answers again.
+"""A device that gets segments from the coordinator: connected, measured, out after a fault, back when it answers again.
 
-Of one event loop, in which `keep` runs as long as the device may be used.
+Each peer belongs to one event loop, in which `keep` runs as long as the device may be used.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from profiling_agents.streams.proofs import proof_of
 __all__ = ["Peer", "PeerAnswer", "PeerLostError", "PeerState", "PeerTimes", "RunWay"]
 
 PeerState = Literal["connecting", "in", "out", "excluded"]
-"""excluded: it has other weights, answers wrongly, or refuses home; only a person brings it back."""
+"""excluded: it has other weights, answers wrongly, or refuses the coordinator; only a person brings it back."""
 PINGS = 3
 CONNECT_LIMIT_S = 5.0
 PROBE_LIMIT_S = 10.0
@@ -38,10 +38,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class Peer:
-    """One device. subnets: the same segments by the format of their files, the format that is preferred first.
+    """One device. subnets: the same segments by the format of their files, the preferred format first.
 
-    files: of all formats, by sha256. told: called with each change of state and the line that says why. link: what all
-    connections to this device know of it; None: this one is the only one.
+    files: of all formats, by sha256. told: called at each change of state with the reason in one line. link: shared by all
+    connections to this device; None: this is the only one.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Peer:
         self.state: PeerState = "connecting"
         self.reason = ""
         self.pause_s = FIRST_PAUSE_S
-        """How long it is out after the next fault; doubled by every fault, reset by an answer in time.
+        """Length of the next pause after a fault; doubled by every fault, reset by an answer in time.
 
-        So it is where it was in for as long as the longest pause.
+        Also reset after the peer has been up for the longest pause.
         """
         self._subnets, self._files, self._told = subnets, files, told
         self._link = SharedLink() if link is None else link
@@ -69,17 +69,17 @@ class Peer:
 
     @property
     def link(self) -> MeasuredLink:
-        """The link as it is measured now."""
+        """The current measures of the link."""
         return self._link.link
 
     @property
     def usable(self) -> bool:
-        """Whether it is in, and has been heard since any of its answers was late."""
+        """Whether it is in, and was heard since its last late answer."""
         return self.state == "in" and not self._link.doubted
 
     @property
     def in_flight(self) -> int:
-        """Requests whose answers have not come."""
+        """Number of pending requests."""
         return 0 if self._connection is None else self._connection.in_flight
 
     @property
@@ -88,7 +88,10 @@ class Peer:
         return self.state == "in" and self._welcome is not None and self._welcome.hands
 
     def receiver(self, ticket: str) -> Receiver:
-        """This device as another one reaches it, to give values to the run that waits with a ticket. PeerLostError."""
+        """This device as a receiver of values for the run that waits with a ticket, as other devices reach it.
+
+        PeerLostError.
+        """
         if self.state != "in" or self._welcome is None:
             raise PeerLostError(self.reason or "not connected")
         digest, address = self._subnet_of(self._welcome).digest, self.address
@@ -103,11 +106,11 @@ class Peer:
         coding: ActivationCoding,
         way: RunWay = BY_HOME,
     ) -> PeerAnswer:
-        """Segments first … last on coded tensors. PeerLostError: it is out, or went out meanwhile."""
+        """Run segments first … last on coded tensors. PeerLostError: it is out, or went out meanwhile."""
         return await self._open().run(first, last, tensors, coding, way)
 
     async def give(self, ticket: str, activations: tuple[SentActivation, ...], content: bytes | bytearray) -> None:
-        """Coded tensors for a run of it that waits with a ticket. PeerLostError."""
+        """Send coded tensors to its run that waits with a ticket. PeerLostError."""
         await self._open().give(ticket, activations, content)
 
     def _open(self) -> PeerConnection:
@@ -116,7 +119,7 @@ class Peer:
         return self._connection
 
     def was_in_time(self) -> None:
-        """An answer came in time: the next fault counts as the first."""
+        """Count an answer in time: the next fault counts as the first."""
         self.pause_s = FIRST_PAUSE_S
 
     def lose(self, reason: str) -> None:
@@ -135,7 +138,7 @@ class Peer:
             self._change("excluded", reason)
 
     async def keep(self) -> None:
-        """Connect, probe while idle, and connect again after faults, until it is excluded or this is cancelled."""
+        """Connect, probe while idle, and reconnect after faults, until it is excluded or this task is cancelled."""
         try:
             while self.state != "excluded":
                 try:
@@ -143,7 +146,7 @@ class Peer:
                     since_s = time.monotonic()
                     await self._stay(connection)
                     if time.monotonic() - since_s >= LONGEST_PAUSE_S:
-                        self.was_in_time()  # no request may have needed it, and the fault before is long ago
+                        self.was_in_time()  # maybe no request needed it, and the previous fault is long ago
                     self._leave(connection.lost.result())
                 except (PeerRefusedError, AdaptiveError) as error:
                     self.exclude(str(error))
@@ -157,13 +160,13 @@ class Peer:
                 self._connection.end("home has ended")
 
     async def _rest(self, pause_s: float) -> None:
-        """For a pause, or until another connection to the device is ready."""
+        """Wait for a pause, or until another connection to the device is ready."""
         arrivals, until_s = self._link.arrivals, time.monotonic() + pause_s
         while (left_s := until_s - time.monotonic()) > 0 and self._link.arrivals == arrivals:
             await asyncio.sleep(min(left_s, CHECK_S))
 
     async def _connect(self) -> PeerConnection:
-        """Connected, with the SubNet loaded, and the link measured where no other connection has."""
+        """Connect, load the SubNet, and measure the link unless another connection has measured it."""
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 connection, welcome = await PeerConnection.open(self.address, self._link)
@@ -186,7 +189,7 @@ class Peer:
         return connection
 
     def _subnet_of(self, welcome: Welcome) -> ServedSubNet:
-        """The SubNet in a format that the device takes. PeerRefusedError: there is none."""
+        """The SubNet in a format that the device accepts. PeerRefusedError: no format fits."""
         found = next((subnet for form, subnet in self._subnets.items() if form in welcome.formats), None)
         if found is None:
             raise PeerRefusedError(
@@ -196,7 +199,7 @@ class Peer:
         return found
 
     async def _stay(self, connection: PeerConnection) -> None:
-        """Until the connection is lost. An idle link is probed as often as it may be, and a doubted device at once."""
+        """Wait until the connection is lost. Probe an idle link as often as allowed, and a doubted device at once."""
         while not connection.lost.done():
             await asyncio.wait([connection.lost], timeout=CHECK_S)
             if connection.lost.done():
@@ -222,7 +225,7 @@ class Peer:
 
 
 async def _measure(connection: PeerConnection) -> None:
-    """The link a first time. TimeoutError: it is too slow."""
+    """Measure the link for the first time. TimeoutError: it is too slow."""
     async with asyncio.timeout(PROBE_LIMIT_S):
         for _ in range(PINGS):
             await connection.probe(0, 0)
@@ -233,7 +236,7 @@ async def _measure(connection: PeerConnection) -> None:
 
 
 async def _probe(connection: PeerConnection, size: int) -> None:
-    """Bytes up and back; without an answer the connection ends."""
+    """Send a probe; end the connection if no answer comes."""
     try:
         async with asyncio.timeout(PROBE_LIMIT_S):
             await connection.probe(size, size)

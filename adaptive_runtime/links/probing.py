@@ -1,8 +1,8 @@
-"""How often an idle link may be probed: at most a thousandth of its bandwidth, for three kinds of probes.
+"""Budget for probes of an idle link: at most a thousandth of its bandwidth, for three kinds of probes.
 
-Pings tell the round trip. Trains of a few packets hint at another bandwidth, soon and cheaply. Blocks tell the bandwidth: from
-time to time, and at once after a hint, for which one block is always saved. Each kind has savings of its own, which grow with
-time and bandwidth.
+Pings measure the round trip. Trains of a few packets hint at a changed bandwidth, soon and cheaply. Blocks measure the
+bandwidth: from time to time, and at once after a hint, for which one block is always saved. Each kind has its own savings,
+which grow with time and bandwidth.
 """
 
 from typing import Literal
@@ -13,20 +13,23 @@ ProbeKind = Literal["ping", "train", "block"]
 
 SHARE = 1e-3
 SHARES: dict[ProbeKind, float] = {"block": 0.5, "train": 0.35, "ping": 0.15}
-"""Of what probes may take, the more important kind first."""
+"""Shares of the budget, the more important kind first."""
 OVERHEAD_BYTES = 400
-"""Of a probe's frame and of what TCP and IP add to it and to its acknowledgement, in one direction, at most."""
+"""Upper limit for a probe's frame, the TCP and IP headers, and its acknowledgement, in one direction."""
 PACKET_SHARE = 1.06
 """Bytes on the link for each byte of a probe: headers of packets, and acknowledgements of the other direction."""
 BLOCK_MS, TRAIN_MS = 20.0, 1.0
-"""A block, and what comes behind the first packet of a train, is to occupy the link for so long."""
+"""Time that a block, or a train behind its first packet, should occupy the link."""
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 1 << 13, 1 << 18
 LEAST_TRAIN_BYTES, MOST_TRAIN_BYTES = 1460, (1 << 13) - 1 - FIRST_BYTES
-"""Behind the first packet."""
+"""Size behind the first packet."""
 MOST_LONGER = 4
 LEAST_PAUSE_S = 1.0
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 30.0, 960.0
-"""After a hint that a block did not confirm, as shapers that let bursts pass make them; doubled each time."""
+"""Time during which hints are ignored after one that a block did not confirm; doubled each time.
+
+Shapers that let bursts pass cause such hints.
+"""
 
 
 def block_bytes(mbps: float) -> int:
@@ -35,31 +38,31 @@ def block_bytes(mbps: float) -> int:
 
 
 def probe_bytes(kind: ProbeKind, mbps: float, longer: int = 1) -> int:
-    """The size of a probe for a bandwidth. longer: how many times longer a train is than usual."""
+    """The size of a probe for a bandwidth. longer: factor on the usual length of a train."""
     if kind == "train":
         return FIRST_BYTES + int(min(longer * max(mbps * TRAIN_MS * 125, LEAST_TRAIN_BYTES), MOST_TRAIN_BYTES))
     return block_bytes(mbps) if kind == "block" else 0
 
 
 def cost_bytes(kind: ProbeKind, mbps: float, longer: int = 1) -> float:
-    """What a probe takes of a link in each direction, headers included."""
+    """Bytes that a probe takes in each direction of the link, headers included."""
     return OVERHEAD_BYTES + PACKET_SHARE * probe_bytes(kind, mbps, longer)
 
 
 class ProbeBudget:
-    """Savings for probes of one link. now_s: of a clock that does not go back."""
+    """Savings for probes of one link. now_s: of a monotonic clock."""
 
     def __init__(self, now_s: float) -> None:
         self._until_s = self._last_s = now_s
         self._saved: dict[ProbeKind, float] = dict.fromkeys(SHARES, 0.0)
         self._trusted_s, self._doubt_s = now_s, FIRST_DOUBT_S
         self.longer = 1
-        """Of trains: as long as they have to be so that a burst does not carry all of one."""
+        """Factor on the length of trains, raised until a burst does not carry a whole train."""
 
     def due(self, now_s: float, mbps: float, *, changed: bool = False) -> ProbeKind | None:
-        """The probe that is sent now, at a bandwidth of the slower direction; None: it is too early.
+        """The probe to send now, for the bandwidth of the slower direction; None: it is too early.
 
-        changed: something hints at another bandwidth; then the block that is saved for that is sent.
+        changed: a measurement hints at another bandwidth; the block that is saved for this case is sent.
         """
         rate = SHARE * mbps * 125e3 * (now_s - self._until_s)
         self._until_s = now_s
@@ -78,7 +81,7 @@ class ProbeBudget:
         return None
 
     def answered(self, now_s: float, *, confirmed: bool) -> None:
-        """What a block said after a hint."""
+        """Report whether a block confirmed the hint before it."""
         if confirmed:
             self._doubt_s = FIRST_DOUBT_S
         else:

@@ -1,4 +1,4 @@
-"""A trace of a link: its bandwidth and round trip over time, recorded from a real one or drawn, to be replayed.
+"""A trace of a link: bandwidth and round trip over time, recorded or synthetic, for replay.
 
 Legend: T times.
 """
@@ -20,9 +20,9 @@ RoundTrip = Annotated[float, Field(ge=0)]
 
 
 class BandwidthTrace(RecordedTrace):
-    """What holds from one time to the next: bandwidths up and down, and round trip (T,) each.
+    """Piecewise constant bandwidths up and down, and round trip (T,) each.
 
-    times_s: from 0, rising. duration_s: when it begins again.
+    times_s: from 0, rising. duration_s: length after which the trace repeats.
     """
 
     version: Literal[1] = 1
@@ -45,7 +45,7 @@ class BandwidthTrace(RecordedTrace):
         return self
 
     def at(self, time_s: float) -> MeasuredLink:
-        """The link at a time; after the end it begins again."""
+        """The link at a time; the trace repeats after its end."""
         number = bisect.bisect_right(self.times_s, time_s % self.duration_s) - 1
         return MeasuredLink(
             up_mbps=self.up_mbps[number],
@@ -55,7 +55,7 @@ class BandwidthTrace(RecordedTrace):
 
 
 class LinkRecorder:
-    """Records what a link is measured to be, as a trace."""
+    """Records the measures of a link as a trace."""
 
     def __init__(self, origin: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._origin, self._clock = origin, clock
@@ -63,7 +63,7 @@ class LinkRecorder:
         self._rows: list[tuple[float, float, float, float]] = []
 
     def add(self, link: MeasuredLink) -> None:
-        """The link as it is now; a link that is not known yet is left out."""
+        """Add the current measures; an unknown link is left out."""
         if link.up_mbps is None or link.down_mbps is None or link.round_trip_ms is None:
             return
         now_s = self._clock()
@@ -73,7 +73,7 @@ class LinkRecorder:
             self._rows.append((at_s, link.up_mbps, link.down_mbps, link.round_trip_ms))
 
     def trace(self) -> BandwidthTrace:
-        """Up to now. AdaptiveError: nothing has been recorded."""
+        """The trace up to now. AdaptiveError: nothing has been recorded."""
         if self._start_s is None:
             raise AdaptiveError("trace of a link", "nothing is recorded", next_step="use the link first")
         times_s, up, down, round_trips = zip(*self._rows, strict=True)

@@ -1,4 +1,4 @@
-"""Search on the device: SubNets for the user's own images, put together from the segments of a bundle.
+"""Search on the device: SubNets for the user's own images, combined from the segments of a bundle.
 
 [Search on the device](docs/device_search.md) says how it searches, what it needs, and what it writes.
 """

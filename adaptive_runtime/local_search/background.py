@@ -1,4 +1,4 @@
-"""A search in a process of its own, which can be paused, ended at any moment, and started again where it was."""
+"""A search in a separate process, which can be paused, stopped at any moment, and resumed."""
 
 import json
 import os
@@ -20,15 +20,15 @@ from adaptive_runtime.local_search.proposals import LocalSearchSettings
 
 LAST_LINE = 300
 PACKAGES = str(Path(__file__).resolve().parents[2])
-"""Where the child imports this very package from."""
+"""The folder from which the child imports this package."""
 
 
 class BackgroundSearch:
     """A search that runs beside this process, at the lowest priority.
 
-    bundle: its folder. images: an .npz file or a folder (`OwnImages.read`), or arrays (x, y), which go to the process through
-    a pipe. folder: of state and results; a search that was ended there goes on. tell: takes events; in a thread of its own.
-    niceness: 19 is the lowest priority.
+    bundle: its folder. images: an .npz file or a folder (`OwnImages.read`), or arrays (x, y), which are piped to the process.
+    folder: of state and results; a stopped search in it is resumed. tell: called with events, in a separate thread. niceness:
+    19 is the lowest priority.
     """
 
     def __init__(
@@ -64,32 +64,34 @@ class BackgroundSearch:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there, also while it is paused."""
+        """Whether the process exists, even if it is paused."""
         return self._process.poll() is None
 
     def pause(self) -> None:
-        """Stop the process where it is; it keeps its memory."""
+        """Pause the process; it keeps its memory."""
         self._signal("SIGSTOP")
 
     def go_on(self) -> None:
-        """Let a paused process go on."""
+        """Resume a paused process."""
         self._signal("SIGCONT")
 
     def stop(self) -> None:
-        """End the process at once. Another search with the same folder, settings and images goes on after the last
-        generation that was whole."""
+        """End the process at once.
+
+        Another search with the same folder, settings and images resumes after the last complete generation.
+        """
         if self.is_running:
             self._process.kill()
         self._process.wait()
         self._end_listening()
 
     def wait(self, timeout_s: float | None = None) -> Path:
-        """Wait for the end; the folder, for `load(…, also=folder)`. AdaptiveError: it failed, or it was stopped.
+        """Wait for the end and return the folder, for `load(…, also=folder)`. AdaptiveError: it failed or was stopped.
 
         TimeoutError: it still runs.
         """
@@ -126,7 +128,7 @@ class BackgroundSearch:
                 np.savez(stream, allow_pickle=False, x=x, **({} if y is None else {"y": y}))
 
     def _end_listening(self) -> None:
-        """Read what is left of the pipes, and close them."""
+        """Read the rest of the pipes, and close them."""
         for listener in self._listeners:
             listener.join()
         for pipe in (self._process.stdout, self._process.stderr):

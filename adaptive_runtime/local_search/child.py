@@ -1,6 +1,6 @@
-"""The process of a search: `python -m adaptive_runtime.local_search.child ORDER`, which is JSON; progress as JSON lines.
+"""The process of a search: `python -m adaptive_runtime.local_search.child ORDER`, ORDER in JSON; progress as JSON lines.
 
-It has the lowest priority, so that what serves goes first; it still advances on a device that is always busy.
+It has the lowest priority, so that serving goes first; it still advances on a device that is always busy.
 """
 
 import io
@@ -20,7 +20,7 @@ BAD_INPUT = 2
 
 
 class SearchOrder(Message):
-    """What to search. images: None: they come on standard input, as an .npz file. folder: of state and results."""
+    """Parameters of a search. images: None: they come on standard input, as an .npz file. folder: of state and results."""
 
     bundle: Path
     key_file: Path | None = None
@@ -31,7 +31,7 @@ class SearchOrder(Message):
 
 
 def main(text: str) -> int:
-    """Search. Returns 0, or 2 after an event `error` with one line."""
+    """Run a search. Returns 0, or 2 after an event `error` with one line."""
     order = SearchOrder.model_validate_json(text)
     step_back(order.niceness)
     try:

@@ -1,4 +1,4 @@
-"""What SubNets answer for the user's images, a chunk of images after the other, all SubNets of a generation together.
+"""Answers of SubNets for the user's images, in chunks of images, for all SubNets of a generation together.
 
 Legend: n SubNets, N samples, K classes, E segments.
 """
@@ -21,14 +21,14 @@ MOST_CHUNK = 512
 
 
 class PathScore(NamedTuple):
-    """Of one SubNet. accuracy: share of images that it answers as their labels say. loss: mean cross-entropy with labels."""
+    """Score of one SubNet. accuracy: share of images answered as labelled. loss: mean cross-entropy with labels."""
 
     accuracy: float
     loss: float
 
 
 class OwnEvaluation:
-    """Evaluates SubNets. Without labels the largest SubNet's answers are the right ones. kept_mib: for features."""
+    """Evaluates SubNets. Without labels the largest SubNet's answers count as right. kept_mib: memory for features [MiB]."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class OwnEvaluation:
         return self.tree.counts
 
     def scores(self, paths: Sequence[Path]) -> list[PathScore]:
-        """What each SubNet answers for all images."""
+        """The score of each SubNet on all images."""
         right_nN = np.zeros((len(paths), len(self.data)), bool)
-        losses_nN = np.zeros(right_nN.shape)  # whole, so that sums do not depend on chunks
+        losses_nN = np.zeros(right_nN.shape)  # kept as a whole, so that sums do not depend on chunks
         labels = self.labels
         for start, number, logits_NK in self._logits(paths):
             part = slice(start, start + len(logits_NK))
@@ -63,14 +63,14 @@ class OwnEvaluation:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The labels (N,); without any, those that the largest SubNet answers."""
+        """The labels (N,); without labels, the answers of the largest SubNet."""
         if self._labels is None:
             parts = [logits_NK.argmax(1) for _, _, logits_NK in self._logits([self.blocks.largest])]
             self._labels = np.concatenate(parts)
         return self._labels
 
     def _logits(self, paths: Sequence[Path]) -> Iterator[tuple[int, int, Array]]:
-        """For each chunk of images and each SubNet: where the chunk starts, the SubNet's position, logits (N, K)."""
+        """For each chunk of images and each SubNet: start of the chunk, the SubNet's position, logits (N, K)."""
         for start in range(0, len(self.data), self._chunk):
             x_NCHW = np.ascontiguousarray(self.data.images[start : start + self._chunk])
             batches = [self._filled(x_NCHW[at : at + self._batch]) for at in range(0, len(x_NCHW), self._batch)]
@@ -78,12 +78,12 @@ class OwnEvaluation:
                 yield start, number, logits_NK[: len(x_NCHW)]
 
     def _filled(self, x_NCHW: Array) -> Array:
-        """A whole batch; the last image is there again where some are missing."""
+        """A full batch; missing images are filled up with copies of the last one."""
         missing = self._batch - len(x_NCHW)
         return np.concatenate([x_NCHW, np.repeat(x_NCHW[-1:], missing, axis=0)]) if missing else x_NCHW
 
     def _chunk_size(self, kept_mib: float) -> int:
-        """So many images that the features of a chunk at two boundaries take no more memory than there is."""
+        """Images per chunk, so that the features of a chunk at two boundaries fit into the memory."""
         sizes = [int(np.prod([size or 1 for size in one.output.shape])) for one in self.blocks.segments]
         sample_bytes = FLOAT_BYTES * max(sizes) / self._batch
         fitting = int(kept_mib * MIB / (2 * sample_bytes))

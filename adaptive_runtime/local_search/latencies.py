@@ -1,4 +1,4 @@
-"""Latencies of segments on this device: measured once, one segment after the other, and kept in a file."""
+"""Latencies of segments on this device: measured once, one segment after the other, and saved in a file."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,10 @@ SEGMENT_S = 0.05
 
 
 class SegmentLatencies(FileMessage):
-    """Medians by position of segment [ms]. bundle: digest of its manifest. runtime: version. took_s: to measure all of them."""
+    """Median per segment [ms], by its position.
+
+    bundle: digest of its manifest. runtime: version of onnxruntime. took_s: time to measure all segments.
+    """
 
     WHERE: ClassVar[str] = LATENCIES_FILE
     NEXT_STEP: ClassVar[str] = "remove it"
@@ -37,12 +40,12 @@ class SegmentLatencies(FileMessage):
 
     @property
     def ms_E(self) -> Floats:
-        """As an array (E,)."""
+        """The medians as an array (E,)."""
         return np.array(self.p50_ms)
 
 
 def known_latencies(bundle: OpenBundle, blocks: BlocksManifest, folder: Path) -> SegmentLatencies:
-    """Those in the folder of a search; measured now where they are not there, or of another bundle or runtime."""
+    """Latencies from the folder of a search; measured now if missing, or if of another bundle or runtime."""
     import onnxruntime
 
     file = folder / LATENCIES_FILE
@@ -68,12 +71,12 @@ def known_latencies(bundle: OpenBundle, blocks: BlocksManifest, folder: Path) ->
 
 
 def measured_ms(sessions: SegmentSessions, blocks: BlocksManifest, path: tuple[int, ...]) -> float:
-    """The median of runs of segments one behind the other [ms], after some that warm up."""
+    """The median duration of consecutive segments [ms], after warm-up runs."""
     return median(samples_ms(sessions, blocks, path))
 
 
 def samples_ms(sessions: SegmentSessions, blocks: BlocksManifest, path: tuple[int, ...]) -> list[float]:
-    """The times of single runs [ms]."""
+    """The durations of single runs [ms]."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(tuple(size or 1 for size in blocks.segments[path[0]].input.shape), np.float32)
     found: list[float] = []

@@ -1,6 +1,6 @@
-"""Many SubNets on the same images: the tree of their common first segments is walked depth first, and nothing is run twice.
+"""Evaluation of many SubNets on the same images: depth-first over the tree of common prefixes, without repeated runs.
 
-Features are kept at the places alone where a later SubNet goes another way, and are freed when the last one has. Source:
+Features are kept only at depths where a later SubNet branches off, and are freed after the last such SubNet. Source:
 AdaptiveNet (MobiCom 2023) §5.
 
 Legend: n SubNets, N samples, K classes.
@@ -17,15 +17,16 @@ from adaptive_runtime.local_search.space import Floats, Path
 
 Array = NDArray[np.float32]
 RunSegment = Callable[[int, Array], Array]
-"""What a segment gives for one batch."""
+"""Output of a segment for one batch."""
 TIME_ANYWAY = 1.0
 
 
 @dataclass(slots=True)
 class RunCounts:
-    """Runs of segments on batches. alone: how many it would have been, each SubNet for itself; in [ms] by their latencies.
+    """Runs of segments on batches, as counts and as time [ms] by the segments' latencies.
 
-    again: of `runs` those of features that the memory had no room for.
+    alone: the number of runs if each SubNet were run by itself. again: those of `runs` that repeat features without room in
+    memory.
     """
 
     runs: int = 0
@@ -41,15 +42,17 @@ class RunCounts:
 
 
 class PrefixTree:
-    """Runs SubNets together. ms_E: latencies of segments, for the counts. cap_bytes: of kept features; what is beyond is
-    computed again."""
+    """Runs SubNets together. ms_E: latencies of segments, for the counts.
+
+    cap_bytes: limit of kept features; features beyond it are computed again.
+    """
 
     def __init__(self, run: RunSegment, ms_E: Floats, cap_bytes: float = np.inf) -> None:
         self._run, self._ms, self._cap_bytes = run, ms_E, cap_bytes
         self.counts = RunCounts()
 
     def logits(self, paths: Sequence[Path], batches: Sequence[Array]) -> Iterator[tuple[int, Array]]:
-        """The position of each SubNet, and its logits for batches of samples (N, K), as they come."""
+        """The position of each SubNet and its logits (N, K) for the batches, in order of completion."""
         order = sorted(range(len(paths)), key=lambda number: paths[number])
         ordered = [paths[number] for number in order]
         common = [*(_common(one, other) for one, other in pairwise(ordered)), 0]
@@ -63,7 +66,7 @@ class PrefixTree:
             self._count_alone(path, len(batches))
 
     def _through(self, path: Path, kept: dict[int, list[Array]], reached: int, wanted: set[int]) -> list[Array]:
-        """The answers of one SubNet, from the deepest kept features on. reached: how far one before it has come."""
+        """The answers of one SubNet, from the deepest kept features on. reached: depth shared with the previous SubNet."""
         start = max(kept)
         values = kept[start]
         for depth in range(start, len(path)):
@@ -76,7 +79,7 @@ class PrefixTree:
         return values
 
     def _keep(self, kept: dict[int, list[Array]], depth: int, values: list[Array]) -> None:
-        """Keep features; those nearest to the input make room, since they are needed last."""
+        """Keep features; those nearest to the input are dropped first, since they are needed last."""
         kept[depth] = values
         while sum(map(_bytes, list(kept.values())[1:])) > self._cap_bytes:
             del kept[min(place for place in kept if place)]
@@ -87,10 +90,10 @@ class PrefixTree:
 
 
 def most_for_time(paths: Sequence[Path], worth: Floats, ms_E: Floats, most: int) -> list[Path]:
-    """The first SubNet, and others up to `most` in all: always the next one that is worth most for the time that it adds.
+    """Greedy choice: the first SubNet, then up to `most` in all, each time the one with the most worth per added time.
 
-    worth (n,): of each SubNet. A SubNet adds the time of segments to which no chosen one comes by the same way. TIME_ANYWAY of
-    its latency counts beside that: without, SubNets that differ in a last segment alone would always come first.
+    worth (n,): of each SubNet. A SubNet adds the time of the segments that no chosen one reaches by the same path. TIME_ANYWAY
+    times its latency is added; otherwise SubNets that differ only in a last segment would always come first.
     """
     left, chosen = list(range(1, len(paths))), list(paths[:1])
     ways = {path[:depth] for path in chosen for depth in range(1, len(path) + 1)}
@@ -116,7 +119,7 @@ def _common(one: Path, other: Path) -> int:
 
 
 def _wanted(common: Sequence[int]) -> set[int]:
-    """The depths of the first SubNet at which a later one goes another way, while all between them have the same way so far."""
+    """The depths of the first SubNet at which a later one branches off, while all between them share the path so far."""
     found, least = set[int](), common[0]
     for depth in common:
         if depth <= least:

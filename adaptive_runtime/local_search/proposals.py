@@ -1,4 +1,4 @@
-"""Which SubNets are evaluated next: a pure function of what was evaluated, so that a search that goes on is the same search.
+"""Choice of the SubNets to evaluate next: a pure function of earlier results, so that a resumed search is the same search.
 
 Legend: E segments.
 """
@@ -23,15 +23,16 @@ from adaptive_runtime.local_search.surrogate import AdditiveModel
 from profiling_agents.messages import Message
 
 DRAWS, OF_A_FRONT = 64, 4
-"""Losses that are drawn from the model for a generation, and SubNets that the front of each gives."""
+"""Loss vectors drawn from the model for a generation, and number of SubNets taken from the front of each."""
 GOOD, MUTANTS = 4, 16
-"""SubNets whose neighbours are candidates, and neighbours of each that were repaired."""
+"""Number of SubNets whose neighbours are candidates, and of repaired mutants of each."""
 
 
 class LocalSearchSettings(Message):
-    """budget_ms: latency that a SubNet may have here. range_share: ΔT/T; SubNets from budget · (1 − range_share) on are drawn.
+    """budget_ms: latency limit of a SubNet on this device [ms].
 
-    population: of a generation; generations: at most; patience: without a better SubNet before the search ends.
+    range_share: ΔT/T; SubNets are drawn from budget · (1 − range_share) on. population: of a generation; generations: at most;
+    patience: generations without a better SubNet before the search ends.
     """
 
     budget_ms: float = Field(gt=0)
@@ -43,7 +44,7 @@ class LocalSearchSettings(Message):
 
 
 class Proposer:
-    """Proposes SubNets within a budget. ms_E: latencies [ms]. model: fitted anew to each generation."""
+    """Proposes SubNets within a budget. ms_E: latencies [ms]. model: fitted again for each generation."""
 
     def __init__(self, space: SegmentSpace, ms_E: Floats, model: AdditiveModel, settings: LocalSearchSettings) -> None:
         self.space, self.ms, self.model, self.settings = space, ms_E, model, settings
@@ -51,9 +52,9 @@ class Proposer:
         self.range = LatencyRange(space, ms_E, budget_ms * (1 - settings.range_share), budget_ms)
 
     def generation(self, number: int, known: Mapping[Path, PathScore]) -> list[Path]:
-        """SubNets that were not evaluated. known: scores of those that were. Fewer, or none, where nothing is new.
+        """New SubNets to evaluate; fewer, or none, if no new ones exist. known: scores of evaluated SubNets.
 
-        Those of many candidates that are expected to improve accuracy most for the time that they add.
+        The candidates with the highest expected improvement of accuracy for the time that they add.
         """
         if known:
             self.model.fit(known)
@@ -64,7 +65,7 @@ class Proposer:
         return most_for_time(found, worth, self.ms, self.settings.population)
 
     def best(self, known: Mapping[Path, PathScore]) -> Path | None:
-        """The SubNet within the budget with the best accuracy by measurement and model together; None: none was evaluated."""
+        """The best SubNet within the budget by measurement and model together; None: none was evaluated."""
         return next(iter(self._good(known)), None)
 
     def _good(self, known: Mapping[Path, PathScore]) -> list[Path]:
@@ -73,7 +74,7 @@ class Proposer:
         return sorted(fitting, key=lambda path: -self.model.combined(path, known[path].accuracy))
 
     def _candidates(self, known: Mapping[Path, PathScore], rng: np.random.Generator) -> Iterator[Path]:
-        """The exact best by mean losses and by losses as they may be, neighbours of good ones, and others near the budget."""
+        """Candidates: exact optima by mean and by drawn losses, neighbours of good SubNets, and others near the budget."""
         for losses_E in (self.model.mean_E, *(self.model.draw(rng) for _ in range(DRAWS))):
             yield from reversed(best_front(self.space, -losses_E, self.ms, self.settings.budget_ms)[-OF_A_FRONT:])
         for path in self._good(known)[:GOOD]:
@@ -82,7 +83,7 @@ class Proposer:
         yield from (path for path in drawn if path is not None)
 
     def _neighbours(self, path: Path, rng: np.random.Generator) -> Iterator[Path]:
-        """Those that differ by one branch, and those that were repaired to be within the budget."""
+        """SubNets that differ by one branch, and mutants that were repaired to fit the budget."""
         yield from (other for other in self.space.replacements(path) if self.range.has(other))
         mutants = (mutated(self.space, path, self.range, rng) for _ in range(MUTANTS))
         yield from (other for other in mutants if other is not None)

@@ -1,4 +1,4 @@
-"""What a search has found, as SubNets of the bundle that a deployed model serves."""
+"""Results of a search, as SubNets of the bundle that a deployed model can serve."""
 
 import hashlib
 import json
@@ -37,10 +37,10 @@ def found_subnets(
     sessions: SegmentSessions,
     ms_E: Floats,
 ) -> FoundSubNets:
-    """SubNets by their paths, timed once more as they are served, beside those of the bundle on the same images."""
+    """SubNets by their paths, timed again as they are served, beside those of the bundle on the same images."""
     rows = []
     for path in paths:
-        sessions.free()  # all of one SubNet's segments stay while it is timed
+        sessions.free()  # keep all segments of one SubNet in memory while it is timed
         rows.append(_row(blocks, path, accuracies[path], sessions, ms_E))
     sessions.free()
     return FoundSubNets(
@@ -94,7 +94,7 @@ def _latency(times_ms: Sequence[float]) -> SubNetLatency:
 
 
 def _shipped(bundle: OpenBundle, data: OwnImages, labels_N: np.ndarray) -> dict[str, float]:
-    """The accuracies of the bundle's own SubNets; one at a time is in memory."""
+    """The accuracies of the bundle's own SubNets, with one at a time in memory."""
     pool = SubNetPool(bundle, ("onnx",), None, lambda line: None, prepares=False)
     found = {}
     for subnet in bundle.manifest.subnets:

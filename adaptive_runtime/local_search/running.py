@@ -1,4 +1,4 @@
-"""A whole search in this process: latencies, generations, results. A search that was ended goes on from its folder."""
+"""A whole search in this process: latencies, generations, results. A stopped search resumes from its folder."""
 
 import hashlib
 import json
@@ -23,20 +23,20 @@ from adaptive_runtime.local_search.surrogate import AdditiveModel
 from adaptive_runtime.pool.memory import resident_mib
 
 Tell = Callable[[dict[str, Any]], None]
-"""Takes progress: a JSON object with the name of an event."""
+"""Callback for progress: gets a JSON object with the name of an event."""
 MEMORY_SHARE, LEAST_ROOM_MIB = 0.1, 4.0
-"""What a search may take beyond a process with the largest SubNet alone: a share of that, or so much."""
+"""Extra memory of a search beyond a process with the largest SubNet alone: a share of that process, or a minimum [MiB]."""
 KEPT_SHARE = 0.25
-"""Of that room, for features."""
+"""Share of the extra memory for features."""
 MOST_FOUND = 8
 
 
 def search(
     bundle: OpenBundle, source: FilePath | IO[bytes], folder: FilePath, settings: LocalSearchSettings, tell: Tell
 ) -> FilePath:
-    """Search with the user's images and write `found.json` into a folder, whose path comes back. AdaptiveError in one line.
+    """Search with the user's images and write `found.json` into a folder. Returns its path. AdaptiveError in one line.
 
-    The folder has the state of the search, too: latencies, paths and counts, neither images nor labels.
+    The folder also holds the state of the search: latencies, paths and counts, but neither images nor labels.
     """
     blocks = bundle.blocks()
     classes = blocks.segments[blocks.largest[-1]].output.shape[-1] or 1
@@ -89,7 +89,7 @@ class _Running:
         self.images = len(data)
 
     def _limit_memory(self) -> float:
-        """Let the process take a tenth more than with the largest SubNet alone; what features may take of that [MiB]."""
+        """Limit the process to a tenth more than with the largest SubNet alone. Returns the part for features [MiB]."""
         before_mib = resident_mib() or 0.0
         measured_ms(self.sessions, self.blocks, self.blocks.largest)
         largest_mib = self.sessions.peak_mib
@@ -99,11 +99,11 @@ class _Running:
 
     @property
     def known(self) -> dict[Path, PathScore]:
-        """What the evaluated SubNets answer."""
+        """Scores of the evaluated SubNets."""
         return {one.path: one.score for one in self.state.evaluated}
 
     def work(self) -> None:
-        """Generations until the search ends; each is written when it is whole."""
+        """Run generations until the search ends; each is saved when it is complete."""
         if self.state.largest is None:
             self.state = self.state.model_copy(update={"largest": self._evaluated([self.blocks.largest])[0]})
         assert self.state.largest is not None
@@ -115,7 +115,7 @@ class _Running:
             self._add(self._evaluated(paths))
 
     def found(self) -> Any:
-        """The best SubNet, and those that no other one beats in latency and accuracy."""
+        """The best SubNet, and those that no other one beats in both latency and accuracy."""
         known, model = self.known, self.proposer.model
         model.fit(known)
         accuracies = {path: score.accuracy for path, score in known.items()}
@@ -165,7 +165,7 @@ class _Running:
         )
 
     def _has_ended(self) -> bool:
-        """All generations are done, or the best measured accuracy is `patience` generations old."""
+        """Whether all generations are done, or the best measured accuracy is `patience` generations old."""
         number, population = self.state.generation, self.settings.population
         if number >= self.settings.generations:
             return True

@@ -1,6 +1,6 @@
-"""The user's own images, with labels or without: an .npz file, or a folder of .npy files, which is read piece by piece.
+"""The user's own images, with or without labels: an .npz file, or a folder of .npy files that is read piece by piece.
 
-They are never written. Legend: N samples, C channels, H height, W width.
+Images are never written. Legend: N samples, C channels, H height, W width.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ PIECE = 256
 
 @dataclass(frozen=True, slots=True)
 class OwnImages:
-    """images (N, C, H, W), float32; labels (N,), None: there are none."""
+    """images (N, C, H, W), float32; labels (N,), or None."""
 
     images: NDArray[np.float32]
     labels: NDArray[np.int64] | None
 
     @classmethod
     def read(cls, source: Path | IO[bytes], shape: tuple[int, ...], classes: int) -> Self:
-        """From `x` and `y` in an .npz file, or `x.npy` and `y.npy` in a folder. AdaptiveError: they do not fit.
+        """Read `x` and `y` from an .npz file, or `x.npy` and `y.npy` from a folder. AdaptiveError: they do not fit.
 
-        shape: (C, H, W) of the network's input. classes: how many labels there can be.
+        shape: (C, H, W) of the network's input. classes: number of possible labels.
         """
         where = str(source) if isinstance(source, Path) else "images"
         try:
@@ -53,7 +53,7 @@ class OwnImages:
 
     @property
     def digest(self) -> str:
-        """Tells other images from these; images cannot be made from it."""
+        """Hash that identifies these images; they cannot be restored from it."""
         found = hashlib.sha256(repr(self.images.shape).encode())
         for start in range(0, len(self.images), PIECE):
             found.update(np.ascontiguousarray(self.images[start : start + PIECE]).data)

@@ -1,4 +1,4 @@
-"""Segments in onnxruntime, loaded when they are asked for; the least recently used go when memory is needed."""
+"""Segments in onnxruntime, loaded on demand; the least recently used are freed when memory is needed."""
 
 from collections import OrderedDict
 from typing import Any
@@ -11,14 +11,16 @@ from profiling_agents.messages import MIB
 
 FLOAT_BYTES = 4
 LOADING = 4.0
-"""What a session takes while it is loaded at most, in its weights: they are read, and ordered anew for the kernels. Measured:
-3.6 for one of 6 MiB, of which 1.6 stay."""
+"""Upper limit of the memory for loading a session, in multiples of its weights.
+
+Weights are read and reordered for the kernels. Measured: 3.6 for a segment of 6 MiB, of which 1.6 stay.
+"""
 
 
 class SegmentSessions:
-    """Sessions of a bundle's segments. cap_mib: what the process may have more in memory than now; None: no limit.
+    """Sessions of a bundle's segments. cap_mib: limit of memory that the process may add from now on; None: no limit.
 
-    loads: how many were loaded so far. peak_mib: the most that was taken, as looked at when segments are loaded.
+    loads: number of loads so far. peak_mib: highest added memory, sampled when segments are loaded.
     """
 
     def __init__(self, bundle: OpenBundle, blocks: BlocksManifest, cap_mib: float | None = None) -> None:
@@ -29,7 +31,7 @@ class SegmentSessions:
         self._start_mib = resident_mib()
 
     def run(self, number: int, x: Array) -> Array:
-        """What a segment gives for one batch."""
+        """The output of a segment for one batch."""
         session = self._session(number)
         (found,) = session.run(None, {self.blocks.segments[number].input.name: x})
         given: Array = found
@@ -37,7 +39,7 @@ class SegmentSessions:
 
     @property
     def used_mib(self) -> float:
-        """What the process takes more than when this was made; where it cannot be measured, the loaded weights."""
+        """Memory that the process has added since this was created [MiB]; if it cannot be measured, the loaded weights."""
         now_mib = resident_mib()
         if now_mib is None or self._start_mib is None:
             return sum(self.blocks.segments[number].bytes for number in self._sessions) / MIB

@@ -1,4 +1,4 @@
-"""SubNets as paths through segments: counting, sampling, those in a range of latency, and the best one by sums of scores.
+"""SubNets as paths through segments: counting, sampling, ranges of latency, and the best path by sums of scores.
 
 Legend: E segments, B boundaries, T cells of latency. A path is a tuple of positions of segments in order.
 """
@@ -16,11 +16,11 @@ Path = tuple[int, ...]
 Floats = NDArray[np.float64]
 CELLS = 2048
 MOST_TRIES = 50
-"""Draws for one path in a range, of which those beyond its ends are thrown away; the cells make these few."""
+"""Draws for one path in a range; paths outside it are rejected. The cells keep rejections rare."""
 
 
 class SegmentSpace:
-    """The graph of segments. starts_E, ends_E: boundaries; 0 is the input, the last one the answer."""
+    """The graph of segments. starts_E, ends_E: boundaries; 0 is the input, the last one the output."""
 
     def __init__(self, starts_E: Sequence[int], ends_E: Sequence[int]) -> None:
         self.starts, self.ends = tuple(starts_E), tuple(ends_E)
@@ -36,7 +36,7 @@ class SegmentSpace:
 
     @cached_property
     def ways_B(self) -> tuple[int, ...]:
-        """For each boundary the exact number of ways from there to the answer."""
+        """For each boundary the exact number of paths from there to the output."""
         found = [1]
         for boundary in reversed(range(self.last)):
             found.append(sum(found[self.last - self.ends[one]] for one in self.leaving[boundary]))
@@ -48,7 +48,7 @@ class SegmentSpace:
         return self.ways_B[0]
 
     def sample(self, rng: np.random.Generator) -> Path:
-        """A path, each as likely as any other."""
+        """A uniformly drawn path."""
         at, found = 0, list[int]()
         while at < self.last:
             ways = np.array([self.ways_B[self.ends[one]] for one in self.leaving[at]], float)
@@ -65,7 +65,7 @@ class SegmentSpace:
             yield from ((one, *rest) for rest in self.all_paths(self.ends[one]))
 
     def replacements(self, path: Path) -> list[Path]:
-        """All paths that take another way at one boundary of a path, and join it again as soon as they can."""
+        """All paths that branch off at one boundary of a path and rejoin it as soon as possible."""
         found: dict[Path, None] = {}
         onward = {self.starts[one]: at for at, one in enumerate(path)} | {self.last: len(path)}
         for at, own in enumerate(path):
@@ -77,7 +77,7 @@ class SegmentSpace:
         return list(found)
 
     def _joining(self, at: int, onward: dict[int, int]) -> list[int]:
-        """The shortest steps from a boundary to one that a path comes by."""
+        """The shortest steps from a boundary to one on the path."""
         found = []
         while at not in onward:
             found.append(min(self.leaving[at], key=lambda one: self.ends[one]))
@@ -86,7 +86,7 @@ class SegmentSpace:
 
 
 class Labels(NamedTuple):
-    """Partial paths to one boundary that no other one beats. Their last segment, and the place of the label before it."""
+    """Non-dominated partial paths to one boundary: their last segment, and the index of the previous label."""
 
     ms: NDArray[Any]
     scores: NDArray[Any]
@@ -95,10 +95,10 @@ class Labels(NamedTuple):
 
 
 def best_front(space: SegmentSpace, scores_E: Floats, ms_E: Floats, budget_ms: float) -> list[Path]:
-    """The paths within a budget that have the largest sum of scores for their latency, exactly; rising in both.
+    """The exact Pareto front of paths within a budget by latency and sum of scores, rising in both.
 
-    Empty where the fastest path takes longer. A partial path is dropped where another one is as fast and scores as much, or
-    where the fastest way on from it takes longer than the budget.
+    Empty if the fastest path takes longer. A partial path is dropped if another one is as fast and scores as much, or if its
+    fastest completion takes longer than the budget.
     """
     left_ms = _fastest(space, ms_E)
     found: list[Labels] = [Labels(np.zeros(1), np.zeros(1), np.full(1, -1), np.full(1, -1))]
@@ -116,7 +116,7 @@ def best_front(space: SegmentSpace, scores_E: Floats, ms_E: Floats, budget_ms: f
 
 
 def _fastest(space: SegmentSpace, ms_E: Floats) -> Floats:
-    """The latency of the fastest way from each boundary to the answer [ms], (B,)."""
+    """The latency of the fastest path from each boundary to the output [ms], (B,)."""
     found = np.zeros(space.last + 1)
     for boundary in reversed(range(space.last)):
         found[boundary] = min(ms_E[one] + found[space.ends[one]] for one in space.leaving[boundary])
@@ -141,10 +141,9 @@ def _path(space: SegmentSpace, found: Sequence[Labels], place: int) -> Path:
 
 
 class LatencyRange:
-    """The paths whose latency is between two ends, inclusive; each is drawn as likely as any other.
+    """The paths with a latency between two limits, inclusive; they are drawn uniformly.
 
-    Latencies are counted in cells, rounded down: what is in the range is among those that are drawn, and the others are thrown
-    away.
+    Latencies are counted in cells, rounded down. All paths of the range are among the drawn ones; the others are rejected.
     """
 
     def __init__(self, space: SegmentSpace, ms_E: Floats, least_ms: float, most_ms: float) -> None:
@@ -166,7 +165,7 @@ class LatencyRange:
         return self.least_ms <= latency_ms(path, self.ms) <= self.most_ms
 
     def sample(self, rng: np.random.Generator) -> Path | None:
-        """A path in the range; None: there is none, or so few that none was met."""
+        """A path in the range; None: the range is empty, or has so few paths that none was drawn."""
         if not self._starts.any():
             return None
         for _ in range(MOST_TRIES):
@@ -195,10 +194,10 @@ def latency_ms(path: Path, ms_E: Floats) -> float:
 
 
 def mutated(space: SegmentSpace, path: Path, within: LatencyRange, rng: np.random.Generator) -> Path | None:
-    """Another path in a range: one branch is replaced, then, where that leaves the range, another one.
+    """Another path in a range: one branch is replaced, and, if that leaves the range, a second one.
 
-    Of the other branches the one is taken that changes latency least among those that lead back; None: none does. Source:
-    AdaptiveNet (MobiCom 2023) §5, NearbyMutate.
+    The second branch is the one that changes latency least among those that lead back; None: none does. Source: AdaptiveNet
+    (MobiCom 2023) §5, NearbyMutate.
     """
     choices = space.replacements(path)
     if not choices:
@@ -212,6 +211,6 @@ def mutated(space: SegmentSpace, path: Path, within: LatencyRange, rng: np.rando
 
 
 def _drawn(weights: Floats, rng: np.random.Generator) -> int:
-    """A position, as likely as its weight."""
+    """A position, drawn with a probability proportional to its weight."""
     sums = np.cumsum(weights)
     return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))

@@ -1,4 +1,4 @@
-"""What a search has evaluated so far, as a file: written whole after each generation, and read when the search goes on."""
+"""Evaluated SubNets of a search, in a file: written completely after each generation, and read when the search resumes."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +16,7 @@ VERSION = 2
 
 
 class EvaluatedPath(Message):
-    """A SubNet by its segments; accuracy and loss as of `PathScore`."""
+    """A SubNet by its segments; accuracy and loss are those of `PathScore`."""
 
     path: tuple[int, ...]
     accuracy: float = Field(ge=0, le=1)
@@ -24,15 +24,15 @@ class EvaluatedPath(Message):
 
     @property
     def score(self) -> PathScore:
-        """Without the path."""
+        """The score without the path."""
         return PathScore(self.accuracy, self.loss)
 
 
 class SearchState(FileMessage):
-    """A search after some generations. key: digest of bundle, settings, images and latencies; another search has another one.
+    """A search after some generations. key: digest of bundle, settings, images and latencies; it identifies the search.
 
-    largest: the largest SubNet. Sums over all runs: runs, alone, run_ms, alone_ms as of `RunCounts`.
-    There are neither images nor labels.
+    largest: the largest SubNet. Sums over all runs: runs, alone, run_ms, alone_ms as in `RunCounts`. The state contains neither
+    images nor labels.
     """
 
     WHERE: ClassVar[str] = STATE_FILE
@@ -51,12 +51,12 @@ class SearchState(FileMessage):
     alone_ms: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """Into the folder of the search."""
+        """Save the state in the folder of the search."""
         write_whole(folder / STATE_FILE, self.model_dump_json(indent=1))
 
     @classmethod
     def open(cls, folder: Path, key: str) -> "SearchState":
-        """The state with this key, or a new one where there is none, or that of another search."""
+        """The saved state with this key; a new state if none exists, or if it belongs to another search."""
         file = folder / STATE_FILE
         if file.exists():
             try:

@@ -1,7 +1,7 @@
-"""Accuracy of SubNets as a sum of losses of their segments: a linear model with a prior, by the scores of SubNets.
+"""Accuracy of SubNets as a sum of losses of their segments: a linear model with a prior, fitted to scores of SubNets.
 
-What is learnt from is the mean cross-entropy, not the count of right answers: all images change it a little, instead of a few
-by one. So it tells good SubNets apart, which answer nearly the same images right.
+The model learns from the mean cross-entropy, not from the count of right answers: every image changes it a little, instead of a
+few by one. It therefore separates good SubNets that answer nearly the same images right.
 
 Legend: E segments, n SubNets, F segments that are alternatives.
 """
@@ -17,25 +17,25 @@ from adaptive_runtime.local_search.space import Floats, Path
 
 UNKNOWN_LOSS, UNKNOWN_DEVIATION = 0.02, 0.05
 LEAST_DEVIATION, DEVIATION_SHARE = 0.02, 0.5
-"""Standard deviations of losses on the user's images around those that were shipped."""
+"""Standard deviations of losses on the user's images around the shipped losses."""
 SCALES = (0.25, 0.5, 1.0)
-"""Of these deviations; the most likely one is taken."""
+"""Factors on these deviations; the most likely one is used."""
 FIRST_SCALE = 0.5
-"""Until SubNets tell."""
+"""Factor until SubNets have been evaluated."""
 BEYOND_SUM = (0.002, 0.004, 0.008, 0.016, 0.032)
-"""Standard deviations of what choices do together beyond the sum of their losses; the most likely one is taken."""
+"""Standard deviations of joint effects of choices beyond the sum of their losses; the most likely one is used."""
 FIRST_DEVIATION = 0.01
-"""The same, and that of accuracies around what the model predicts, until they are known better."""
+"""Initial value of the same, and of the deviation of accuracies from the model's prediction."""
 FEWEST = 4
 FIRST_RATE, LEAST_RATE = 0.3, 0.05
-"""Accuracy that is lost with one unit of cross-entropy, until SubNets tell."""
+"""Loss of accuracy per unit of cross-entropy, until SubNets have been evaluated."""
 
 
 class AdditiveModel:
-    """Losses of segments, normally distributed: as shipped with the bundle, then as the evaluated SubNets say.
+    """Normally distributed losses of segments: first as shipped with the bundle, then updated with evaluated SubNets.
 
     losses_E: shares of images that the largest SubNet loses with one segment; nan: unknown. own_E: the network's own layers,
-    which lose nothing. largest: the score of the largest SubNet. images: how many.
+    which lose nothing. largest: the score of the largest SubNet. images: their number.
     """
 
     def __init__(self, losses_E: Floats, own_E: np.ndarray, largest: PathScore, images: int) -> None:
@@ -50,7 +50,7 @@ class AdditiveModel:
         self._offset, self.residual_variance = 0.0, FIRST_DEVIATION**2
 
     def fit(self, known: Mapping[Path, PathScore]) -> None:
-        """Update by evaluated SubNets; the prior is the bundle's each time, so that order does not matter."""
+        """Update with evaluated SubNets; the prior is always the bundle's, so that the order does not matter."""
         paths = sorted(known)
         features_nF = self._features(paths)
         left = self._lost(list(map(known.__getitem__, paths))) - features_nF @ self._prior_E[self._free]
@@ -68,7 +68,7 @@ class AdditiveModel:
             self.residual_variance = max(float(beyond.var()), BEYOND_SUM[0] ** 2)
 
     def _lost(self, scores: Sequence[PathScore]) -> Floats:
-        """What SubNets lose beside the largest one, in accuracy, by their cross-entropy (n,)."""
+        """Loss of accuracy of SubNets against the largest one, estimated from their cross-entropy (n,)."""
         excess = np.array([one.loss for one in scores]) - self._largest.loss
         lost = self._largest.accuracy - np.array([one.accuracy for one in scores])
         told = len(scores) >= FEWEST and bool(excess.any())
@@ -77,7 +77,7 @@ class AdditiveModel:
         return found
 
     def draw(self, rng: np.random.Generator) -> Floats:
-        """Losses of segments (E,) as they may be, by what is known."""
+        """Random losses of segments (E,), drawn from the current distribution."""
         found = self.mean_E.copy()
         found[self._free] += self._spread_FF @ rng.standard_normal(len(self._free))
         return found
@@ -87,7 +87,7 @@ class AdditiveModel:
         return self._largest.accuracy + self._offset - float(self.mean_E[list(path)].sum())
 
     def improvement(self, paths: Sequence[Path], best: float) -> Floats:
-        """By how much each SubNet is expected to be more accurate than `best`; what is below counts as none, (n,)."""
+        """Expected improvement of each SubNet over `best`; lower accuracies count as zero improvement, (n,)."""
         known_nF = self._features(paths) @ self._spread_FF
         deviation_n = np.sqrt((known_nF**2).sum(1) + self.residual_variance)
         above_n = (np.array([self.predicted(path) for path in paths]) - best) / deviation_n
@@ -97,9 +97,9 @@ class AdditiveModel:
         return found
 
     def combined(self, path: Path, measured: float) -> float:
-        """The accuracy of a SubNet by measurement and model, each by its variance.
+        """The accuracy of a SubNet from measurement and model, weighted by their variances.
 
-        The best of many measurements on few images is too high by chance; the model knows of that.
+        The best of many measurements on few images is too high by chance; the model corrects for that.
         """
         within = min(max(measured, 1 / (self._images + 2)), 1 - 1 / (self._images + 2))
         of_count = within * (1 - within) / self._images
@@ -107,7 +107,7 @@ class AdditiveModel:
         return share * measured + (1 - share) * self.predicted(path)
 
     def _evidence(self, features_nF: Floats, left: Floats, scale: float, deviation: float) -> float:
-        """The logarithm of how likely measurements are, but for a constant."""
+        """The log-likelihood of the measurements, up to a constant."""
         known_nF = features_nF * (scale * self._deviation_F)
         root = np.linalg.cholesky(known_nF @ known_nF.T + deviation**2 * np.eye(len(left)))
         return -float((np.linalg.solve(root, left) ** 2).sum()) / 2 - float(np.log(np.diag(root)).sum())

@@ -1,4 +1,4 @@
-"""SubNets of a bundle that may run over several devices: rows of its table beside those at home.
+"""SubNets of a bundle that may be offloaded to several devices: rows of its table beside those on the coordinator.
 
 [The choice at run time](docs/runtime_choice.md#rows-over-levels) says how they are chosen.
 """

@@ -1,4 +1,4 @@
-"""What a SubNet over several devices should take now: by links as they are measured, home's load, and the runs so far."""
+"""Expected latency of an offloaded SubNet, from current link measures, the load on the coordinator, and the runs so far."""
 
 import threading
 import time
@@ -13,11 +13,11 @@ from adaptive_runtime.split.planned import coded_share
 from adaptive_runtime.split.replanning import ms_per_byte
 
 HALF_S = 10.0
-"""After so long without a run, what runs have shown is as likely as that it is over."""
+"""Time without a run after which the influence of earlier runs has halved."""
 
 
 class ExpectedPlacement(NamedTuple):
-    """Mean and deviation of a request's latency [ms], the plan by which it would be sent, and that with its links in words."""
+    """Mean and deviation of a request's latency [ms], the plan to send it with, and a description of plan and links."""
 
     mean_ms: float
     deviation_ms: float
@@ -26,20 +26,21 @@ class ExpectedPlacement(NamedTuple):
 
     @property
     def planned_ms(self) -> float:
-        """What plan and links alone say, without the runs so far."""
+        """The latency from plan and links alone, without the runs so far."""
         return self.sent.latency_ms
 
     @property
     def peers(self) -> frozenset[str]:
-        """The devices of the plan besides home."""
+        """The devices of the plan besides the coordinator."""
         return frozenset(self.sent.plan.peers)
 
 
 class RunRatio:
-    """Latencies of runs over the same devices, by what was expected of them.
+    """Ratio of measured to expected latencies of runs over the same devices.
 
-    That is what plans and links do not say, such as load of another device. Runs are as the latest ones were with a probability
-    that halves in `HALF_S`, and as planned else: so a device that was slow is uncertain before it is as planned again.
+    It covers effects that plans and links do not know, such as load of another device. A run behaves like the latest ones with
+    a probability that halves in `HALF_S`, and as planned otherwise. The prediction for a device that was slow is therefore
+    uncertain for a while before it returns to the plan.
 
     Several threads may call it.
     """
@@ -48,10 +49,10 @@ class RunRatio:
         self._clock, self._ratios, self._latest_s = clock, WeightedMean(), 0.0
         self._lock = threading.Lock()
         self.runs = 0
-        """So far."""
+        """Number of runs so far."""
 
     def add(self, ratio: float) -> None:
-        """Of one more run."""
+        """Add the ratio of one more run."""
         with self._lock:
             self._ratios.add(ratio)
             self._latest_s = self._clock()
@@ -59,7 +60,7 @@ class RunRatio:
 
     @property
     def now(self) -> tuple[float, float]:
-        """Mean and deviation; (1, 0) before there was a run."""
+        """Mean and deviation; (1, 0) before the first run."""
         with self._lock:
             if not self._ratios.count:
                 return 1.0, 0.0
@@ -71,7 +72,10 @@ class RunRatio:
 def expected(
     found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float, ratio: tuple[float, float]
 ) -> ExpectedPlacement:
-    """Of a plan that can be followed. slow_deviation: of home's slow-down. ratio: mean and deviation of runs so far."""
+    """The expectation for a plan that can be followed.
+
+    slow_deviation: deviation of the coordinator's slow-down. ratio: mean and deviation from the runs so far.
+    """
     mean, deviation = ratio
     variance = mean * mean * _variance(found, links, slow_deviation) + (found.latency_ms * deviation) ** 2
     known = "; ".join(f"{name}: {_link(links[name])}" for name in sorted(found.plan.peers))
@@ -80,7 +84,7 @@ def expected(
 
 
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:
-    """Of the latency [ms²], by the spreads of links and of home's slow-down."""
+    """Variance of the latency [ms²], from the spreads of links and of the coordinator's slow-down."""
     share = coded_share(found.coding)
     variance = (found.plan.home_ms * slow_deviation) ** 2
     for name, use in found.plan.links.items():

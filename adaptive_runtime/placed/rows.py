@@ -1,4 +1,4 @@
-"""Rows of a table that other devices take part in, as they are now."""
+"""Current state of the table rows that involve other devices."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,11 +8,11 @@ from adaptive_runtime.choice import LoadFactors, VariantTable
 from adaptive_runtime.placed.subnets import PlacedSubNet
 
 FRESH_S = 2.0
-"""What runs have shown counts less with time, and spreads grow."""
+"""Rows expire because the weight of earlier runs falls, and spreads grow, with time."""
 
 
 class PlacedRowsNow(NamedTuple):
-    """factors: with those of rows over devices. unable: rows that no other device can take part in. told: rows in words."""
+    """factors: including those of rows over devices. unable: rows without an available device. told: descriptions of rows."""
 
     factors: LoadFactors
     unable: frozenset[int]
@@ -20,11 +20,11 @@ class PlacedRowsNow(NamedTuple):
 
 
 class PlacementRows:
-    """subnets: by the row of each. home: of each of these rows the one of the same SubNet at home.
+    """subnets: by their rows. home: maps each of these rows to the row of the same SubNet on the coordinator.
 
-    Rows are worked out by `renew`, when requests and samples come in, so that a decision finds them. They count as long as the
-    factors at home are the same object, nothing was measured of any device, and at most for `FRESH_S`. Not for several threads.
-    clock: in seconds, does not go back.
+    `renew` computes the rows when requests and samples come in, so that decisions find them ready. They are valid while the
+    factors on the coordinator are the same object and no measurement of any device is new, and for `FRESH_S` at most. Not
+    thread-safe. clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class PlacementRows:
         self._spread = 1.0
 
     def now(self, factors: LoadFactors) -> PlacedRowsNow:
-        """By the factors of rows at home, and by what is measured of links and devices."""
+        """The rows for the factors of rows on the coordinator and the current measures of links and devices."""
         known = self._known
         if known is None or known.factors is not factors or known.version != self._version:
             return self.renew(factors)
         return known.rows if self._clock() <= known.until_s else self.renew(factors)
 
     def renew(self, factors: LoadFactors, spread: float | None = None) -> PlacedRowsNow:
-        """The same, worked out anew. spread: by which deviations over devices are multiplied from now on; None: as before."""
+        """Recompute the rows. spread: factor on the deviations over devices from now on; None: unchanged."""
         self._spread = self._spread if spread is None else spread
         version, until_s = self._version, self._clock() + FRESH_S
         rows = self._worked_out(factors)

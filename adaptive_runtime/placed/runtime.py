@@ -16,25 +16,25 @@ from adaptive_runtime.split import SplitAnswer
 
 Array = NDArray[np.float32]
 WAITED = 0.95
-"""Share of a budget for which home waits at most: what is left is for giving the answer of a stand-in."""
+"""Share of a budget that the coordinator waits at most: the rest is for returning the answer of the fallback."""
 
 
 class StandInTimes(NamedTuple):
-    """takes_ms: a stand-in at most. usual_ms: the run over devices, at which it is late for a usual one."""
+    """takes_ms: upper duration of a fallback. usual_ms: duration of the run over devices beyond which it is unusually late."""
 
     takes_ms: float
     usual_ms: float
 
     def after_ms(self, budget_ms: float) -> float:
-        """When the stand-in begins: in time, but not before the run is later than usual, if that is within the budget."""
+        """Start of the fallback: in time, but not before the run is later than usual, if that is within the budget."""
         latest_ms = max(0.0, budget_ms - self.takes_ms)
         return latest_ms if self.usual_ms >= WAITED * budget_ms else max(latest_ms, self.usual_ms)
 
 
 class PlacedRun:
-    """One run on its way. done: called once with its answer, when it is used or, after `leave`, when it comes.
+    """One pending run. done: called once with its answer, when it is used or, after `leave`, when it arrives.
 
-    leave: called where nobody waits for the answer any more.
+    leave: called when nobody waits for the answer any more.
     """
 
     __slots__ = ("_done", "_leave", "future")
@@ -48,7 +48,10 @@ class PlacedRun:
         self.future, self._done, self._leave = future, done, leave
 
     def answer(self, wait_s: float | None) -> SplitAnswer:
-        """The answer. NotBackError: it is not there within a time; None: waits for it. AdaptiveError: home has failed."""
+        """The answer.
+
+        NotBackError: it did not come within `wait_s`; None: wait for it. AdaptiveError: the coordinator has failed.
+        """
         try:
             found = self.future.result(wait_s)
         except TimeoutError:
@@ -57,17 +60,17 @@ class PlacedRun:
         return found
 
     def leave(self) -> None:
-        """What the answer tells of the devices still counts, if it comes."""
+        """Stop waiting; a late answer is still used to learn about the devices."""
         self.future.add_done_callback(lambda found: None if found.exception() else self._done(found.result()))
         self._leave(self.future)
 
 
 class NetworkRuntime:
-    """Runs samples over several devices. batch: of one run. devices: that have run parts.
+    """Runs samples over several devices. batch: samples per run. devices: devices that have run segments.
 
-    begin: one run within a time [ms]. within_ms: what is left of the request's budget now, which the runs of its samples
-    share; None: there is no budget. stand_in: what one at home takes for all samples; None: there is none.
-    A run waits until the stand-in has to begin, and gives up once (NotBackError). Asked again it waits as long as it takes.
+    begin: starts one run within a time [ms]. within_ms: rest of the request's budget, shared by the runs of its samples; None:
+    no budget. stand_in: times of a fallback on the coordinator for all samples; None: no fallback. A run waits until the
+    fallback has to start, and gives up once (NotBackError). The second call waits as long as it takes.
     """
 
     def __init__(
@@ -86,22 +89,22 @@ class NetworkRuntime:
         if stand_in is not None and within_ms is not None and samples <= batch:
             self._gives_up_s = start_s + stand_in.after_ms(within_ms) * 1e-3
         self.until_s = start_s + WAITED * (within_ms or 0.0) * 1e-3
-        """The answer of a stand-in is kept until then."""
+        """Time until which the answer of a fallback is held back."""
         self._away: PlacedRun | None = None
         self._runs_left = -(-samples // batch)
         self._devices: dict[str, None] = {}
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """In the order in which they came first."""
+        """Device names in the order of their first use."""
         return tuple(self._devices)
 
     def start(self, x_NCHW: Array) -> "_NetworkRun":
-        """Samples of one batch (N, C, H, W)."""
+        """Start a run of one batch (N, C, H, W)."""
         return _NetworkRun(self, x_NCHW)
 
     def run(self, x_NCHW: Array) -> Array:
-        """The answer of one batch, within its share of the time left. NotBackError: a stand-in has to begin."""
+        """The answer of one batch, within its share of the remaining time. NotBackError: a fallback has to start."""
         run, wait_s = self._away, None
         if run is None:
             run = self._begin(x_NCHW, self._share_ms)
@@ -118,24 +121,24 @@ class NetworkRuntime:
 
     @property
     def away(self) -> "Future[SplitAnswer]":
-        """The answer of the run that gave up, once it is there."""
+        """The future answer of the run that gave up."""
         assert self._away is not None, "it has given up"
         return self._away.future
 
     def leave(self) -> None:
-        """Nobody waits for the run that gave up."""
+        """Stop waiting for the run that gave up."""
         if self._away is not None:
             self._away.leave()
 
     @property
     def _share_ms(self) -> float | None:
-        """Of the next run; None: there is no budget."""
+        """Time for the next run [ms]; None: no budget."""
         if self._until_s is None:
             return None
         return max(0.0, self._until_s - self._clock()) * 1e3 / max(1, self._runs_left)
 
     def close(self) -> None:
-        """The network stays open for others."""
+        """Do nothing: the network stays open for other requests."""
 
 
 class _NetworkRun:
@@ -149,5 +152,5 @@ class _NetworkRun:
         return self._runtime.run(self._x)
 
     def keep(self, mask_N: NDArray[np.bool_]) -> None:
-        """All samples go to the end: there is one exit."""
+        """Not possible with a single exit."""
         raise AssertionError("a whole SubNet has one exit")

@@ -1,4 +1,4 @@
-"""A stand-in at home beside a run over several devices, whose answer counts if it comes in time."""
+"""A fallback on the coordinator beside a run over several devices, whose answer counts if it comes in time."""
 
 import time
 from collections.abc import Callable
@@ -9,16 +9,16 @@ Answer = TypeVar("Answer")
 
 
 class StandIns:
-    """Runs stand-ins in threads of its own, which wait where there is nothing to do. Several threads may call it. Close it."""
+    """Runs fallbacks in its own threads, which idle otherwise. Several threads may call it. Close it after use."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(thread_name_prefix="stand-in")
 
     def beside(self, away: Future[Any], until_s: float, stand_in: Callable[[], Answer]) -> Answer | None:
-        """The answer of a stand-in, or None: that over devices is there, and the stand-in runs to its end for nothing.
+        """The answer of a fallback; None: the answer over devices came in time, and the fallback's result is discarded.
 
-        away: the answer over devices, once it is there. until_s: of `time.monotonic`; the stand-in's answer is kept until then.
-        What the stand-in raises, where it has failed meanwhile.
+        away: the future answer over devices. until_s: of `time.monotonic`; the fallback's answer is held back until then.
+        Raises the fallback's error if it failed and `away` is not done.
         """
         own: Future[Any] = self._threads.submit(stand_in)
         wait((own, away), return_when=FIRST_COMPLETED)
@@ -29,5 +29,5 @@ class StandIns:
         return found
 
     def close(self) -> None:
-        """Wait for the stand-ins that run."""
+        """Wait for the running fallbacks."""
         self._threads.shutdown()

@@ -1,4 +1,4 @@
-"""SubNets of a bundle, each open at home and connected to other devices.
+"""SubNets of a bundle, each open on the coordinator and connected to other devices.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -31,15 +31,15 @@ from adaptive_runtime.split.home import HomeSegments
 
 Array = NDArray[np.float32]
 PATIENCE = 2.0
-"""Home waits so many times as long as other devices are expected to take, at least."""
+"""The coordinator waits for other devices at least this multiple of their expected duration."""
 LEAST_DEADLINE_MS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class SharedDevices:
-    """What SubNets over the same devices have found out together. Several threads may use it.
+    """Shared measures of SubNets over the same devices. Several threads may use it.
 
-    ratios: of the runs so far, by the devices of the plan besides home. links: by device.
+    ratios: of the runs so far, by the devices of the plan besides the coordinator. links: by device.
     """
 
     ratios: defaultdict[frozenset[str], RunRatio] = field(default_factory=lambda: defaultdict(RunRatio))
@@ -47,15 +47,16 @@ class SharedDevices:
 
     @property
     def version(self) -> int:
-        """Another number after anything was measured."""
+        """Changes after each measurement."""
         return sum(link.version for link in self.links.values()) + sum(one.runs for one in tuple(self.ratios.values()))
 
 
 class PlacedSubNet:
-    """One SubNet. It runs by the fastest plan that sends, as links and home's load are now; home stands in where one fails.
+    """One SubNet. It runs by the offloading plan that is currently fastest; the coordinator is the fallback.
 
-    devices: by the names of the plans. home: what runs segments in this process; None: the runtime of their files. shared: what
-    SubNets over the same devices have found out; None: there are no others. Close it.
+    The choice depends on the links and the coordinator's load. devices: by the names of the plans. home: runs segments in this
+    process; None: the runtime of their files. shared: measures of SubNets over the same devices; None: no other SubNets exist.
+    Close it after use.
     """
 
     def __init__(
@@ -76,7 +77,10 @@ class PlacedSubNet:
         self._expected: ExpectedPlacement | None = None
 
     def expected(self, slow_down: float, deviation: float) -> ExpectedPlacement | None:
-        """What a request takes now, by this slow-down of home and its deviation. None: no other device can take part."""
+        """Expected latency of a request for the coordinator's slow-down and its deviation.
+
+        None: no other device can take part.
+        """
         links = self.network.links
         self.choice.known_slow_down = slow_down
         found = self.choice.sending(links, slow_down)
@@ -87,9 +91,10 @@ class PlacedSubNet:
         return self._expected
 
     def runs(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> NetworkRuntime:
-        """What runs one request of so many samples. within_ms: what is left of its budget; None: there is none.
+        """The runtime for one request of so many samples. within_ms: rest of its budget; None: no budget.
 
-        stand_in_ms: of a stand-in at home, for which a run gives up in time (NotBackError); None: there is none.
+        stand_in_ms: duration of a fallback on the coordinator, for which a run gives up in time (NotBackError); None: no
+        fallback.
         """
         known, times = self._expected, None
         if stand_in_ms is not None:
@@ -98,7 +103,7 @@ class PlacedSubNet:
 
     @property
     def missing(self) -> str:
-        """Why no other device takes part, in words."""
+        """The reason why no other device takes part, in words."""
         states = self.network.states.items()
         lines = (f"{name} is {state}" + (f" ({why})" if why else "") for name, (state, why) in states if state != "in")
         return ", ".join(lines) or "nothing is known of its links, or it is not heard any more"
@@ -108,21 +113,21 @@ class PlacedSubNet:
         self.network.close()
 
     def _begin(self, x_NCHW: Array, within_ms: float | None) -> PlacedRun:
-        """A run counts for what is expected, unless it followed a plan over other devices."""
+        """Start a run; it updates the expectations only if it followed a plan over other devices."""
         known = self._expected
 
         def learn(answer: SplitAnswer) -> None:
             if known is not None and answer.at_home is None and frozenset(answer.devices) - {HOME} == known.peers:
-                planned_ms = self.choice.later_ms(known.sent, self.network.links)  # by links as this run has shown them
+                planned_ms = self.choice.later_ms(known.sent, self.network.links)  # with the links after this run
                 self.shared.ratios[known.peers].add(answer.latency_ms / planned_ms)
 
         future = self.network.submit(x_NCHW, self._deadline_ms(within_ms, known))
         return PlacedRun(future, learn, self.network.leave)
 
     def _deadline_ms(self, within_ms: float | None, known: ExpectedPlacement | None) -> float:
-        """By which home has finished the request where other devices have not.
+        """Time by which the coordinator finishes the request if other devices have not answered.
 
-        Home waits for them twice as long as is usual at least, also where it then is late: before that they are not at fault.
+        The coordinator waits at least twice their usual duration, even if it is late then: earlier they are not at fault.
         """
         options = self._options
         deviations = options.deviations
@@ -132,7 +137,7 @@ class PlacedSubNet:
 
 
 class PlacedSubNets:
-    """Those of a bundle that may run on some devices, by digest. Close them."""
+    """SubNets of a bundle that may run on some devices, by digest. Close them after use."""
 
     def __init__(self, subnets: Mapping[str, PlacedSubNet]) -> None:
         self.subnets = MappingProxyType(dict(subnets))
@@ -141,9 +146,9 @@ class PlacedSubNets:
     def open(
         cls, bundle: OpenBundle, devices: Mapping[str, DeviceAddress], options: SplitOptions | None = None
     ) -> "PlacedSubNets":
-        """All SubNets of which plans name one of the devices. Values cross in fp32, or as the bundle says (`coding`).
+        """Open all SubNets with plans that name one of the devices. Values cross in fp32, or in the bundle's `coding`.
 
-        AdaptiveError in one line: the bundle has none, no plan names a device, or a file is damaged.
+        AdaptiveError in one line: the bundle has no such SubNets, no plan names a device, or a file is damaged.
         """
         given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
         _check(bundle, given, devices)
@@ -159,14 +164,14 @@ class PlacedSubNets:
         return cls(found)
 
     def close(self) -> None:
-        """End all connections, also where one of them cannot be ended."""
+        """End all connections, even if one of them fails to end."""
         with ExitStack() as stack:
             for one in self.subnets.values():
                 stack.callback(one.close)
 
 
 def _check(bundle: OpenBundle, given: Mapping[str, BundledPlacement], devices: Mapping[str, DeviceAddress]) -> None:
-    """AdaptiveError: a device that no plan of the bundle names."""
+    """AdaptiveError: no plan of the bundle names a device."""
     if not given:
         got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
         raise AdaptiveError(str(bundle.folder), got, next_step=next_step)

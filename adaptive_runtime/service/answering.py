@@ -1,4 +1,4 @@
-"""A model that answers requests, whichever way they come: its queue, their deadlines, and what is counted.
+"""A model that answers requests from any interface, with its queue, deadlines and counters.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -23,13 +23,13 @@ from adaptive_runtime.service.waiting import RequestQueue
 from adaptive_runtime.traces import LoadRecorder
 
 BODY_S = 10.0
-"""A request that is not whole after so long is refused: it holds a place in the queue."""
+"""A request that is incomplete after this time is refused, since it holds a place in the queue."""
 
 
 class AskedAnswer(NamedTuple):
-    """A request that was read. arrived_s: monotonic clock. deadline_ms: from then on; None: the service's.
+    """A parsed request. arrived_s: monotonic clock. deadline_ms: from the arrival on; None: the service's.
 
-    subnet: the digest of the SubNet that answers; None: the one that serves.
+    subnet: the digest of the SubNet that should answer; None: the serving one.
     """
 
     images_NCHW: NDArray[np.float32]
@@ -39,7 +39,7 @@ class AskedAnswer(NamedTuple):
 
 
 class GivenAnswer(NamedTuple):
-    """An answer of the model. waited_ms: before its turn. late_ms: after its deadline; 0: in time."""
+    """An answer of the model. waited_ms: time in the queue. late_ms: after its deadline; 0: in time."""
 
     answer: ModelAnswer
     waited_ms: float
@@ -47,9 +47,9 @@ class GivenAnswer(NamedTuple):
 
 
 class ModelService:
-    """A model with its queue. name: by which clients ask for it. deadline_ms: of requests that name none.
+    """A model with its queue. name: used by clients to address it. deadline_ms: of requests that name none.
 
-    recorder: hears what the model senses of the device, and when requests come.
+    recorder: records the sensed state of the device and the arrivals of requests.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ModelService:
         self.metrics = ServiceMetrics(model, lambda: queue.depth)
 
     def observe(self) -> ModelState:
-        """Tell what has changed since the last call. What serves now."""
+        """Report changes since the last call. Returns the current state."""
         state = self.model.state()
         self.recent.observe(state)
         if self.model.devices is not None:
@@ -78,7 +78,7 @@ class ModelService:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place in the queue for a request that has come. RequestRefused: there is none."""
+        """A place in the queue for a new request. RequestRefused: the queue is full."""
         if self.recorder is not None:
             self.recorder.arrived(time.monotonic())
         with self.queue.place():
@@ -86,7 +86,7 @@ class ModelService:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts a request that gets no answer in the block; its error goes on. Cancelled: the client has left."""
+        """Count a request that fails in the block, and re-raise its error. Cancelled: the client has left."""
         try:
             yield
         except RequestRefused as refused:
@@ -113,7 +113,7 @@ class ModelService:
         return GivenAnswer(answer, max(0.0, passed_ms(asked.arrived_s) - answer.latency_ms), late_ms)
 
     def answered(self, given: GivenAnswer) -> None:
-        """Counts an answer that is given to its client."""
+        """Count an answer that is returned to its client."""
         self._count("late" if given.late_ms else "answered")
         self.metrics.observe(given.answer, given.waited_ms)
         self.recent.answered(*given)
@@ -125,5 +125,5 @@ class ModelService:
 
 
 def passed_ms(since_s: float) -> float:
-    """Since a moment of the monotonic clock [ms]."""
+    """Time since a moment of the monotonic clock [ms]."""
     return 1e3 * (time.monotonic() - since_s)

@@ -19,16 +19,16 @@ from adaptive_runtime.several import packed
 
 INPUT = "input"
 DATATYPES_OUT = {"logits": "FP32", "confidence": "FP64", "boxes": "FP32", "scores": "FP32", "images": "FP32"}
-"""Other outputs are classes, INT64."""
+"""The other outputs are classes, INT64."""
 NOTHING = -1
-"""The class of rows of boxes that fill up an image which has fewer than another one."""
+"""Class of padding rows, for images with fewer boxes than others of the batch."""
 MOST_SAMPLES = 256
 
 
 class InferenceFormat(NamedTuple):
-    """What a model takes and gives: samples, number of classes; None: unknown. form: of its files.
+    """Input and output of a model: samples, number of classes (None: unknown). form: of its files.
 
-    problem: as the bundle's manifest names it. targets: of samples that have several classes, by name.
+    problem: as named in the bundle's manifest. targets: names of the targets, if samples have several classes.
     """
 
     taken: TakenSamples
@@ -39,7 +39,7 @@ class InferenceFormat(NamedTuple):
 
     @classmethod
     def of(cls, model: DeployedModel) -> "InferenceFormat":
-        """By the first SubNet of the bundle: all take samples in the data's own size."""
+        """From the first SubNet of the bundle: all take samples in the data's own size."""
         first, form = model.pool.bundle.manifest.subnets[0], model.pool.form
         shape = first.nets[form].output.shape if form in first.nets else ()
         classes = shape[-1] if shape else None
@@ -56,7 +56,7 @@ class InferenceFormat(NamedTuple):
 
     @property
     def outputs(self) -> dict[str, list[int]]:
-        """Shapes of what an answer may have, by name; −1: any size."""
+        """Shapes of the possible outputs, by name; −1: any size."""
         if self.problem is None:
             return {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
         if self.problem == SEVERAL_CLASSES:
@@ -79,13 +79,13 @@ class InferenceFormat(NamedTuple):
             raise RequestRefused(400, f"{got}; allowed: [N, {sizes}], N from 1 to {MOST_SAMPLES}")
 
     def require_words(self, values: NDArray[Any]) -> None:
-        """Refuse numbers that are no words of the vocabulary; values of images are not looked at. RequestRefused (400)."""
+        """Refuse numbers outside of the vocabulary; values of images are not checked. RequestRefused (400)."""
         for name, one in self.inputs.items():
             if fault := one.fault(values if self.taken.inputs is None else values[name]):
                 raise RequestRefused(400, f"input '{name}': {fault}; allowed: from 0, below {one.words}")
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
-        """The model's metadata, as the protocol has it; −1: any size."""
+        """The model's metadata in the protocol's form; −1: any size."""
         return {
             "name": name,
             "versions": [version],
@@ -102,14 +102,14 @@ class InferenceFormat(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """A request that can be answered. images_NCHW: its samples; several inputs are packed."""
+    """A valid request. images_NCHW: its samples; several inputs are packed."""
 
     message: InferRequest
     images_NCHW: NDArray[Any]
 
 
 def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadRequest:
-    """A request, checked. RequestRefused (400)."""
+    """Parse and check a request. RequestRefused (400)."""
     message, binary = unpack(body, length)
     names = [one.name for one in message.inputs]
     if sorted(names) != sorted(wanted.inputs):
@@ -139,7 +139,7 @@ def _check_input(tensor: SentTensor, wanted: InferenceFormat) -> None:
 
 
 def _check_outputs(names: list[str], wanted: InferenceFormat) -> None:
-    """Refuse outputs that there are not, or one that is asked for twice. RequestRefused (400)."""
+    """Refuse unknown and duplicate outputs. RequestRefused (400)."""
     if unknown := [name for name in names if name not in wanted.outputs]:
         raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(wanted.outputs)}")
     if len(set(names)) < len(names):
@@ -147,7 +147,10 @@ def _check_outputs(names: list[str], wanted: InferenceFormat) -> None:
 
 
 def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:
-    """The tensors of an answer by name. Boxes (N, M, 4), M the most of an image; what an image lacks has class `NOTHING`."""
+    """The tensors of an answer by name.
+
+    Boxes are (N, M, 4) with M the largest number in an image; padding rows have class `NOTHING`.
+    """
     if answer.labels is not None:
         return {"logits": answer.logits, **answer.labels}
     if answer.images is not None:

@@ -13,11 +13,12 @@ from profiling_agents.messages import Message
 
 
 class LoadTold(Message):
-    """load: index, 0 to 1, of the latest sample; None: unknown. forecast: of the next seconds; method: how the first was made.
+    """load: index, 0 to 1, of the latest sample; None: unknown.
 
-    slow_down: by which factor what serves is slower than predicted; None: the model does not adapt. pressure_cpu: share of time
-    in which some task waited for a CPU. hit_rate: of the processor's caches; hit_rate_by: counters, probe or learned; None: not
-    asked for, or no source can tell. faults: sensors without values, each with one line.
+    forecast: of the next seconds; method: that of the first value. slow_down: factor by which the serving variant is slower
+    than predicted; None: the model does not adapt. pressure_cpu: share of time in which some task waited for a CPU. hit_rate:
+    of the processor's caches; hit_rate_by: counters, probe or learned; None: not requested, or not available. faults: sensors
+    without values, one line each.
     """
 
     load: float | None = None
@@ -58,7 +59,7 @@ class LoadTold(Message):
 
 
 class LoadSource(Protocol):
-    """now: what is known of the load at this moment. device: the last sample of the device's state."""
+    """now: the current load. device: the last sample of the device's state."""
 
     @property
     def now(self) -> LoadTold: ...
@@ -68,14 +69,14 @@ class LoadSource(Protocol):
 
 
 class AdaptedLoad:
-    """The load as a model that adapts has sensed it; another one may have come in its place."""
+    """The load that an adapting model has sensed; the model may be replaced meanwhile."""
 
     def __init__(self, adaptation: Callable[[], Adaptation | None]) -> None:
         self._adaptation = adaptation
 
     @property
     def now(self) -> LoadTold:
-        """What the next decision can know."""
+        """The load that the next decision can use."""
         state = self._state
         return LoadTold.of(state.device, state.load, state.forecast, state.slow_down[0])
 
@@ -92,9 +93,9 @@ class AdaptedLoad:
 
 
 class LoadWatch:
-    """Senses in a thread of its own, where the model does not adapt. `now`: what is known of the load.
+    """Senses in a separate thread, for models that do not adapt. `now`: the current load.
 
-    hit_rate: also that of the caches.
+    hit_rate: whether the hit rate of the caches is sensed, too.
     """
 
     def __init__(self, root: Path, every_s: float = 1.0, *, hit_rate: bool = False) -> None:

@@ -18,7 +18,7 @@ PREFIX = "autotailor_"
 
 
 class ServiceMetrics:
-    """Counters and histograms of requests, and what model and load are at the moment of a scrape."""
+    """Counters and histograms of requests, and the state of model and load at the moment of a scrape."""
 
     def __init__(self, model: ServedModel, depth: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
@@ -38,22 +38,22 @@ class ServiceMetrics:
         ProcessCollector(registry=self._registry)
 
     def count(self, outcome: str) -> None:
-        """One request more with this outcome."""
+        """Count one request with this outcome."""
         self._outcomes.labels(outcome).inc()
 
     def observe(self, answer: ModelAnswer, waited_ms: float) -> None:
-        """One answer more."""
+        """Count one answer."""
         self._latency_s.labels(answer.subnet, answer.formats[-1]).observe(answer.latency_ms / 1e3)
         self._waited_s.observe(waited_ms / 1e3)
         for labels in zip(answer.subnets, answer.exits, answer.formats, strict=True):
             self._samples.labels(*labels).inc()
 
     def families(self) -> Iterable[Metric]:
-        """All of them, as they are now."""
+        """The current values of all metrics."""
         return self._registry.collect()
 
     def text(self) -> bytes:
-        """All of them."""
+        """All metrics in the text format."""
         return generate_latest(self._registry)
 
 
@@ -62,7 +62,7 @@ class _NowCollector(Collector):
         self._model, self._depth = model, depth
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges of this moment."""
+        """The current gauges."""
         state, load = self._model.state(), self._model.load.now
         mu = None if state.adapting is None else state.adapting.mu
         switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
@@ -108,7 +108,7 @@ class _NowCollector(Collector):
 
 
 def _of_weights(state: WeightsState) -> Iterator[Metric]:
-    """What SubNets have adapted to their images."""
+    """Metrics of adapting weights."""
     for name, text, values in (
         ("adapted_weights", "Whether adapted weights serve: 1.", [one.adapted for one in state.subnets.values()]),
         ("aligned_images", "Whether images are aligned: 1.", [one.aligned for one in state.subnets.values()]),
@@ -127,7 +127,7 @@ def _of_weights(state: WeightsState) -> Iterator[Metric]:
 
 
 def _of_devices(told: DevicesTold) -> Iterator[Metric]:
-    """Plan and links of a SubNet over several devices."""
+    """Metrics of plan and links of a SubNet over several devices."""
     changes = CounterMetricFamily(f"{PREFIX}plan_changes", "Changes of plan.")
     changes.add_metric([], told.changes)
     yield changes

@@ -13,16 +13,16 @@ from profiling_agents.sensing.sensors import SYSTEM
 
 TOKEN_VARIABLE = "AUTOTAILOR_SERVICE_TOKEN"
 VERSION_DIGITS = 12
-"""Of the digest of what is served: its version."""
+"""Digits of the served digest that form the version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """How a model is served.
+    """Options for serving a model.
 
     queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none. socket: path of
     the socket for programs on this device; None: without. load_trace: file for the load and the requests; None: not recorded.
-    niceness: of the service beside other programs; None: as it was started.
+    niceness: of the service relative to other programs; None: unchanged.
     """
 
     network: Endpoint
@@ -38,15 +38,14 @@ class ServiceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleOptions:
-    """A bundle that is served.
+    """Options for serving a bundle.
 
-    budget_ms, memory_mib, format, key_file, cache: as `adaptive_runtime.load` takes them. also: folder of a search on this
-    device, whose SubNets join when they are found. state: folder in which the choice is kept, what weights have adapted, and
-    what has crashed; None: it is forgotten. adapts: what serves changes with the load; policy: with it, too, by these rules;
-    decisions: the file of what was decided, which can be replayed. weights: they follow the images that are served;
-    unaligned: these stay as they come.
-    sensors_root: where the device's /sys and /proc are. hit_rate: that of the caches is sensed, too. devices: that may run
-    parts of SubNets, by the names of the bundle's plans.
+    budget_ms, memory_mib, format, key_file, cache: as in `adaptive_runtime.load`. also: folder of a search on this device,
+    whose SubNets join when they are found. state: folder for the choice, adapted weights, and crashes; None: they are not
+    remembered. adapts: the serving variant follows the load; policy: it also follows these rules; decisions: file of the record
+    of decisions, which can be replayed. weights: method by which weights follow the served images; unaligned: images are not
+    aligned. sensors_root: folder that contains the device's /sys and /proc. hit_rate: the hit rate of the caches is sensed,
+    too. devices: that may run segments of SubNets, by the names in the bundle's plans.
     """
 
     bundle: Path
@@ -69,10 +68,10 @@ class BundleOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitServiceOptions:
-    """A SubNet over several devices that is served. folder: with `segments.json` and `plans.json`. devices: besides home.
+    """Options for serving a SubNet over several devices.
 
-    coding: in which tensors cross links. sensors_root: where home's /sys and /proc are. hit_rate: that of home's caches is
-    sensed, too.
+    folder: with `segments.json` and `plans.json`. devices: besides the coordinator. coding: of tensors on links. sensors_root:
+    folder that contains the coordinator's /sys and /proc. hit_rate: the hit rate of the coordinator's caches is sensed, too.
     """
 
     folder: Path

@@ -1,6 +1,6 @@
-"""Messages of the Open Inference Protocol v2 (REST), as a service takes and gives them.
+"""Messages of the Open Inference Protocol v2 (REST), as a service accepts and returns them.
 
-Unknown fields and parameters are refused: a deadline with a typing error would be no deadline.
+Unknown fields and parameters are refused: a misspelt deadline would otherwise be ignored.
 """
 
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ class TensorParameters(ProtocolMessage):
 
 
 class SentTensor(ProtocolMessage):
-    """A tensor on the wire. data: its values, nested as its shape or flat; None: they are behind the JSON."""
+    """A tensor on the wire. data: its values, nested as its shape or flat; None: they follow the JSON."""
 
     name: str
     datatype: str
@@ -39,7 +39,7 @@ class SentTensor(ProtocolMessage):
 
 
 class OutputParameters(ProtocolMessage):
-    """binary_data: whether the values come behind the JSON; None: as the request says of all outputs."""
+    """binary_data: whether the values follow the JSON; None: the request's setting for all outputs."""
 
     binary_data: bool | None = None
 
@@ -52,9 +52,9 @@ class WantedOutput(ProtocolMessage):
 
 
 class InferParameters(ProtocolMessage):
-    """deadline_ms: from the arrival of the request to its answer; None: the service's. binary_data_output: of all outputs.
+    """deadline_ms: from the arrival of the request to its answer; None: the service's.
 
-    subnet: the digest of the SubNet that answers; None: the one that serves.
+    binary_data_output: for all outputs. subnet: the digest of the SubNet that should answer; None: the serving one.
     """
 
     deadline_ms: Annotated[float, Field(gt=0, le=MOST_DEADLINE_MS)] | None = None
@@ -63,7 +63,7 @@ class InferParameters(ProtocolMessage):
 
 
 class InferRequest(ProtocolMessage):
-    """outputs: none: all there are."""
+    """outputs: empty: all outputs."""
 
     id: str = ""
     parameters: InferParameters = InferParameters()

@@ -1,4 +1,4 @@
-"""What a service has lately done: answers with their latencies, and decisions with their reasons."""
+"""Recent activity of a service: answers with their latencies, and decisions with their reasons."""
 
 import time
 from collections import Counter, deque
@@ -18,9 +18,9 @@ MOST_DECISIONS = 50
 
 
 class ToldDecision(Message):
-    """A change of what serves, or of the rule that says what is best. at_s: monotonic clock.
+    """A change of the serving variant, or of the rule that defines the best one. at_s: monotonic clock.
 
-    step: 'switch', 'taken out', 'rule', 'weights: …', or as policies name it.
+    step: 'switch', 'taken out', 'rule', 'weights: …', or a policy's name for it.
     """
 
     at_s: float
@@ -30,7 +30,7 @@ class ToldDecision(Message):
 
 
 class AnsweredRequest(NamedTuple):
-    """An answer that was given. waited_ms: before its turn. late_ms: after its deadline; 0: in time."""
+    """A given answer. waited_ms: time in the queue. late_ms: after its deadline; 0: in time."""
 
     at_s: float
     latency_ms: float
@@ -41,7 +41,7 @@ class AnsweredRequest(NamedTuple):
 
 
 class RecentService:
-    """Answers and decisions of the latest time. All calls come from the event loop's thread."""
+    """Recent answers and decisions. All calls come from the event loop's thread."""
 
     def __init__(self, state: ModelState) -> None:
         self.started_s = time.monotonic()
@@ -56,13 +56,13 @@ class RecentService:
             self._tell("taken out", name, line)
 
     def answered(self, answer: ModelAnswer, waited_ms: float, late_ms: float) -> None:
-        """One more answer."""
+        """Record one more answer."""
         now_s = time.monotonic()
         row = (now_s, answer.latency_ms, waited_ms, late_ms, by_sample(answer.subnets), by_sample(answer.exits))
         self.answers.append(AnsweredRequest(*row))
 
     def observe(self, state: ModelState) -> None:
-        """Tell what has changed since the last call."""
+        """Record changes since the last call."""
         for name in state.taken_out.keys() - self._taken_out:
             self._tell("taken out", name, state.taken_out[name])
         self._taken_out = set(state.taken_out)
@@ -76,7 +76,7 @@ class RecentService:
             self._tell("switch", name_of(state.serving), f"in the place of {name_of(before)}: {reason}")
 
     def _decide(self, decision: Decision | None) -> None:
-        """Tell a decision of the model itself, unless nothing changes by it."""
+        """Record a decision of the model itself, unless it changes nothing."""
         before = self._decided
         if decision is not None and decision != before:
             if decision.step != "stay":
@@ -86,14 +86,14 @@ class RecentService:
         self._decided = decision
 
     def _follow(self, events: Sequence[WeightEvent]) -> None:
-        """Tell what has happened to weights since the last call."""
+        """Record events of adapting weights since the last call."""
         known = next((at for at in range(len(events) - 1, -1, -1) if events[at] is self._weights), -1)
         for event in events[known + 1 :]:
             self._tell(f"weights: {event.kind}", event.subnet, f"after {event.image} images: {event.reason}")
         self._weights = events[-1] if events else self._weights
 
     def percentiles_ms(self) -> dict[str, float]:
-        """p50, p95 and p99 of the latencies of the latest answers [ms]; none without answers."""
+        """p50, p95 and p99 of the recent latencies [ms], with waiting; empty without answers."""
         latencies = [row.latency_ms + row.waited_ms for row in self.answers]
         if not latencies:
             return {}
@@ -104,12 +104,12 @@ class RecentService:
 
 
 def name_of(variant: Variant) -> str:
-    """A variant in words."""
+    """Name of a variant for people."""
     if variant.early:
         return f"{variant.files}, by thresholds"
     return variant.files if variant.exit is None else f"{variant.files}, up to {variant.exit}"
 
 
 def by_sample(names: Sequence[str]) -> str:
-    """What gave an answer: one name, or where samples have different ones all of them, by sample."""
+    """One name if it is the same for all samples, else the names of all samples."""
     return names[0] if len(set(names)) == 1 else ",".join(names)

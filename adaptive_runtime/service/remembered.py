@@ -1,4 +1,4 @@
-"""The choice that was served, in a file: a service that is started again goes on with it."""
+"""The served choice, saved in a file, with which a restarted service continues."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ FILE = "serving.json"
 
 
 class ServedChoice(Message):
-    """What served last. bundle: digest of the manifest that it is of."""
+    """The last served choice. bundle: digest of the manifest that it belongs to."""
 
     version: int = 1
     bundle: Digest
@@ -27,14 +27,14 @@ class ServedChoice(Message):
 
     @property
     def variant(self) -> Variant:
-        """As the pool names it."""
+        """The choice as the pool's variant."""
         return Variant(self.subnet, self.exit, self.early, self.form)
 
 
 class ChoiceMemory:
-    """The file of a service in a folder, which is made where it is missing. AdaptiveError: it cannot be made.
+    """The file of a service in a folder, which is created if missing. AdaptiveError: it cannot be created.
 
-    written: what it has written last; None: nothing yet.
+    written: the last saved choice; None: none yet.
     """
 
     def __init__(self, folder: Path, bundle: str) -> None:
@@ -47,7 +47,7 @@ class ChoiceMemory:
             raise AdaptiveError(f"--state '{folder}'", f"cannot be made ({error.strerror})") from error
 
     def read(self) -> Variant | None:
-        """What served last from this bundle; None: nothing, or the file is damaged, which the log tells."""
+        """The last served choice of this bundle; None: no choice, or a damaged file, which is logged."""
         try:
             found = ServedChoice.model_validate_json(self.file.read_bytes())
         except FileNotFoundError:
@@ -61,8 +61,8 @@ class ChoiceMemory:
         return found.variant if found.bundle == self._bundle else None
 
     def write(self, serving: Variant) -> None:
-        """Write what serves. Where that fails, the log tells so once, and the next call tries again."""
-        digest, exit, early, form, _ = serving  # other devices may be gone after a restart
+        """Save the serving choice. A failure is logged once, and the next call tries again."""
+        digest, exit, early, form, _ = serving  # other devices may be unavailable after a restart
         choice = ServedChoice(bundle=self._bundle, subnet=digest, exit=exit, early=early, form=form)
         content = choice.model_dump_json()
         try:

@@ -31,7 +31,7 @@ class ServiceRoutes:
         self._model, self._name, self._version = service.model, service.name, service.version
 
     async def server(self, request: Request) -> Response:
-        """GET v2: what this server is."""
+        """GET v2: name, version and extensions of this server."""
         return JSONResponse({"name": "autotailor", "version": package_version(), "extensions": [BINARY]})
 
     async def live(self, request: Request) -> Response:
@@ -39,7 +39,7 @@ class ServiceRoutes:
         return JSONResponse({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """GET v2/health/ready: 503 once no SubNet is left that works."""
+        """GET v2/health/ready: 503 if no working SubNet is left."""
         return self._readiness({})
 
     async def model_ready(self, request: Request) -> Response:
@@ -95,7 +95,7 @@ class ServiceRoutes:
 
 
 def create_app(service: ModelService) -> Starlette:
-    """The ASGI application that goes behind the guard, without generated documentation."""
+    """The ASGI application behind the guard, without generated documentation."""
     own = ServiceRoutes(service)
     model = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     routes = [
@@ -132,11 +132,11 @@ REFUSALS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
     HTTPException: _http,
     Exception: _failed,
 }
-"""Every error that a route may raise, as one line."""
+"""Handlers that turn every error of a route into one line."""
 
 
 def package_version() -> str:
-    """The version of the installed package; 'unknown': it runs from its sources."""
+    """The version of the installed package; 'unknown' if it runs from its sources."""
     for name in ("autotailor-runtime", "autotailor"):
         try:
             return version(name)
@@ -146,7 +146,7 @@ def package_version() -> str:
 
 
 async def _body(request: Request) -> bytes:
-    """The body of a request. RequestRefused."""
+    """The body of a request. RequestRefused: it is late, broken off or too large."""
     try:
         async with asyncio.timeout(BODY_S):
             return await request.body()
@@ -154,7 +154,7 @@ async def _body(request: Request) -> bytes:
         raise RequestRefused(408, f"the body was not there after {BODY_S:g} s") from error
     except ClientDisconnect as error:
         raise RequestRefused(400, "the body broke off") from error
-    except HTTPException as error:  # of the gate in front of the routes
+    except HTTPException as error:  # raised by the gate in front of the routes
         raise RequestRefused(error.status_code, error.detail) from error
 
 

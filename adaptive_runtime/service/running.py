@@ -1,4 +1,4 @@
-"""One running service: binds, opens the model, serves until a signal, answers what it has accepted, ends."""
+"""One running service: binds, opens the model, serves until a signal, answers accepted requests, ends."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ from profiling_agents.network.tokens import new_token
 
 LOG = logging.getLogger("adaptive_runtime")
 READY = "service ready: "
-"""The words that the service prints before its address when it answers."""
+"""The words before the address in the line that the service prints when it is ready."""
 SHUTDOWN_S = 30
 OBSERVE_S = 0.2
 RECORD_S = 60.0
@@ -39,11 +39,11 @@ MOST_CONNECTIONS = 16_384
 OWN_FILES = 128
 """Files that the service opens besides connections."""
 SWITCH_S = 5e-4
-"""A thread that waits for the interpreter asks for it after so long: Python's 5 ms are a good part of a request's time."""
+"""Interval after which a waiting thread requests the interpreter: Python's 5 ms are a large part of a request's time."""
 
 
 def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel]) -> None:
-    """Run until stopped. opening: the model, once the port is bound. AdaptiveError, AgentError: it cannot start."""
+    """Run until stopped. opening: opens the model, once the port is bound. AdaptiveError, AgentError: it cannot start."""
     network = options.network
     check_bind(network)
     _check_room(options.load_trace)
@@ -65,7 +65,7 @@ def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel])
 
 @contextmanager
 def _token(given: str | None) -> Iterator[str]:
-    """The user's token, else one in a private folder, which takes room on the disk."""
+    """The user's token, else a new one in a private folder on disk."""
     if given is not None:
         yield given
         return
@@ -115,7 +115,7 @@ async def _serve(
 
 
 async def _observe(service: ModelService, memory: ChoiceMemory | None) -> None:
-    """Tell and remember what serves."""
+    """Report and remember the serving variant."""
     while True:
         state = service.observe()
         if memory is not None and memory.written != state.serving:
@@ -130,14 +130,14 @@ def _check_room(file: Path | None) -> None:
 
 
 async def _record(recorder: LoadRecorder, file: Path) -> None:
-    """Write the trace again and again, so that little is lost where the process is killed."""
+    """Write the trace periodically, so that little is lost if the process is killed."""
     while True:
         await asyncio.sleep(RECORD_S)
         _write(recorder, file)
 
 
 def _write(recorder: LoadRecorder, file: Path) -> None:
-    """Write the trace so far. Where it cannot be written, or there is none yet, one line in the log tells it."""
+    """Write the trace so far. A failure or an empty trace is logged in one line."""
     try:
         recorder.trace.write(file)
     except AdaptiveError as error:
@@ -147,7 +147,7 @@ def _write(recorder: LoadRecorder, file: Path) -> None:
 
 
 def _connections() -> int:
-    """How many connections may be open at once: as many as the system lets this process have."""
+    """The number of connections that may be open at once, from the system's limit for this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_CONNECTIONS + OWN_FILES
     files = most if hard == resource.RLIM_INFINITY else min(hard, most)

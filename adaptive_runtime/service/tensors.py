@@ -1,6 +1,6 @@
 """Tensors on the wire: JSON, or JSON with binary values behind it (the binary tensor data extension).
 
-Both ways in one place: what `pack` writes, `unpack` and `values_of` read. Values are little-endian, in rows.
+Both directions in one place: `unpack` and `values_of` read the output of `pack`. Values are little-endian, in row-major order.
 """
 
 import json
@@ -23,7 +23,7 @@ Tensor = NDArray[Any]
 
 
 class NamedTensor(NamedTuple):
-    """A tensor to be sent. binary: behind the JSON."""
+    """A tensor to be sent. binary: its values follow the JSON."""
 
     name: str
     values: Tensor
@@ -31,14 +31,14 @@ class NamedTensor(NamedTuple):
 
 
 class PackedBody(NamedTuple):
-    """A body, and the bytes of its JSON where binary values follow; None: it is JSON alone."""
+    """A body, and the length of its JSON if binary values follow; None: it is JSON alone."""
 
     content: bytes
     json_bytes: int | None
 
 
 def pack(head: Mapping[str, Any], key: str, tensors: Sequence[NamedTensor]) -> PackedBody:
-    """A message with tensors under `key`. ValueError: NaN or an infinite value, which JSON has no number for."""
+    """A message with tensors under `key`. ValueError: NaN or an infinite value, which JSON cannot represent."""
     rows, blobs = [], []
     for name, values, binary in tensors:
         row: dict[str, Any] = {"name": name, "datatype": NAMES[values.dtype], "shape": list(values.shape)}
@@ -53,7 +53,7 @@ def pack(head: Mapping[str, Any], key: str, tensors: Sequence[NamedTensor]) -> P
 
 
 def unpack(body: bytes, length: str | None) -> tuple[InferRequest, memoryview]:
-    """The message of a request, and what follows it. length: the header with the bytes of the JSON. RequestRefused."""
+    """The message of a request, and the bytes after it. length: the header with the length of the JSON. RequestRefused."""
     json_bytes = len(body) if length is None else _length(length, len(body))
     try:
         request = InferRequest.model_validate_json(body[:json_bytes])
@@ -63,7 +63,7 @@ def unpack(body: bytes, length: str | None) -> tuple[InferRequest, memoryview]:
 
 
 def split(tensors: Sequence[SentTensor], binary: memoryview) -> list[memoryview | None]:
-    """The binary values of each tensor, in order; None: it has none. RequestRefused: sizes that are not those of the body."""
+    """The binary values of each tensor, in order; None: it has none. RequestRefused: sizes that do not match the body."""
     sizes = [tensor.parameters.binary_data_size for tensor in tensors]
     named = sum(size or 0 for size in sizes)
     if named != len(binary):
@@ -77,9 +77,9 @@ def split(tensors: Sequence[SentTensor], binary: memoryview) -> list[memoryview 
 
 
 def values_of(tensor: SentTensor, binary: memoryview | None) -> Tensor:
-    """The values of a tensor in its shape. RequestRefused: of another kind or number, NaN or infinite.
+    """The values of a tensor in its shape. RequestRefused: wrong type or number of values, NaN or infinite.
 
-    Sizes are compared before anything is made of them.
+    Sizes are compared before any array is allocated.
     """
     where = f"tensor '{shown(tensor.name)}'"
     dtype = DATATYPES.get(tensor.datatype)
@@ -99,14 +99,14 @@ def values_of(tensor: SentTensor, binary: memoryview | None) -> Tensor:
 
 
 def require_finite(where: str, values: Tensor) -> Tensor:
-    """The values as they are. RequestRefused (400): some are NaN or infinite."""
+    """The unchanged values. RequestRefused (400): some are NaN or infinite."""
     if not np.isfinite(values).all():
         raise RequestRefused(400, f"{where}: has NaN or infinite values; allowed: finite ones")
     return values
 
 
 def shown(value: object) -> str:
-    """What a client sent, short enough for one line."""
+    """A client's value, shortened to one line."""
     text = " ".join(str(value).split())
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 

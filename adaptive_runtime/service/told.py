@@ -1,4 +1,4 @@
-"""What a service tells of itself, as JSON: the answer to `/state`, from which the page is drawn."""
+"""The state of a service as JSON: the answer to `/state`, from which the page is drawn."""
 
 import time
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from adaptive_runtime.service.recent import RecentService, name_of
 
 
 def state_told(state: ModelState, recent: RecentService, load: LoadTold, queue: dict[str, int]) -> dict[str, Any]:
-    """Everything at this moment. Times are ages in seconds, so the clock of the reader does not matter."""
+    """The whole current state. Times are ages in seconds, so the clock of the reader does not matter."""
     now_s = time.monotonic()
     answers = [{"age_s": round(now_s - row.at_s, 3), **_without_time(row._asdict())} for row in recent.answers]
     decisions = [

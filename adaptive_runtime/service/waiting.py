@@ -1,6 +1,6 @@
-"""Requests that wait for their turn: few, and none past its deadline.
+"""Requests in the queue: a limited number, and none past its deadline.
 
-Everything here happens in the event loop's thread, but for the model's work, which threads of their own do.
+All code here runs in the event loop's thread, except for the model's work in separate threads.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from adaptive_runtime.service.refusals import RequestRefused
 
 Images = NDArray[np.float32]
 REMEMBERED = 0.8
-"""The share of the old value in the mean time of a request."""
+"""Weight of the old value in the mean duration of a request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class _Waiting:
 class RequestQueue:
     """At most `places` requests that wait, and `workers` that run.
 
-    infer: what answers images, by a time if it can; by one SubNet where it is named.
+    infer: answers images, by a deadline if it can, and by a named SubNet if given.
 
     The clock is monotonic: the wall clock may jump.
     """
@@ -55,7 +55,7 @@ class RequestQueue:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place for one request, also while its body still comes. RequestRefused (429): there is none."""
+        """A place for one request, already while its body arrives. RequestRefused (429): the queue is full."""
         if self._taken >= self.places + self.workers:
             line = f"the queue is full: {self._taken} requests wait or run; try again later"
             wait_s = (self._typical_s or 0.0) * self._taken / self.workers
@@ -67,10 +67,11 @@ class RequestQueue:
             self._taken -= 1
 
     async def answer(self, images: Images, until_s: float, subnet: str | None = None) -> ModelAnswer:
-        """The model's answer, once it is this request's turn. until_s: when it should be there, by the monotonic clock.
+        """The model's answer, after waiting in the queue. until_s: deadline on the monotonic clock.
 
-        subnet: the digest of the one that answers. RequestRefused (504): it will not, or has not begun by then. What has begun
-        ends, late or not. AdaptiveError: the model's own. Cancelled before its turn, it leaves the queue.
+        subnet: digest of the SubNet that should answer. RequestRefused (504): the request cannot start, or has not started, by
+        then. A started request is finished, late or not. AdaptiveError: raised by the model. If cancelled while waiting, the
+        request leaves the queue.
         """
         ahead = len(self._waiting) + self._running
         wait_s = (self._typical_s or 0.0) * (ahead // self.workers)
@@ -93,7 +94,7 @@ class RequestQueue:
         """Answer one request after the other, until cancelled."""
         while True:
             await self._news.acquire()
-            if not self._waiting:  # it has left
+            if not self._waiting:  # the request has left
                 continue
             own = self._waiting.popleft()
             own.runs = True
@@ -115,5 +116,5 @@ class RequestQueue:
             self._typical_s = REMEMBERED * old_s + (1 - REMEMBERED) * took_s
 
     def close(self) -> None:
-        """End the threads, when they have ended their work."""
+        """Shut down the threads after their current work."""
         self._threads.shutdown()

@@ -1,4 +1,4 @@
-"""Samples with several inputs on the device: one array with a field for each, and numbers beside images."""
+"""Samples with several inputs on the device: one structured array for all inputs, and numbers beside images."""
 
 from adaptive_runtime.several.numbers import NumbersPreparation
 from adaptive_runtime.several.packed import input_forms, packed, sample_sizes, unpacked

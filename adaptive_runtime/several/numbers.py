@@ -1,4 +1,4 @@
-"""Numbers of a sample beside its images: of sensors, say, or columns of a table."""
+"""Numeric inputs of a sample beside its images, such as sensor values or columns of a table."""
 
 from typing import Annotated, Self
 
@@ -10,7 +10,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class NumbersPreparation(Message):
-    """What an application does with the numbers of a sample: less `mean`, over `deviation`, each by its entry of `names`.
+    """Preparation of a sample's numbers: subtract `mean` and divide by `deviation`, for each entry of `names`.
 
     names: of the first axis, such as columns of a table, or axes of a sensor. shape: of one sample.
     """

@@ -1,4 +1,4 @@
-"""Samples with several inputs as one array, which has a field for each input: `len`, slices and masks are of samples.
+"""Samples with several inputs as one structured array: `len`, slices and masks apply to samples.
 
 Legend: N samples.
 """
@@ -13,7 +13,7 @@ from adaptive_runtime.errors import AdaptiveError
 
 
 def packed(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """(N,) with a field for each of these inputs (N, …), in their order; of one input its own array.
+    """Structured array (N,) with a field per input (N, …), in their order; a single input is returned as it is.
 
     AdaptiveError: they have different N.
     """
@@ -37,12 +37,12 @@ def input_forms(x_N: NDArray[Any]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def sample_sizes(x_N: NDArray[Any]) -> tuple[int, ...]:
-    """The sizes of one sample; of several inputs those of all, one behind the other."""
+    """The sizes of one sample; several inputs are concatenated."""
     return tuple(size for _, shape in input_forms(x_N) for size in shape)
 
 
 def unpacked(x_N: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """The inputs (N, …) in order, each in a piece of memory of its own; of samples with one input the array itself."""
+    """The inputs (N, …) in order, each a contiguous copy; for samples with one input the array itself."""
     if x_N.dtype.names is None:
         return (x_N,)
-    return tuple(x_N[name].copy() for name in x_N.dtype.names)  # one sample is contiguous, and may not be aligned
+    return tuple(x_N[name].copy() for name in x_N.dtype.names)  # a single sample is contiguous, but may be misaligned

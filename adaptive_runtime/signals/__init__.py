@@ -1,4 +1,4 @@
-"""Signals over time, as sounds and motion are, as the images that networks take: spectrograms, in numpy."""
+"""Signals over time, such as sound and motion, converted to images for networks: spectrograms, in numpy."""
 
 from adaptive_runtime.signals.spectrogram import Spectrogram, fitted
 

@@ -17,16 +17,16 @@ from profiling_agents.messages import Message
 
 Array = NDArray[np.float32]
 FLOOR_DB = 80.0
-"""Softer than a sine of full scale by so much is 0, and as loud as the sine is 1."""
+"""A level this far below a full-scale sine maps to 0; the sine's level maps to 1."""
 MEL_HZ, MEL = 700.0, 2595.0
 
 
 class Spectrogram(Message):
-    """How a signal becomes an image of `bands` rows and as many columns for each of its channels, with values in [0, 1].
+    """Conversion of a signal to an image of `bands` rows and columns for each of its channels, with values in [0, 1].
 
-    samples: of a signal, with values from −`full_scale` to it, at `sampling_rate_hz`. A column is the power in a Hann window of
-    `window` samples, in bands of equal width on the mel scale from 0 Hz to half the sampling rate, in decibels. Far below 700
-    Hz the mel scale is that of frequencies. Windows reach over the ends of the signal as if it were reflected there.
+    samples: of a signal, with values from −`full_scale` to `full_scale`, at `sampling_rate_hz`. A column is the power in a Hann
+    window of `window` samples, in bands of equal width on the mel scale from 0 Hz to half the sampling rate, in decibels. Far
+    below 700 Hz the mel scale is linear in frequency. The signal is reflected at its ends for windows beyond them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ignored_types=(cached_property,))
@@ -40,7 +40,7 @@ class Spectrogram(Message):
 
     @property
     def line(self) -> str:
-        """In words."""
+        """Description in words."""
         channels = "" if self.channels == 1 else f"{self.channels} channels of "
         return (
             f"log-mel spectrogram of {channels}{self.samples} samples at {self.sampling_rate_hz:g} Hz, {self.bands} bands and "
@@ -48,7 +48,7 @@ class Spectrogram(Message):
         )
 
     def of(self, signals_NCT: Array) -> Array:
-        """(N, C, S, S) images of signals (N, C, T); with one channel (N, T), too. AdaptiveError: they have another shape."""
+        """Images (N, C, S, S) of signals (N, C, T); with one channel also of (N, T). AdaptiveError: another shape."""
         if signals_NCT.ndim == 2 and self.channels == 1:
             signals_NCT = signals_NCT[:, None]
         if signals_NCT.ndim != 3 or signals_NCT.shape[1:] != (self.channels, self.samples):
@@ -70,20 +70,20 @@ class Spectrogram(Message):
 
     @cached_property
     def _window_W(self) -> Array:
-        """Powers of all frequencies of a sine of full scale sum to 1 in it (Parseval)."""
+        """Hann window, scaled so that the powers of a full-scale sine sum to 1 over all frequencies (Parseval)."""
         window_W = np.hanning(self.window + 1)[:-1]
         scale = self.full_scale * np.sqrt(self._frequencies * np.square(window_W).sum())
         return (window_W * 2 / scale).astype(np.float32)
 
     @cached_property
     def _frequencies(self) -> int:
-        """Samples of a transform: so many that each band has a frequency of its own."""
+        """Samples of a transform, enough to give each band its own frequency."""
         narrowest_hz = float(_hz(_mel(self.sampling_rate_hz / 2) / (self.bands + 1)))
         return 1 << math.ceil(math.log2(max(float(self.window), self.sampling_rate_hz / narrowest_hz)))
 
     @cached_property
     def _filters_FS(self) -> Array:
-        """Triangles that sum to 1 at each frequency between the middles of the first and of the last one."""
+        """Triangles that sum to 1 at each frequency between the middles of the first and the last band."""
         edges_hz = _hz(np.linspace(0.0, _mel(self.sampling_rate_hz / 2), self.bands + 2))
         frequencies_F1 = np.fft.rfftfreq(self._frequencies, 1 / self.sampling_rate_hz)[:, None]
         low, middle, high = edges_hz[:-2], edges_hz[1:-1], edges_hz[2:]
@@ -92,7 +92,7 @@ class Spectrogram(Message):
 
 
 def fitted(signal_T: Array, samples: int, place: float = 0.5) -> Array:
-    """(…, samples) the part of a signal (…, T) that begins at a share of what is too much; a shorter one has zeros around."""
+    """The part (…, samples) of a signal (…, T) from the share `place` of the excess on; shorter signals are zero-padded."""
     spare = signal_T.shape[-1] - samples
     if spare >= 0:
         start = round(place * spare)

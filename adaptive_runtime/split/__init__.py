@@ -1,4 +1,4 @@
-"""A SubNet that is run over several devices: home has all of it, other devices run segments where that pays.
+"""A SubNet over several devices: the coordinator has all of it, and offloads segments to other devices if that is faster.
 
 [Several devices](docs/links.md) explains it with examples.
 """

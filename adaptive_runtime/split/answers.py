@@ -1,4 +1,4 @@
-"""What a request over several devices comes to, and what happened to the devices meanwhile."""
+"""The result of a request over several devices, and events of the devices."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,7 +12,7 @@ Array = NDArray[np.float32]
 
 
 class LegTimes(NamedTuple):
-    """What a device ran for a request, and how long that took [ms]. peer: None: it ran at home."""
+    """Segments that a device ran for a request, and their duration [ms]. peer: None: they ran on the coordinator."""
 
     device: str
     first: int
@@ -23,9 +23,10 @@ class LegTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitAnswer:
-    """answer: the network's own output. at_home: why home finished a request that another device had; None: as planned.
+    """answer: the network's own output.
 
-    late: after its deadline. exit: position of the exit at home that was sure enough; None: the full answer.
+    at_home: why the coordinator finished a request instead of another device; None: as planned. late: after its deadline. exit:
+    position of the exit on the coordinator that was confident enough; None: the full answer.
     """
 
     answer: Array
@@ -38,10 +39,10 @@ class SplitAnswer:
 
 
 class SplitEvent(NamedTuple):
-    """Something that happened, and why. time_s: of the monotonic clock.
+    """An event with its reason. time_s: of the monotonic clock.
 
-    To a device: it came `in`, went `out`, or was `excluded`. To the way between two others, `a→b`: values go straight (`in`) or
-    through home (`out`). To home: requests follow another `plan`; the first one is home alone.
+    For a device: it came `in`, went `out`, or was `excluded`. For the link between two others, `a→b`: values go directly (`in`)
+    or through the coordinator (`out`). For `home`: requests follow another `plan`; the first one is the coordinator alone.
     """
 
     time_s: float
@@ -52,10 +53,11 @@ class SplitEvent(NamedTuple):
 
 @dataclass(slots=True)
 class SplitCounts:
-    """Of all requests so far. at_home: finished at home against the plan. wrong: answers of devices that checks found so.
+    """Counts over all requests so far.
 
-    unchecked: checks for which home had no time. exited: answered by exits at home. left: nobody waited for the answer,
-    and home would have had to finish it.
+    at_home: finished on the coordinator against the plan. wrong: answers that failed spot checks. unchecked: checks for which
+    the coordinator had no time. exited: answered by exits on the coordinator. left: nobody waited for the answer, and the
+    coordinator would have had to finish it.
     """
 
     answered: int = 0

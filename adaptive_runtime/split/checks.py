@@ -1,4 +1,4 @@
-"""Spot checks: segments that another device ran are run again at home on the same tensors."""
+"""Spot checks: the coordinator repeats segments of another device on the same tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class SpotCheck:
-    """What devices ran behind each other: the tensors as they reached the first, and what the last gave, both decoded."""
+    """Consecutive runs of devices: the tensors that reached the first device, and the last one's output, both decoded."""
 
     devices: tuple[str, ...]
     first: int
@@ -25,12 +25,12 @@ class SpotCheck:
 
 
 def largest_difference(check: SpotCheck, expected: Mapping[str, Array]) -> float:
-    """Over all tensors, relative to the largest value of each, less what the coding of the answer may do; infinite for NaN."""
+    """Largest difference over all tensors, relative to each one's largest value, minus the coding's step; infinite for NaN."""
     worst = 0.0
     for name, got in check.got.items():
         reference = expected[name]
         if not np.isfinite(reference).all():
-            continue  # the network's own doing; it tells nothing of the device
+            continue  # the network itself causes this, not the device
         most = float(np.abs(reference).max(initial=0.0))
         apart = float(np.abs(got - reference).max(initial=0.0))
         if not np.isfinite(apart):

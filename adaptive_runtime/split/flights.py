@@ -1,4 +1,4 @@
-"""Requests that are on their way."""
+"""Requests in flight."""
 
 import asyncio
 from concurrent.futures import Future
@@ -18,14 +18,13 @@ Array = NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request. values: what home knows of it, by name. times in seconds of `time.perf_counter`.
+    """A request in flight. values: tensors known on the coordinator, by name. Times in seconds of `time.perf_counter`.
 
-    begun_s: in the thread that runs requests. legs: what is still to be run. ready: home is to run the next leg. remote: others
-    have those of `route`, since `sent_s`.
-    guaranteed: home can finish it in time, and all others that count so, if no other device answers any more.
-    left_alone: nobody waits for the answer, and home does nothing more for it.
-    coding: of what is sent.
-    decision: whether it leaves at exits, as long as all of these are at home. left: the answer of the exit where it did.
+    begun_s: start in the thread that runs requests. legs: remaining segments. ready: the coordinator should run the next leg.
+    remote: other devices run those of `route`, since `sent_s`. guaranteed: the coordinator can finish it in time, together with
+    all others that count as guaranteed, if no other device answers any more. left_alone: nobody waits for the answer, and the
+    coordinator does nothing more for it. coding: of sent tensors. decision: whether it leaves at exits, as long as all of these
+    are on the coordinator. left: the answer of the exit at which it left.
     """
 
     values: dict[str, Array]
@@ -49,24 +48,24 @@ class Flight:
 
     @property
     def came_s(self) -> float:
-        """What it took to come to the thread that runs requests; 0 once a leg has been run, to which that counted."""
+        """Time to reach the thread that runs requests; 0 after the first leg, in which it was counted."""
         return 0.0 if self.done else self.begun_s - self.start_s
 
     def come_home(self, reason: str) -> None:
-        """Home runs all that is left of it."""
+        """Let the coordinator run the rest of the request."""
         rest = Leg(HOME, self.legs[0].first, self.legs[-1].last)
         self.legs, self.remote, self.ready = [rest], None, True
         self.at_home = self.at_home or reason
 
     def passed(self, times: LegTimes, values: dict[str, Array]) -> None:
-        """A leg has been run."""
+        """Record a finished leg."""
         self.values.update(values)
         self.done.append(times)
         self.legs.pop(0)
         self.remote, self.ready, self.running = None, False, False
 
     def leave(self, times: LegTimes, answer: Array) -> None:
-        """It leaves at an exit at home: nothing is left to be run."""
+        """Record the answer of an exit on the coordinator: no segments remain."""
         self.passed(times, {})
         self.legs, self.left = [], answer
 

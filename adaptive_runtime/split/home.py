@@ -1,4 +1,4 @@
-"""All segments at home: in onnxruntime or ncnn, timed whenever they run."""
+"""All segments on the coordinator, in onnxruntime or ncnn; every run is timed."""
 
 import math
 import tempfile
@@ -22,15 +22,15 @@ Array = NDArray[np.float32]
 FIRST_RUNS = 5
 FADING = 0.98
 NOT_FP32 = ("use_vulkan_compute", "use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage")
-"""Options of ncnn that are off."""
+"""Options of ncnn that are switched off."""
 
 
 Loaded = Callable[[Sequence[Array]], Sequence[Array]]
-"""A segment: outputs from inputs, in the order of its names."""
+"""Runs a segment: outputs from inputs, in the order of its names."""
 
 
 class HomeRun(NamedTuple):
-    """What segments gave, by name, and how long each took [ms]. left: the answer of the exit at which the sample left."""
+    """Outputs of segments by name, and the duration of each segment [ms]. left: answer of the exit at which the sample left."""
 
     values: dict[str, Array]
     took_ms: tuple[float, ...]
@@ -38,7 +38,7 @@ class HomeRun(NamedTuple):
 
 
 class Lateness:
-    """How late home itself has been of late, by its clock and its threads [s]: the largest value, which fades."""
+    """Recent lateness of the coordinator's own clock and threads [s]: the largest value, which fades."""
 
     __slots__ = ("_largest",)
 
@@ -46,17 +46,17 @@ class Lateness:
         self._largest = 0.0
 
     def add(self, late_s: float) -> None:
-        """Once more."""
+        """Add one observation."""
         self._largest = max(late_s, FADING * self._largest)
 
     @property
     def largest_s(self) -> float:
-        """The spare that it takes."""
+        """The spare time that compensates it."""
         return self._largest
 
 
 class HomeSegments:
-    """All segments, loaded in the runtime of home's files. One thread runs them."""
+    """All segments, loaded in the runtime of the coordinator's files. A single thread runs them."""
 
     def __init__(self, split: SplitSubNet) -> None:
         require_runtime(split.home, "home")
@@ -68,11 +68,11 @@ class HomeSegments:
         self.warm_up()
 
     def loaded(self, split: SplitSubNet) -> list[Loaded]:
-        """Each segment, ready to run."""
+        """Each segment as a function that runs it."""
         return (_sessions if split.home == "onnx" else _nets)(split, _jobs(split))
 
     def warm_up(self) -> None:
-        """The first runs, from which times are predicted."""
+        """Run for the first times, to get times for predictions."""
         zeros = {self.subnet.input: np.zeros(self.subnet.shapes[self.subnet.input], np.float32)}
         last = len(self._models) - 1
         self.run(zeros, 0, last)
@@ -80,15 +80,15 @@ class HomeSegments:
             self.learn(0, self.run(zeros, 0, last).took_ms)
 
     def decision(self) -> SampleDecision | None:
-        """For a request that begins; None: samples do not leave early."""
+        """The early-exit decision of a new request; None: samples do not leave early."""
         return None if self._decider is None else self._decider.sample()
 
     def run(
         self, values: Mapping[str, Array], first: int, last: int, decision: SampleDecision | None = None
     ) -> HomeRun:
-        """Segments first … last, or up to the exit at which the sample leaves. AdaptiveError: one of them fails.
+        """Run segments first … last, or up to the exit at which the sample leaves. AdaptiveError: a segment fails.
 
-        decision: of a sample all of whose exits before were at home; it goes on as long as that holds.
+        decision: of a sample whose earlier exits were all on the coordinator; it continues while that holds.
         """
         known, took_ms = dict(values), []
         given: dict[str, Array] = {}
@@ -100,7 +100,7 @@ class HomeSegments:
             except Exception as error:
                 raise AdaptiveError(f"segment {number}", f"its runtime fails ({error})") from error
             took_ms.append((time.perf_counter() - start_s) * 1e3)
-            given |= zip(segment.output_names, found, strict=False)  # the answer of an exit is behind them
+            given |= zip(segment.output_names, found, strict=False)  # the answer of an exit follows the named outputs
             known |= given
             if number < len(self._exits) and decision is not None and decision.exit == number - 1:
                 logits = given.get(self._exits[number], found[-1])
@@ -109,23 +109,23 @@ class HomeSegments:
         return HomeRun(given, tuple(took_ms))
 
     def learn(self, first: int, took_ms: tuple[float, ...]) -> None:
-        """Times of segments from the first on."""
+        """Learn from the durations of segments, from `first` on."""
         for mean, one in zip(self._times[first:], took_ms, strict=False):
             mean.add(one)
 
     @property
     def times_ms(self) -> tuple[float, ...]:
-        """Of each segment the mean."""
+        """Mean duration of each segment."""
         return tuple(one.mean for one in self._times)
 
     def predicted_ms(self, first: int, last: int, deviations: float) -> float:
-        """Of segments first … last: the mean and so many standard deviations; 0 for none."""
+        """Predicted duration of segments first … last: the mean plus so many standard deviations; 0 without segments."""
         times = self._times[first : last + 1]
         return sum(one.mean for one in times) + deviations * math.sqrt(sum(one.variance for one in times))
 
 
 def _jobs(split: SplitSubNet) -> list[JobMessage]:
-    """The segments as home runs them: with the answer of each exit, behind the values that later segments read."""
+    """The segments in the coordinator's form: with the answer of each exit after the values that later segments read."""
     found = list(split.subnets[split.home].segments)
     for number, exit in enumerate(split.exits):
         one = found[number]
@@ -137,7 +137,7 @@ def _jobs(split: SplitSubNet) -> list[JobMessage]:
 
 
 def _sessions(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
-    """One session of onnxruntime for each segment."""
+    """One onnxruntime session per segment."""
     import onnxruntime
 
     options = session_options(split.settings)
@@ -152,7 +152,7 @@ def _sessions(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
 
 
 def _nets(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
-    """One net of ncnn for each segment. AdaptiveError: ncnn refuses one."""
+    """One ncnn net per segment. AdaptiveError: ncnn refuses a segment."""
     threads = max(1, int(split.settings.get("intra_op_num_threads", 1)))
     found: list[Loaded] = []
     with tempfile.TemporaryDirectory(prefix="autotailor-home-") as name:

@@ -1,4 +1,4 @@
-"""A SubNet over several devices, as a program at home sees it: requests in, answers out, from any thread."""
+"""A SubNet over several devices, from the view of a program on the coordinator: requests in, answers out, from any thread."""
 
 import asyncio
 import math
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class SplitNetwork:
-    """A SubNet that is open. devices: by the names that plans use. plans: those to follow, or what chooses them.
+    """An open SubNet. devices: by the names in the plans. plans: a fixed preference, or an object that chooses the plan.
 
-    home: what runs segments in this process; None: the runtime of the SubNet's files. links: what other SubNets over the same
-    devices know of their links, and are told; None: there are none.
-    Every request is answered once: by its plan, or by home. Close it, or use it as a context.
+    home: runs segments in this process; None: the runtime of the SubNet's files. links: shared with other SubNets over the same
+    devices; None: no other SubNets exist. Every request is answered once: by its plan, or by the coordinator. Close it, or use
+    it as a context.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SplitNetwork:
         self._thread.start()
 
     def submit(self, x_NCHW: Array, deadline_ms: float) -> "Future[SplitAnswer]":
-        """The answer of one input, once it is there. AdaptiveError: another shape or type, NaN, or a deadline that is none."""
+        """The future answer of one input. AdaptiveError: wrong shape or type, NaN, or an invalid deadline."""
         if x_NCHW.dtype != np.float32 or x_NCHW.shape != self._shape:
             got = f"{x_NCHW.dtype} {x_NCHW.shape}"
             raise AdaptiveError("input", got, allowed=f"float32 {self._shape}")
@@ -68,21 +68,21 @@ class SplitNetwork:
             raise AdaptiveError("split network", "is closed", next_step="open it again")
         start_s = time.perf_counter()
         future: Future[SplitAnswer] = Future()
-        future.set_running_or_notify_cancel()  # an answer cannot be cancelled, and so comes exactly once
+        future.set_running_or_notify_cancel()  # prevents cancelling, so that exactly one answer comes
         flight = Flight({self._input: x_NCHW.copy()}, start_s, start_s + deadline_ms * 1e-3, future)
         self._loop.call_soon_threadsafe(self._runner.begin, flight)
         return future
 
     def infer(self, x_NCHW: Array, deadline_ms: float) -> SplitAnswer:
-        """The answer of one input; waits for it. AdaptiveError as `submit`, or home has failed."""
+        """The answer of one input; waits for it. AdaptiveError: as in `submit`, or the coordinator has failed."""
         return self.submit(x_NCHW, deadline_ms).result()
 
     def leave(self, answer: "Future[SplitAnswer]") -> None:
-        """Nobody waits for the answer of a request: home does not finish it, and it fails where no other device does."""
+        """Report that nobody waits for a request: the coordinator does not finish it, and it fails if no other device does."""
         self._loop.call_soon_threadsafe(self._runner.leave, answer)
 
     def wait_for(self, *devices: str, timeout_s: float = 30.0) -> bool:
-        """Whether devices are in within a time; without names, all. Those that are excluded are not waited for."""
+        """Whether devices are in within a time; without names, all devices. Excluded devices are not waited for."""
         names = set(devices or self._runner.peers)
         return self._in_loop(self._wait(names, timeout_s))
 
@@ -97,27 +97,27 @@ class SplitNetwork:
 
     @property
     def links(self) -> dict[str, MeasuredLink]:
-        """Of the devices that are in, and have been heard since an answer was late."""
+        """Links of the devices that are in and were heard since their last late answer."""
         return self._runner.links()
 
     @property
     def direct_links(self) -> dict[tuple[str, str], MeasuredLink]:
-        """Between other devices, from the first to the second, over which values go straight."""
+        """Direct links between other devices, from the first to the second."""
         return self._runner.routes.links
 
     @property
     def states(self) -> dict[str, tuple[str, str]]:
-        """Of each device whether it is in, out, connecting or excluded, and why."""
+        """State and reason of each device; states are in, out, connecting and excluded."""
         return {name: (peer.state, peer.reason) for name, peer in self._runner.peers.items()}
 
     @property
     def counts(self) -> SplitCounts:
-        """Of all requests so far."""
+        """Counts over all requests so far."""
         return self._runner.counts
 
     @property
     def events(self) -> tuple[SplitEvent, ...]:
-        """What happened to devices, to ways between them, and to the plan, the latest last."""
+        """Events of devices, of links between them, and of the plan, the latest last."""
         return tuple(self._runner.events)
 
     def close(self) -> None:

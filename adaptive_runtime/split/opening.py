@@ -1,4 +1,4 @@
-"""A folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans among which home changes."""
+"""A folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans to choose from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ class PlannedSplit:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Both files of a folder, checked. AdaptiveError in one line: one is missing, damaged, or of another SubNet."""
+        """Read and check both files of a folder.
+
+        AdaptiveError in one line: a file is missing, damaged, or of another SubNet.
+        """
         split = SplitSubNet.open(folder)
         return cls(split, PlacementPlans.read(Path(folder) / PLANS_FILE, split))
 
@@ -33,7 +36,7 @@ class PlannedSplit:
         options: SplitOptions | None = None,
         rules: ReplanRules | None = None,
     ) -> tuple[SplitNetwork, EnvelopePlacements]:
-        """The SubNet, open, and what chooses its plans. A device of the plans without an address never comes in.
+        """The open SubNet, and the chooser of its plans. A device of the plans without an address never comes in.
 
         AdaptiveError: no plan names a device, or an address cannot be used.
         """

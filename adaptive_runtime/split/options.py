@@ -1,4 +1,4 @@
-"""How requests are run over several devices."""
+"""Options for running requests over several devices."""
 
 from typing import Annotated
 
@@ -8,14 +8,14 @@ from profiling_agents.messages import ActivationCoding, Message
 
 
 class SplitOptions(Message):
-    """coding: of tensors that cross links; `EnvelopePlacements` sends in fp32 where this is faster.
+    """coding: of tensors on links; `EnvelopePlacements` sends in fp32 if that is faster.
 
-    check_share: of answers of other devices, so many are computed again at home. tolerance: the most that such an answer may
-    differ, relative to the largest value of its tensor, besides what the coding does.
+    check_share: share of answers of other devices that the coordinator recomputes. tolerance: allowed difference of such an
+    answer, relative to the largest value of its tensor, beyond the effect of the coding.
 
-    spare_ms: home begins so much earlier than its predicted time and its own lateness so far demand. deviations: of home's
-    measured times, so many standard deviations count as predicted. most_in_flight: requests that one device has at once.
-    direct: values go straight from one other device to the next where that is possible.
+    spare_ms: the coordinator starts this much earlier than its predicted time and its own recent lateness demand. deviations:
+    number of standard deviations added to the mean of the coordinator's measured times. most_in_flight: limit of requests in
+    flight per device. direct: values go directly from one other device to the next if possible.
     """
 
     coding: ActivationCoding = "fp32"

@@ -1,7 +1,8 @@
-"""`plans.json`: the plans of a SubNet that are fastest somewhere in a range of bandwidths and loads, and what each consists of.
+"""`plans.json`: the plans of a SubNet that are fastest somewhere in a range of bandwidths and loads, and their costs.
 
-The latency of a plan is linear in what changes: home's slow-down, and for each link its round trip and the time of a byte, up
-and down. So a plan is a plane over these, and the plans together are the lower envelope of latencies.
+The latency of a plan is linear in the quantities that change: the coordinator's slow-down, and for each link its round trip and
+the time of a byte, up and down. A plan is therefore a plane over these quantities, and the plans together form the lower
+envelope of latencies.
 """
 
 from collections.abc import Mapping
@@ -27,12 +28,12 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 
 def coded_share(coding: ActivationCoding) -> float:
-    """Of the bytes of fp32, which plans count, those that cross in a coding."""
+    """Bytes in a coding as a share of the bytes in fp32, in which plans count."""
     return CODED_BYTES[coding] / CODED_BYTES["fp32"]
 
 
 class LinkUse(Message):
-    """What a request sends between home and one device. messages: legs on the device, of one round trip each.
+    """Messages between the coordinator and one device for a request. messages: legs on the device, of one round trip each.
 
     up_bytes, down_bytes: of tensors in fp32.
     """
@@ -43,24 +44,25 @@ class LinkUse(Message):
 
 
 class StraightUse(Message):
-    """What a request sends from one other device to another, without home between them. bytes: of tensors in fp32."""
+    """Messages of a request directly between two other devices. bytes: of tensors in fp32."""
 
     messages: Annotated[int, Field(ge=1)]
     bytes: Annotated[int, Field(ge=0)]
 
 
 class StraightWay(Message):
-    """What is taken for a way between two other devices until values have gone over it. latency_ms: of a message, one way."""
+    """Assumed link between two other devices until values have been sent over it. latency_ms: of a message, one way."""
 
     bandwidth_mbps: Positive
     latency_ms: NotNegativeMs
 
 
 class PlannedPlacement(PlacedSegments):
-    """A plan with its plane. home_ms: of home's segments, to be multiplied by home's slow-down. others_ms: of all others.
+    """A plan with its plane.
 
-    links: by device; each device of the plan but home has one. They count all values as going through home. straight: by
-    `way_name`, what may go straight instead.
+    home_ms: of the coordinator's segments, without slow-down. others_ms: of all other segments. links: by device, one for each
+    device of the plan except the coordinator; they count all values as sent through the coordinator. straight: by `way_name`,
+    the traffic that may go directly instead.
     """
 
     home_ms: NotNegativeMs
@@ -71,9 +73,9 @@ class PlannedPlacement(PlacedSegments):
     def latency_ms(
         self, links: Mapping[str, MeasuredLink], slow_down: float = 1.0, coding: ActivationCoding = "fp32"
     ) -> float:
-        """Of a request over links of all its devices, whose values are known, by home's slow-down; values go through home.
+        """Latency of a request over known links of all its devices, for a slow-down of the coordinator.
 
-        coding: in which values cross; what it takes to code them is not in it.
+        All values go through the coordinator. coding: of values on links; the time for coding is not included.
         """
         found_ms, share = self.others_ms + slow_down * self.home_ms, coded_share(coding)
         for name, use in self.links.items():
@@ -93,11 +95,11 @@ class PlannedPlacement(PlacedSegments):
 
 
 class PlacementPlans(FileMessage):
-    """All plans of one SubNet. digest: of its segments, `ServedSubNet.digest`. peers: the devices besides home.
+    """All plans of one SubNet. digest: of its segments, `ServedSubNet.digest`. peers: the devices besides the coordinator.
 
-    home_ms: of each segment at home without load, as predicted. bandwidth_mbps, slow_down: the ranges (low, high) for which the
-    plans were made. plans: the first one sends nothing. Of a set of devices, those plans count that need no other device.
-    ways: by `way_name`, between other devices, as far as something is known of them.
+    home_ms: predicted time of each segment on the coordinator without load. bandwidth_mbps, slow_down: the ranges (low, high)
+    for which the plans were made. plans: the first one sends nothing. For a set of devices, the plans that need no other device
+    are valid. ways: by `way_name`, known links between other devices.
     """
 
     WHERE: ClassVar[str] = PLANS_FILE

@@ -1,4 +1,4 @@
-"""Plans: which device runs each segment, and which plan is followed while devices come and go."""
+"""Plans: the device of each segment, and the choice of the plan while devices come and go."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -15,12 +15,12 @@ DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 def way_name(giver: str, taker: str) -> str:
-    """Of the way from one other device to another."""
+    """Name of the link from one other device to another."""
     return f"{giver}→{taker}"
 
 
 class Leg(NamedTuple):
-    """Segments first … last, which one device runs behind each other."""
+    """Segments first … last, which one device runs consecutively."""
 
     device: str
     first: int
@@ -39,7 +39,7 @@ class PlacedSegments(Message):
 
     @property
     def legs(self) -> tuple[Leg, ...]:
-        """Neighbouring segments of one device are run in one go."""
+        """Runs of neighbouring segments on one device."""
         found, start = [], 0
         for device, group in groupby(self.devices):
             count = len(tuple(group))
@@ -56,7 +56,7 @@ class PlacedSegments(Message):
 
     @property
     def peers(self) -> frozenset[str]:
-        """The other devices that it needs."""
+        """The other devices that the plan needs."""
         return frozenset(self.devices) - {HOME}
 
     @property
@@ -66,44 +66,45 @@ class PlacedSegments(Message):
 
 
 def all_at_home(segments: int) -> PlacedSegments:
-    """The plan that sends nothing."""
+    """The plan that offloads nothing."""
     return PlacedSegments(devices=(HOME,) * segments)
 
 
 class PlacementChoice(Protocol):
-    """Chooses the plan of a request. A look-up: it is called before each of them."""
+    """Chooses the plan of a request. It must be a fast look-up: it is called before each request."""
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
-        """The plan for now. links: of the devices that are in; a plan with another device is run at home.
+        """The current plan. links: of the devices that are in; a plan with another device is run on the coordinator.
 
-        Besides, by `way_name`, of the ways over which values may go straight between two devices.
+        Also contains, by `way_name`, the direct links between devices.
         """
         ...
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Home has run segments from the first on, which took so long each. Called after each run at home.
+        """Report the durations of segments from `first` on on the coordinator, after each run there.
 
-        handed_ms: what the run took beyond its segments, as the request came, and to be handed to home's thread and back.
+        handed_ms: time of the run beyond its segments: arrival of the request, and hand-over to the coordinator's thread and
+        back.
         """
         ...
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
-        """Another device has run segments. handed_ms: what they took beyond the way there and back, mostly to code values."""
+        """Report a run on another device. handed_ms: time beyond the way there and back, mostly for coding values."""
         ...
 
     @property
     def coding(self) -> ActivationCoding | None:
-        """In which the plan that was chosen last sends; None: as `SplitOptions` says."""
+        """Coding of the last chosen plan; None: that of `SplitOptions`."""
         ...
 
     @property
     def reason(self) -> str:
-        """Why the plan that was chosen last is followed. One line."""
+        """The reason for the last chosen plan. One line."""
         ...
 
 
 class PreferredPlacements:
-    """The first plan of a list all of whose devices are in; the last resort is home."""
+    """The first plan of a list all of whose devices are in; the coordinator alone as the last resort."""
 
     def __init__(self, plans: Sequence[PlacedSegments]) -> None:
         if not plans:
@@ -117,17 +118,17 @@ class PreferredPlacements:
         return next(plan for plan in self._plans if plan.peers <= links.keys())
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """The order of the list is independent of times."""
+        """Do nothing: the order of the list does not depend on times."""
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
-        """As for runs at home."""
+        """Do nothing, as for runs on the coordinator."""
 
     @property
     def coding(self) -> ActivationCoding | None:
-        """All plans send as the options say."""
+        """None: all plans use the options' coding."""
         return None
 
     @property
     def reason(self) -> str:
-        """The same for all plans."""
+        """The same reason for all plans."""
         return "the first plan whose devices are in"

@@ -1,8 +1,8 @@
-"""The plan of each request by a look-up among plans made ahead, as links and home's load are measured now.
+"""Choice of the plan of each request: a look-up among precomputed plans for the current links and the coordinator's load.
 
-Hysteresis keeps the plan from swinging. From a plan that became slower than home alone, or lost a device, the change is at
-once. To a faster plan the change comes after some plan has been faster by a margin for a dwell time without interruption, and
-only so often in a minute.
+Hysteresis keeps the plan from oscillating. From a plan that became slower than the coordinator alone, or lost a device, the
+change is immediate. The change to a faster plan happens after some plan has been faster by a margin for a dwell time without
+interruption, and only a limited number of times per minute.
 """
 
 import time
@@ -27,17 +27,17 @@ LATEST_S, LEAST_RUNS = 1.0, 8
 MOST_CHANGES = 1000
 EXACT: ActivationCoding = "fp32"
 SLOW_DOWN = 1
-"""The place of home's slow-down among the factors of a plane."""
+"""Index of the coordinator's slow-down among the factors of a plane."""
 UNKNOWN_MS = 1e9
-"""Of a round trip or a byte over a link of which nothing is known: a plan that needs it is slower than any other."""
+"""Time of a round trip or a byte over an unknown link: a plan that needs the link is slower than any other."""
 
 PlaneArray = NDArray[np.float64]
 
 
 class ReplanRules(Message):
-    """margin: share of its latency by which another plan has to be faster. dwell_s: for so long, without interruption.
+    """margin: relative advantage that another plan needs. dwell_s: duration of the advantage, without interruption.
 
-    most_per_minute: of changes to a plan that sends. After each, one change to home alone may follow at any time.
+    most_per_minute: changes to a plan that offloads. After each, one change to the coordinator alone may follow at any time.
     """
 
     margin: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
@@ -46,7 +46,7 @@ class ReplanRules(Message):
 
 
 class _Run(NamedTuple):
-    """At home, in ms but for `time_s`."""
+    """A run on the coordinator, in ms except for `time_s`."""
 
     time_s: float
     took: float
@@ -55,9 +55,10 @@ class _Run(NamedTuple):
 
 
 class LatestRuns:
-    """Runs at home of the last second, of which single ones scatter where home has a share of a core. At least the last eight.
+    """Runs on the coordinator of the last second, at least the last eight.
 
-    Times of runs are added up, so that short ones count for little.
+    Single runs scatter if the coordinator has a share of a core. Durations of runs are added up, so that short runs have little
+    weight.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class LatestRuns:
         self._took_ms, self._planned_ms, self._handed_ms = 0.0, 0.0, 0.0
 
     def add(self, time_s: float, took_ms: float, planned_ms: float, handed_ms: float) -> None:
-        """planned_ms: without load. handed_ms: what the run took beyond its segments. Times do not go back."""
+        """Add a run. planned_ms: without load. handed_ms: time of the run beyond its segments. Times must not decrease."""
         self._runs.append(_Run(time_s, took_ms, planned_ms, handed_ms))
         self._count(self._runs[-1], 1)
         while len(self._runs) > LEAST_RUNS and self._runs[0].time_s < time_s - LATEST_S:
@@ -78,19 +79,19 @@ class LatestRuns:
 
     @property
     def slow_down(self) -> float | None:
-        """Measured times over the planned ones; None before home has run."""
+        """Ratio of measured to planned times; None before the coordinator has run."""
         return self._took_ms / self._planned_ms if self._planned_ms else None
 
     @property
     def handed_ms(self) -> float:
-        """What a run takes beyond its segments; 0 before home has run."""
+        """Mean time of a run beyond its segments; 0 before the coordinator has run."""
         return self._handed_ms / max(1, len(self._runs))
 
 
 class HomeCosts:
-    """What runs take that a plan does not say: how much slower home is, and what it takes beyond segments and links.
+    """Costs that plans do not include: the coordinator's slow-down, and the time beyond segments and links.
 
-    home_ms: of each segment at home, as planned with. clock: in seconds, does not go back.
+    home_ms: planned time of each segment on the coordinator. clock: monotonic, in seconds.
     """
 
     def __init__(self, home_ms: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,35 +99,35 @@ class HomeCosts:
         self._runs, self._elsewhere = LatestRuns(), defaultdict[ActivationCoding, WeightedMean](WeightedMean)
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Home has run segments from the first on. Segments for which no time is planned tell nothing."""
+        """Learn from a run on the coordinator of segments from `first` on. Segments without planned time are ignored."""
         planned_ms = sum(self._home_ms[first : first + len(took_ms)])
         if planned_ms > 0:
             self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
-        """Another device has run segments, with values in a coding, which takes time itself."""
+        """Learn from a run on another device, with values in a coding, which takes time itself."""
         self._elsewhere[coding].add(handed_ms)
 
     @property
     def slow_down(self) -> float | None:
-        """Of home; None before it has run."""
+        """Slow-down of the coordinator; None before it has run."""
         return self._runs.slow_down
 
     @property
     def handed_ms(self) -> float:
-        """What a run at home takes beyond its segments; 0 before home has run."""
+        """Time of a run on the coordinator beyond its segments; 0 before the coordinator has run."""
         return self._runs.handed_ms
 
     def elsewhere_ms(self, coding: ActivationCoding) -> float:
-        """What a run elsewhere takes at home beside the link; 0 before there was one with values in this coding."""
+        """Time on the coordinator of a run elsewhere, besides the link; 0 before the first run with this coding."""
         known = self._elsewhere.get(coding)
         return 0.0 if known is None else known.mean
 
 
 class PlanChange(NamedTuple):
-    """A change of plan, or of its coding. left_ms: predicted for the plan that was left; None: a device of it is out.
+    """A change of plan, or of its coding. left_ms: prediction for the previous plan; None: a device of it is out.
 
-    coding: in which the plan that is taken sends. time_s: of the clock.
+    coding: of the new plan. time_s: of the clock.
     """
 
     time_s: float
@@ -140,9 +141,9 @@ class PlanChange(NamedTuple):
 
 
 class SendingPlan(NamedTuple):
-    """A plan that other devices take part in, the coding in which it sends, and what it is predicted to take now.
+    """A plan with other devices, its coding, and its currently predicted latency.
 
-    number: among those that can be asked for what they take later.
+    number: index for later predictions.
     """
 
     plan: PlannedPlacement
@@ -152,7 +153,7 @@ class SendingPlan(NamedTuple):
 
 
 class _CodedPlan(NamedTuple):
-    """A plan by its position in the file, and in which coding it sends."""
+    """A plan by its position in the file, and its coding."""
 
     position: int
     coding: ActivationCoding
@@ -167,12 +168,12 @@ class _Candidates(NamedTuple):
 
 
 class EnvelopePlacements:
-    """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back.
+    """A `PlacementChoice` that starts with the coordinator alone. clock: monotonic, in seconds.
 
-    Of one thread; others may ask for predictions (`latencies_ms`, `sending`). coding: in which tensors may cross, as in
-    `SplitOptions`; plans count bytes of fp32. A plan sends in it, or in fp32 where this is faster, as over a fast link: each
-    coding takes time at home, which is known once requests were sent in it. sends: home alone is no choice as long as another
-    plan can be followed.
+    It belongs to one thread; others may ask for predictions (`latencies_ms`, `sending`). coding: allowed for tensors on links,
+    as in `SplitOptions`; plans count bytes of fp32. A plan sends in this coding, or in fp32 if that is faster, for example over
+    a fast link: each coding takes time on the coordinator, which is known once requests were sent in it. sends: the coordinator
+    alone is not chosen while another plan can be followed.
     """
 
     def __init__(
@@ -186,11 +187,11 @@ class EnvelopePlacements:
     ) -> None:
         self.plans, self.rules, self._sends = plans, rules or ReplanRules(), sends
         self.known_slow_down: float | None = None
-        """Of home, where something else knows it; None: as segments at home have shown it."""
+        """Slow-down of the coordinator from another source; None: measured on segments on the coordinator."""
         self.changes: deque[PlanChange] = deque(maxlen=MOST_CHANGES)
         """The latest last."""
         self.changed = 0
-        """How many changes there were, so far."""
+        """Number of changes so far."""
         self._clock = clock
         self._codings = tuple(dict.fromkeys((EXACT, coding)))
         self._coded = _coded(plans, self._codings)
@@ -204,7 +205,10 @@ class EnvelopePlacements:
 
     @property
     def slow_down(self) -> float:
-        """Home's measured times over the predicted ones, within the range of the plans; its lower end before home has run."""
+        """Ratio of the coordinator's measured to predicted times, within the range of the plans.
+
+        Before the first run it is the lower end of the range.
+        """
         low, high = self.plans.slow_down
         found = self._costs.slow_down if self.known_slow_down is None else self.known_slow_down
         return low if found is None else min(max(found, low), high)
@@ -216,24 +220,24 @@ class EnvelopePlacements:
 
     @property
     def coding(self) -> ActivationCoding:
-        """In which the plan in use sends."""
+        """Coding of the plan in use."""
         return self._coded[self._now].coding
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Home has run segments from the first on."""
+        """Learn from a run on the coordinator of segments from `first` on."""
         self._costs.ran_at_home(first, took_ms, handed_ms)
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
-        """Another device has run segments."""
+        """Learn from a run on another device."""
         self._costs.ran_elsewhere(handed_ms, coding)
 
     @property
     def reason(self) -> str:
-        """Of the last change."""
+        """The reason of the last change."""
         return self.changes[-1].reason if self.changes else "nothing has changed"
 
     def latencies_ms(self, links: Mapping[str, MeasuredLink]) -> dict[int, float]:
-        """Predicted for now of each plan all of whose devices are in, in its faster coding, by its position in the file."""
+        """Current prediction for each plan whose devices are all in, in its faster coding, by its position in the file."""
         found, least = self._among(links), dict[int, float]()
         for number, latency_ms in zip(found.numbers, (found.planes @ self._factors(links)).tolist(), strict=True):
             position = self._coded[number].position
@@ -241,7 +245,7 @@ class EnvelopePlacements:
         return least
 
     def sending(self, links: Mapping[str, MeasuredLink], slow_down: float) -> SendingPlan | None:
-        """The fastest plan that sends, for now and by this slow-down of home. None: no other device can take part."""
+        """The currently fastest offloading plan for this slow-down of the coordinator. None: no other device can take part."""
         found = self._among(links)
         factors = self._factors(links)
         factors[SLOW_DOWN] = slow_down
@@ -253,19 +257,19 @@ class EnvelopePlacements:
         return SendingPlan(self.plans.plans[coded.position], coded.coding, latency_ms, number)
 
     def later_ms(self, sent: SendingPlan, links: Mapping[str, MeasuredLink]) -> float:
-        """What a plan that sends would be predicted to take by what is known now; as it was, where a device of it is out."""
+        """New prediction for an offloading plan from current measures; unchanged if one of its devices is out."""
         if not sent.plan.peers <= links.keys():
             return sent.latency_ms
         return float(self._planes[sent.number].dot(self._factors(links)))
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
-        """The plan for now."""
+        """The current plan."""
         found = self._among(links)
         latencies_ms = found.planes.dot(self._factors(links))
         home_ms = float(latencies_ms[0])
         if self._sends and len(found.numbers) > 1:
             latencies_ms[0] = inf
-        at = int(latencies_ms.argmin())  # of equal ones the first: nothing is sent where that does not pay
+        at = int(latencies_ms.argmin())  # the first of equal plans: nothing is sent without an advantage
         best, best_ms = found.numbers[at], float(latencies_ms[at])
         if self._now != best:
             row = found.rows.get(self._now)
@@ -285,7 +289,7 @@ class EnvelopePlacements:
         return self.plans.plans[self.number]
 
     def _plane(self, one: _CodedPlan) -> PlaneArray:
-        """Of a plan, then how many of its runs are at home, and elsewhere with values in each coding."""
+        """The plane of a plan, followed by its number of runs on the coordinator, and elsewhere for each coding."""
         plan = self.plans.plans[one.position]
         share = coded_share(one.coding)
         at_home = sum(leg.device == HOME for leg in plan.legs)
@@ -293,14 +297,14 @@ class EnvelopePlacements:
         return np.array([*plane_of(plan, self.plans.peers, self._ways, share), at_home, *elsewhere])
 
     def _away(self, best: int, best_ms: float, home_ms: float, now_ms: float | None, why: str) -> None:
-        """At once; to home alone where there were too many changes."""
+        """Change at once; to the coordinator alone if there were too many changes."""
         time_s = self._clock()
         if best and not self._may_send(time_s):
             best, best_ms, why = 0, home_ms, f"{why}; {len(self._sent_at_s)} changes were in the last minute"
         self._change(best, now_ms, best_ms, time_s, why)
 
     def _towards(self, best: int, best_ms: float, now_ms: float) -> None:
-        """To a faster plan, if one has been faster by the margin for long enough."""
+        """Change to a faster plan, if some plan has been faster by the margin for long enough."""
         if best_ms >= (1 - self.rules.margin) * now_ms:
             self._better_since_s = None
             return
@@ -329,7 +333,7 @@ class EnvelopePlacements:
             self._sent_at_s.append(time_s)
 
     def _among(self, links: Mapping[str, MeasuredLink]) -> _Candidates:
-        """The plans for the devices that are in, found once for each set of devices."""
+        """The plans for the devices that are in, cached for each set of devices."""
         names = frozenset(links)
         found = self._candidates.get(names)
         if found is None:
@@ -340,12 +344,12 @@ class EnvelopePlacements:
         return found
 
     def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
-        """(3 + 3 · devices + 2 · ways + codings,) what a plane, and its numbers of runs at home and elsewhere are times."""
+        """Current values (3 + 3 · devices + 2 · ways + codings,) by which the vectors of `_plane` are multiplied."""
         values = [1.0, self.slow_down]
         for name in self.plans.peers:
             link = links.get(name)
             if link is None:
-                values += (0.0, 0.0, 0.0)  # no plan of the set has it
+                values += (0.0, 0.0, 0.0)  # no plan of the set uses it
             else:
                 round_trip_ms = UNKNOWN_MS if link.round_trip_ms is None else link.round_trip_ms
                 values += (round_trip_ms, ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps))
@@ -360,7 +364,7 @@ class EnvelopePlacements:
         giver: MeasuredLink | None,
         taker: MeasuredLink | None,
     ) -> tuple[float, float]:
-        """What a message and a byte take more straight than through home [ms]; nothing where they go through home."""
+        """Time of a message and a byte on a direct link minus that through the coordinator [ms]; 0 for unknown links."""
         if way is None or giver is None or taker is None:
             return 0.0, 0.0
         message_ms, byte_ms = way.round_trip_ms, None if way.up_mbps is None else ms_per_byte(way.up_mbps)
@@ -376,26 +380,27 @@ class EnvelopePlacements:
 
 
 def ms_per_byte(mbps: float | None) -> float:
-    """Of a bandwidth; None: it is not known."""
+    """Time of a byte at a bandwidth [ms]; None: unknown bandwidth."""
     return 8e-3 / mbps if mbps else UNKNOWN_MS
 
 
 def _coded(plans: PlacementPlans, codings: Sequence[ActivationCoding]) -> tuple[_CodedPlan, ...]:
-    """Each plan that sends in each coding, in the order of the file."""
+    """Each offloading plan in each coding, in the order of the file."""
     found = ((at, codings if plan.peers else (EXACT,)) for at, plan in enumerate(plans.plans))
     return tuple(_CodedPlan(at, one) for at, own in found for one in own)
 
 
 def _ways(plans: PlacementPlans) -> dict[str, tuple[str, str]]:
-    """Ways between other devices that plans have, by name: from which device to which."""
+    """Links between other devices in plans, by name: from which device to which."""
     pairs = {way_name(*pair): pair for pair in permutations(plans.peers, 2)}
     return {name: pairs[name] for name in sorted({name for plan in plans.plans for name in plan.straight})}
 
 
 def plane_of(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], share: float) -> PlaneArray:
-    """(2 + 3 · devices + 2 · ways,) a plan as factors of 1, home's slow-down, each link's round trip and bytes up and down.
+    """A plan as the vector of its factors (2 + 3 · devices + 2 · ways,).
 
-    And of what messages and bytes take more that go straight. share: of the plan's bytes that cross.
+    Factors of 1, the coordinator's slow-down, each link's round trip and bytes up and down, and the extra times of direct
+    messages and bytes. share: of the plan's bytes that cross links.
     """
     found = [plan.others_ms, plan.home_ms]
     for name in peers:

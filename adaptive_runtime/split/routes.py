@@ -1,4 +1,4 @@
-"""Ways between other devices: values go straight from one to the next where that is possible, else through home."""
+"""Links between other devices: values go directly from one to the next if possible, else through the coordinator."""
 
 import asyncio
 import math
@@ -15,15 +15,15 @@ from adaptive_runtime.split.plans import HOME, Leg, way_name
 from profiling_agents.messages import ActivationCoding, GivenTimes, SentActivation, ServedSubNet
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""After values were not given: so long they go through home; doubled each time."""
+"""Time for which values go through the coordinator after a failed transfer; doubled each time."""
 Route = tuple[Leg, ...]
-"""Legs of a request behind each other, each of which gives its values to the next."""
+"""Consecutive legs of a request, each of which gives its values to the next."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _DirectLink:
-    """From one other device to another. state: empty: nothing was given yet."""
+    """A link from one other device to another. state: empty: no values were sent yet."""
 
     measures: LinkMeasures = field(default_factory=LinkMeasures)
     state: str = ""
@@ -32,9 +32,9 @@ class _DirectLink:
 
 
 class Routes:
-    """Which legs are run without home between them. Of one event loop.
+    """Decides which legs run without the coordinator between them. For one event loop.
 
-    told: called when a link between two devices comes or goes, with its name, state and the line that says why.
+    told: called when a link between two devices comes or goes, with its name, state and the reason in one line.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Routes:
 
     @property
     def links(self) -> dict[tuple[str, str], MeasuredLink]:
-        """Links between other devices that have carried values; only the way from the first to the second is known."""
+        """Links between other devices that have carried values; only the direction from the first to the second is known."""
         return {pair: one.measures.link for pair, one in self._links.items() if one.state == "in"}
 
     def ways(self) -> dict[str, MeasuredLink]:
-        """By `way_name`, between devices that are in, where values go straight; without values where none have gone yet."""
+        """Direct links by `way_name`, between devices that are in; without values if none have been sent yet."""
         names = [name for name, peer in self._peers.items() if peer.state == "in"]
         found = {}
         for giver, taker in permutations(names, 2):
@@ -65,14 +65,14 @@ class Routes:
         return found
 
     def route(self, legs: Sequence[Leg]) -> Route:
-        """The first leg, and those behind it to which values go straight."""
+        """The first leg, and the following ones that can be reached directly."""
         count = 1
         while count < len(legs) and self._is_straight(legs[count - 1], legs[count]):
             count += 1
         return tuple(legs[:count])
 
     def lose(self, route: Route, reason: str, *, for_good: bool = False) -> None:
-        """Values of these legs go through home for a while, or from now on."""
+        """Let values of these legs go through the coordinator for a while, or from now on."""
         for giver, taker in pairwise(route):
             link = self._links.setdefault((giver.device, taker.device), _DirectLink())
             link.until_s = math.inf if for_good else max(self._clock() + link.pause_s, link.until_s)
@@ -86,9 +86,10 @@ class Routes:
         coding: ActivationCoding,
         within_ms: float,
     ) -> list[PeerAnswer | None]:
-        """Have the legs run behind each other; the answer of each, where it has come before the last one's.
+        """Run the legs consecutively. Returns the answer of each, or None if it has not come before the last one.
 
-        Where a device cannot give its values to the next one, home carries them. PeerLostError: which device failed, and why.
+        If a device cannot give its values to the next one, the coordinator carries them. PeerLostError: a device failed, and
+        why.
         """
         tickets = [None, *(secrets.token_hex(16) for _ in route[1:])]
         asks = [
@@ -124,13 +125,16 @@ class Routes:
         return await self._of(leg, lambda peer: peer.run(leg.first, leg.last, tensors, coding, way))
 
     def _answered(self, pair: Route, ask: "asyncio.Task[PeerAnswer]") -> None:
-        """A leg is done, perhaps after the last one's answer has come. The error of what nobody waits for is nobody's."""
+        """Measure the link after a finished leg, maybe after the last answer.
+
+        Errors are ignored: nobody may wait for the leg.
+        """
         if ask.cancelled() or ask.exception() is not None or len(pair) < 2 or (given := ask.result().given) is None:
             return
         self._gave(pair[0].device, pair[1].device, given)
 
     async def _carry(self, pair: Route, answer: PeerAnswer, ticket: str | None) -> None:
-        """Home brings what one device could not give to the next."""
+        """Carry values through the coordinator that one device could not give to the next."""
         taker = pair[1]
         self.lose(pair, answer.not_given or "has not given its values")
         assert ticket is not None, "all legs but the first have one"
@@ -146,7 +150,7 @@ class Routes:
         link = self._links.setdefault((giver, taker), _DirectLink())
         link.measures.up(times.bytes, times.received_ms)
         link.measures.round_trip(times.total_ms - times.received_ms)
-        if self._clock() >= link.until_s:  # values that were late do not bring a link back
+        if self._clock() >= link.until_s:  # late values do not restore a link
             link.pause_s = FIRST_PAUSE_S
             self._change(giver, taker, "in", "values go straight")
 
@@ -161,7 +165,7 @@ class Routes:
         return self._direct and self._peers[giver].gives and (link is None or self._clock() >= link.until_s)
 
     def _is_straight(self, giver: Leg, taker: Leg) -> bool:
-        """Whether the second device reads exactly what the first one gives, nobody else does, and both may."""
+        """Whether the second leg reads exactly the first one's outputs, no later leg does, and a direct link is allowed."""
         if HOME in (giver.device, taker.device) or not self._may_give(giver.device, taker.device):
             return False
         values, last = self._subnet.leaving(giver.first, giver.last), len(self._subnet.segments) - 1

@@ -1,7 +1,7 @@
-"""Runs requests by their plans, in one event loop, with one thread in which home computes.
+"""Runs requests by their plans, in one event loop, with one thread for the coordinator's computations.
 
-A request that another device has is watched: when home could no longer finish all such requests in time, it begins the first
-of them itself, and the device is out for a while.
+Requests on other devices are watched: as soon as the coordinator could otherwise no longer finish all of them in time, it
+begins the first of them itself, and the device is out for a while.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MOST_CHECKS = 16
 
 
 class SplitRunner:
-    """All requests of one SubNet. Every method but `counts` and `events` is for the event loop's thread."""
+    """All requests of one SubNet. All methods except `counts` and `events` must be called in the event loop's thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SplitRunner:
         self.counts = SplitCounts()
         self.events: deque[SplitEvent] = deque(maxlen=MOST_EVENTS)
         self.changed = asyncio.Event()
-        """Set anew whenever a device comes or goes."""
+        """Set and replaced whenever a device comes or goes."""
         self.routes = Routes(split.subnet, self.peers, direct=options.direct, told=self._event)
         self._last = len(split.subnet.segments) - 1
         self._shapes = split.subnet.shapes
@@ -70,7 +70,7 @@ class SplitRunner:
         self._timer_late, self._thread_late = Lateness(), Lateness()
 
     async def keep_peers(self) -> None:
-        """Keep the connections until this is cancelled; then nothing is on its way any more."""
+        """Keep the connections until cancelled; at the end no request is in flight."""
         try:
             async with asyncio.TaskGroup() as group:
                 for peer in self.peers.values():
@@ -82,11 +82,11 @@ class SplitRunner:
             self._thread.shutdown(cancel_futures=True)
 
     def links(self) -> dict[str, MeasuredLink]:
-        """Of the devices that can be used."""
+        """Links of the usable devices."""
         return {name: peer.link for name, peer in self.peers.items() if peer.usable}
 
     def begin(self, flight: Flight) -> None:
-        """Take a request."""
+        """Accept a request."""
         flight.begun_s = time.perf_counter()
         links = self.links()
         plan, why = self._choice.choose(links | self.routes.ways()), self._choice.reason
@@ -104,7 +104,7 @@ class SplitRunner:
         self._advance(flight)
 
     def _advance(self, flight: Flight) -> None:
-        """To the next leg, or to the answer."""
+        """Go on with the next leg, or finish the request."""
         if not flight.legs:
             end_s = time.perf_counter()
             self._flights.discard(flight)
@@ -129,13 +129,13 @@ class SplitRunner:
         self._dispatch()
 
     def leave(self, answer: Future[SplitAnswer]) -> None:
-        """Nobody waits for the answer of a request any more."""
+        """Mark a request for whose answer nobody waits any more."""
         for flight in self._flights:
             flight.left_alone |= flight.future is answer
         self._dispatch()
 
     def _drop_left(self) -> None:
-        """Requests that home would have to run, and for which nobody waits."""
+        """Drop requests that the coordinator would have to run although nobody waits for them."""
         for flight in [one for one in self._flights if one.left_alone and one.ready and not one.running]:
             self._flights.discard(flight)
             self.counts.left += 1
@@ -148,13 +148,13 @@ class SplitRunner:
             flight.future.set_exception(error)
 
     def _sent(self, flight: Flight, task: "asyncio.Task[None]") -> None:
-        """No fault on the way loses a request."""
+        """Return a request to the coordinator after any unexpected error, so that none is lost."""
         if not task.cancelled() and (error := task.exception()) is not None and flight.remote is task:
             flight.come_home(f"{type(error).__name__}: {error}")
             self._dispatch()
 
     async def _send(self, flight: Flight, route: Route) -> None:
-        """Have other devices run legs behind each other."""
+        """Let other devices run consecutive legs."""
         own, coding, first, last = flight.remote, flight.coding, route[0].first, route[-1].last
         assert own is asyncio.current_task()
         start_s = time.perf_counter()
@@ -194,13 +194,13 @@ class SplitRunner:
         self._advance(flight)
 
     def _require_room(self, route: Route) -> None:
-        """PeerLostError: a device has as many requests as it may have at once."""
+        """PeerLostError: a device has reached its limit of requests in flight."""
         for leg in route:
             if self.peers[leg.device].in_flight >= self._options.most_in_flight:
                 raise PeerLostError(f"{leg.device}: has {self._options.most_in_flight} requests already")
 
     def _dispatch(self) -> None:
-        """Home's next work, where it has nothing to do; and the time at which there will be some."""
+        """Start the coordinator's next work if it is idle; otherwise set a timer for the next work."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -234,13 +234,13 @@ class SplitRunner:
 
     @property
     def _spare_s(self) -> float:
-        """Home begins so much earlier than the times of segments demand."""
+        """Time by which the coordinator starts earlier than the times of segments demand."""
         return self._options.spare_ms * 1e-3 + self._timer_late.largest_s + self._thread_late.largest_s
 
     def _by_deadline(self) -> list[tuple[Flight, float]]:
-        """Requests that home does not run right now, by deadline, and when it has to begin each at the latest [s].
+        """Requests that the coordinator is not running, by deadline, and the coordinator's latest start for each [s].
 
-        Requests for which home cannot stand in, since it has to for too many, count for themselves alone.
+        Requests without the guarantee of the coordinator's fallback, because too many need it, are counted by themselves alone.
         """
         flights = sorted((one for one in self._flights if not one.running), key=lambda one: one.deadline_s)
         counted = [one for one in flights if one.guaranteed]
@@ -250,18 +250,18 @@ class SplitRunner:
         return [(one, known[one] if one in known else self._own_start_s(one)) for one in flights]
 
     def _own_start_s(self, flight: Flight) -> float:
-        """When home has to begin what is left of a request, if that were all that it has to do [s]."""
+        """Latest start of the rest of a request on the coordinator if it were the coordinator's only work [s]."""
         return flight.deadline_s - self._spare_s - self._predicted_s(flight.legs[0].first, self._last)
 
     def _predicted_s(self, first: int, last: int) -> float:
         return self._home.predicted_ms(first, last, self._options.deviations) * 1e-3
 
     def _bring_home(self, flight: Flight, now_s: float) -> None:
-        """Home begins a request that other devices have.
+        """Start a request on the coordinator that other devices have.
 
-        A device that has had it for longer than usual is late: it goes out, and its other requests come home by the error
-        that they get. Of several behind each other it is not known which is late: they work through home for a while, which
-        shows it. Otherwise home was late itself.
+        A device that has had it for longer than usual is late: it goes out, and its other requests return to the coordinator
+        through the error that they get. Among several consecutive devices the late one is unknown: they communicate through the
+        coordinator for a while, which reveals it. If the time was not unusual, the coordinator was late itself.
         """
         if flight.legs[0].device == HOME:
             return
@@ -302,7 +302,7 @@ class SplitRunner:
         self._advance(flight)
 
     def _learn(self, first: int, run: HomeRun, handed_ms: float) -> None:
-        """Checks count, too: home's load is known while other devices run all requests."""
+        """Learn from a run. Checks count, too: they show the coordinator's load while other devices run all requests."""
         self._home.learn(first, run.took_ms)
         self._choice.ran_at_home(first, run.took_ms, handed_ms)
 
@@ -340,7 +340,7 @@ class SplitRunner:
         self._dispatch()
 
     def _wrong(self, check: SpotCheck, apart: float) -> None:
-        """A device that answered wrongly is excluded. Of several, each is checked alone from now on until it was right."""
+        """Exclude a device that answered wrongly. Of several devices, each is checked alone from now on until it was right."""
         self.counts.wrong += 1
         what = f"segments {check.first} to {check.last} differ by {apart:.2g} (allowed {self._options.tolerance:g})"
         if len(check.devices) == 1:

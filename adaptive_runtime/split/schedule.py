@@ -1,14 +1,14 @@
-"""When home has to begin requests that other devices have, so that it can finish all of them in time by itself.
+"""Latest starts of requests on the coordinator that still let the coordinator finish all of them in time.
 
-Home runs one request after the other. By the order of deadlines (Jackson's rule, earliest due date first) all are in time
-if any order brings all in time.
+The coordinator runs one request after the other. The order of deadlines (Jackson's rule, earliest due date first) meets all
+deadlines if any order does.
 """
 
 from collections.abc import Sequence
 
 
 def latest_starts(deadlines: Sequence[float], durations: Sequence[float]) -> list[float]:
-    """The latest start of each of some requests by which it and all after it are in time; deadlines do not fall."""
+    """The latest start of each request for which it and all later ones are in time; deadlines must not decrease."""
     found: list[float] = []
     end = float("inf")
     for deadline, duration in zip(reversed(deadlines), reversed(durations), strict=True):

@@ -1,4 +1,4 @@
-"""The segments of a SubNet from a chain's folder: what home loads, and what other devices are told and sent."""
+"""The segments of a SubNet from a chain's folder: files for the coordinator, and messages and files for other devices."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ WITH_NCNN = "write it with partition.ncnn=true"
 class SplitSubNet:
     """A SubNet that may be split. subnets: the same segments by the format of their files, ONNX first.
 
-    files: contents by sha256. settings: of onnxruntime at home. home: the format of the files that home itself runs.
-    exits: answers of segments at which samples may leave while all so far ran at home, in order. thresholds: when they leave.
+    files: contents by sha256. settings: of onnxruntime on the coordinator. home: the format of the files that the coordinator
+    runs. exits: answers of segments at which samples may leave as long as all earlier segments ran on the coordinator, in
+    order. thresholds: of the exits.
     """
 
     subnets: dict[Format, ServedSubNet]
@@ -31,7 +32,7 @@ class SplitSubNet:
 
     @property
     def subnet(self) -> ServedSubNet:
-        """The segments in ONNX, whose digest is that of plans. Names and shapes are the same in all formats."""
+        """The segments in ONNX, with the digest that plans refer to. Names and shapes are the same in all formats."""
         return self.subnets["onnx"]
 
     @classmethod
@@ -42,10 +43,10 @@ class SplitSubNet:
         home: ChainFormat = "onnx",
         thresholds: Thresholds | None = None,
     ) -> Self:
-        """The chain of a folder, whose files are checked. AdaptiveError: it cannot be split as it is.
+        """Open and check the chain of a folder. AdaptiveError: it cannot be split in this form.
 
-        home: `ncnn`: home runs its segments in ncnn. thresholds: when samples leave at exits at home; None: those of the file
-        that the manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
+        home: `ncnn`: the coordinator runs its segments in ncnn. thresholds: of the exits on the coordinator; None: those of the
+        file that the manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
         """
         file = Path(folder) / manifest
         found = ChainManifest.read(file)
@@ -117,7 +118,7 @@ def _job(
         "format": form,
         "files": digests,
         "input_names": tuple(tensor.name for tensor in segment.inputs),
-        "input_shapes": tuple(tensor.shape for tensor in segment.inputs),  # None of a free size is refused
+        "input_shapes": tuple(tensor.shape for tensor in segment.inputs),  # a free size (None) is refused
         "output_names": tuple(tensor.name for tensor in given),
         "output_shapes": tuple(tensor.shape for tensor in given),
     }

@@ -1,6 +1,6 @@
-"""Metrics and spans by OpenTelemetry, where its standard variables (`OTEL_*`) name an endpoint; else nothing is imported.
+"""Metrics and spans by OpenTelemetry, if its standard variables (`OTEL_*`) name an endpoint; else nothing is imported.
 
-Names, digests, counts and times alone are sent: no inputs, answers, paths or messages of errors.
+Only names, digests, counts and times are sent: no inputs, answers, paths or error messages.
 """
 
 from adaptive_runtime.telemetry.metrics import metrics_export

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus has them, sent now and then: they are counted once, whoever reads them."""
+"""Periodic export of Prometheus metrics: they are counted once for all readers."""
 
 import asyncio
 import os
@@ -19,9 +19,9 @@ SCOPE = "autotailor"
 
 
 def metrics_export(service: str, families: Families, *, in_thread: bool = False) -> list[Coroutine[Any, Any, None]]:
-    """What sends the metrics of a service until it is cancelled, as work beside a server; empty where nobody asks for it.
+    """Coroutines that send the metrics of a service until cancelled, to run beside a server; empty without an endpoint.
 
-    families: asked in the event loop, or in a thread, where that takes time.
+    families: called in the event loop, or in a thread, if it takes time.
     """
     if endpoint_variable("METRICS") is None:
         return []
@@ -52,7 +52,7 @@ def _interval_s() -> float:
 
 
 def _data(families: Iterable["Metric"], sender: Any, started_ns: int) -> Any:
-    """As the exporter takes them."""
+    """The metrics in the exporter's form."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -102,7 +102,7 @@ def _histogram_points(family: "Metric", started_ns: int, now_ns: int) -> list[An
         below = [0.0, *(count for _, count in buckets)]
         counts = [int(count - before) for before, count in pairwise(below)]
         edges = [edge for edge, _ in buckets[:-1]]
-        extremes: Any = None  # Prometheus knows none
+        extremes: Any = None  # Prometheus has none
         count, total = int(below[-1]), sums.get(labels, 0.0)
         found.append(
             HistogramDataPoint(dict(labels), started_ns, now_ns, count, total, counts, edges, extremes, extremes)

@@ -1,4 +1,4 @@
-"""Spans: what takes how long, inside of what."""
+"""Spans: durations of nested operations."""
 
 import functools
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ Attribute = str | int | float | bool
 
 @contextmanager
 def span(name: str, *, holds: bool = True, **attributes: Attribute) -> Iterator[None]:
-    """A span around a block, inside the one that is open in this thread. Of an error its class is told, and no message.
+    """A span around a block, inside the open span of this thread. Errors are recorded by class, without messages.
 
-    holds: whether spans of the block lie inside of it; not in a generator, whose caller opens spans of its own meanwhile.
+    holds: whether spans of the block lie inside of it; false in a generator, whose caller opens its own spans meanwhile.
     """
     tracer = _tracer() if endpoint_variable("TRACES") else None
     if tracer is None:
@@ -28,7 +28,7 @@ def span(name: str, *, holds: bool = True, **attributes: Attribute) -> Iterator[
     with (tracer.start_as_current_span if holds else tracer.start_span)(name, attributes=told, **options) as opened:
         try:
             yield
-        except GeneratorExit:  # whoever asked has enough
+        except GeneratorExit:  # the consumer has enough
             raise
         except BaseException as error:
             opened.set_status(Status(StatusCode.ERROR, type(error).__name__))
@@ -37,7 +37,7 @@ def span(name: str, *, holds: bool = True, **attributes: Attribute) -> Iterator[
 
 @functools.cache
 def _tracer() -> Any:
-    """Sends spans in a thread of its own, the last ones when the process ends; None: the packages are missing."""
+    """Tracer that sends spans in its own thread, the last ones when the process ends; None: the packages are missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import TracerProvider
@@ -45,6 +45,6 @@ def _tracer() -> Any:
     except ImportError as error:
         missing("TRACES", error)
         return None
-    provider = TracerProvider(resource=resource(SERVICE))  # ours alone: MLflow has one, too
+    provider = TracerProvider(resource=resource(SERVICE))  # a private provider: MLflow has one, too
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider.get_tracer(SERVICE)

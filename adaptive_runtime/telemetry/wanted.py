@@ -1,4 +1,4 @@
-"""Whether telemetry is asked for, and what it says of its sender."""
+"""Whether telemetry is requested, and the description of its sender."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ EXTRA = (
 
 
 def endpoint_variable(signal: Signal) -> str | None:
-    """The variable that names the place for a signal; None: there is none, or it is switched off."""
+    """The variable that names the endpoint for a signal; None: no variable, or export is switched off."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if os.environ.get(f"OTEL_{signal}_EXPORTER", "otlp") != "otlp":
@@ -24,12 +24,12 @@ def endpoint_variable(signal: Signal) -> str | None:
 
 
 def missing(signal: Signal, error: ImportError) -> None:
-    """Tell that the packages are not there: whoever set the variables may have meant other programs."""
+    """Warn about missing packages instead of failing: the variables may have been set for other programs."""
     LOG.warning("%s is set, and '%s' is missing: nothing is sent; %s", endpoint_variable(signal), error.name, EXTRA)
 
 
 def resource(service: str) -> Any:
-    """What says of whom a signal is: the name of the service, unless `OTEL_SERVICE_NAME` says another one."""
+    """The sender of a signal: the name of the service, unless `OTEL_SERVICE_NAME` sets another one."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     return Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service})

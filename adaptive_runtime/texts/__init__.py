@@ -1,4 +1,4 @@
-"""Texts as the numbers of their words, which networks take."""
+"""Conversion of texts to the numbers of their words, the inputs of networks."""
 
 from adaptive_runtime.texts.vocabulary import (
     LONGEST_TEXT,

@@ -1,4 +1,4 @@
-"""Words of a text and their numbers, by a vocabulary that is a file. Legend: N texts, T words, L another number of words."""
+"""Words of a text and their numbers in a vocabulary file. Legend: N texts, T words, L another number of words."""
 
 import re
 import unicodedata
@@ -17,22 +17,22 @@ from profiling_agents.messages import Message
 
 VOCABULARY_FILE = "vocabulary.json"
 PADDING, UNKNOWN = 0, 1
-"""Numbers of what fills a text up, and of words that the vocabulary does not have."""
+"""Numbers of padding, and of words outside of the vocabulary."""
 FIRST_WORD = 2
 LONGEST_TEXT, MOST_WORDS, LONGEST_WORD, MOST_BYTES = 65_536, 1_000_000, 256, 32 << 20
-"""The most: words of a text that a network takes, words of a vocabulary, characters of a word, bytes of a vocabulary's file."""
+"""Upper limits: words of a network's input, words of a vocabulary, characters of a word, bytes of a vocabulary's file."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 Tokens = NDArray[np.int64]
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, and each punctuation mark by itself, without case; characters in the form of Unicode's NFKC."""
+    """Case-folded words and single punctuation marks of a text, after Unicode normalisation (NFKC)."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def of_length(x_NT: Tokens, length: int) -> Tokens:
-    """(N, L): the first `length` words of each text, or filled up with `PADDING`."""
+    """Texts (N, L): the first `length` words of each text, padded with `PADDING`."""
     missing = length - x_NT.shape[1]
     if missing > 0:
         return np.pad(x_NT, ((0, 0), (0, missing)), constant_values=PADDING)
@@ -55,7 +55,7 @@ class Vocabulary(FileMessage):
 
     @classmethod
     def from_file(cls, file: Path) -> Self:
-        """From a file, which is not read where it has more than `MOST_BYTES`. AdaptiveError in one line."""
+        """Read a file of at most `MOST_BYTES`. AdaptiveError in one line."""
         try:
             found = file.stat().st_size
         except OSError as error:
@@ -77,18 +77,18 @@ class Vocabulary(FileMessage):
 
     @property
     def size(self) -> int:
-        """Numbers of words are below it."""
+        """Exclusive upper bound of the numbers of words."""
         return FIRST_WORD + len(self.words)
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Word -> its number."""
+        """Number of each word."""
         return {word: number for number, word in enumerate(self.words, FIRST_WORD)}
 
     def tokens(self, texts: Sequence[str], length: int) -> Tokens:
-        """(N, `length`) int64: the numbers of the first words of each text, filled up with `PADDING`.
+        """Tokens (N, `length`) int64: the numbers of the first words of each text, padded with `PADDING`.
 
-        AdaptiveError: one text, whose letters would be texts.
+        AdaptiveError: a single text, whose letters would count as texts.
         """
         if isinstance(texts, str):
             raise AdaptiveError("texts", "one text", allowed="a list of texts")
@@ -100,10 +100,10 @@ class Vocabulary(FileMessage):
 
 
 class TextPreparation(Message):
-    """What an application does with a text before the first segment sees it: `Vocabulary.tokens` to `length` words.
+    """Preparation of a text for the first segment: `Vocabulary.tokens` to `length` words.
 
-    vocabulary: the name of its file, in the manifest's folder. words: numbers of words are below it. size: how many words (T,)
-    the SubNet takes, the first ones of `length`. layout: samples, words.
+    vocabulary: the name of its file, in the manifest's folder. words: exclusive upper bound of the numbers of words. size:
+    number of words (T,) that the SubNet takes, the first ones of `length`. layout: samples, words.
     """
 
     layout: Literal["NT"] = "NT"
@@ -114,7 +114,7 @@ class TextPreparation(Message):
 
     @property
     def line(self) -> str:
-        """In words."""
+        """Description in words."""
         return f"{self.length} words, of a vocabulary of {self.words}"
 
     @model_validator(mode="after")

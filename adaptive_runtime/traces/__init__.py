@@ -1,4 +1,4 @@
-"""Load of a device over time: recorded, drawn, written, read, and made for real by processes.
+"""Load of a device over time: recorded, generated, written, read, and reproduced by processes.
 
 [The choice at run time](docs/runtime_choice.md#traces) explains it with examples.
 """

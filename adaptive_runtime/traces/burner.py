@@ -2,8 +2,8 @@
 
     python -m adaptive_runtime.traces.burner cpu|bandwidth|cache|memory
 
-Lines of standard input are shares from 0 to 1; the last one holds. The process ends when its input ends, so also when whoever
-started it dies.
+Lines of standard input are shares from 0 to 1; the latest one is valid. The process ends when its input ends, which includes
+the death of its parent.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ PERIOD_S = 0.02
 IDLE_S = 1.0
 STREAM_MIB = 64
 PIECE = 1 << 18
-"""Values of one copy, 2 MiB: short beside the period."""
+"""Values of one copy, 2 MiB: fast compared to the period."""
 LINE = 8
 """Values of a cache line."""
 PAGE = 512
 """Values of a page of memory."""
 UNKNOWN_CACHE_MIB, MOST_CACHE_MIB = 32, 512
 HELD_MIB = 64
-"""One piece of memory that is held: large enough for the C library to give it back to the system at once."""
+"""Size of one held piece of memory: large enough for the C library to return it to the system at once."""
 LEAST_LEFT = 0.2
-"""Of the memory in all: as much stays available, whatever share is told, and however many processes hold memory."""
+"""Share of the total memory that stays available, for any requested share and any number of processes."""
 HOLD_S = 0.1
 KILLED_FIRST = "1000"
 
@@ -45,7 +45,7 @@ def computing() -> Callable[[], object]:
 
 
 def streaming() -> Callable[[], object]:
-    """Copies through a memory that no cache holds."""
+    """Copies through memory too large for any cache."""
     source = values(STREAM_MIB)
     target = np.zeros_like(source)
     pieces = itertools.cycle(range(0, len(source), PIECE))
@@ -58,7 +58,7 @@ def streaming() -> Callable[[], object]:
 
 
 def walking() -> Callable[[], object]:
-    """A walk over the lines of a memory as large as the last cache, which others' lines have to leave."""
+    """A walk over the lines of memory as large as the last cache, which evicts the lines of other programs."""
     from profiling_agents.sensing.caches import last_level_cache_bytes
     from profiling_agents.sensing.machine import available_cores
 
@@ -75,24 +75,24 @@ def walking() -> Callable[[], object]:
 
 
 def values(mib: int) -> NDArray[np.float64]:
-    """So much memory, all of it written once: without that the system would not give it."""
+    """Memory of this size, written once: otherwise the system would not allocate it."""
     return np.ones(mib << 17)
 
 
 class BurnedLoad(Protocol):
-    """Makes load for a period by a share, and returns for how long [s] it has nothing to do then."""
+    """Makes load for a period by a share. Returns the idle time afterwards [s]."""
 
     def __call__(self, share: float) -> float: ...
 
 
 class TimeShare:
-    """Work for a share of each period."""
+    """Works for a share of each period."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
 
     def __call__(self, share: float) -> float:
-        """One period."""
+        """Run one period."""
         start_s = time.monotonic()
         until_s = start_s + share * PERIOD_S
         while time.monotonic() < until_s:
@@ -101,10 +101,10 @@ class TimeShare:
 
 
 class HeldMemory:
-    """Holds a share of the memory that was available when it began, in pieces, and touches a piece each time.
+    """Holds a share of the initially available memory, in pieces, and touches one piece in each call.
 
-    It takes no piece that would leave less than `LEAST_LEFT` of the memory in all, and gives pieces back where others take so
-    much; the limit of a control group counts as the memory in all. SystemExit: the system does not say how much there is.
+    It takes no piece that would leave less than `LEAST_LEFT` of the total memory, and frees pieces if others take that much;
+    the limit of a control group counts as the total memory. SystemExit: the system does not report its memory.
     """
 
     def __init__(self, root: Path = Path("/"), piece_mib: int = HELD_MIB) -> None:
@@ -121,11 +121,11 @@ class HeldMemory:
 
     @property
     def held_mib(self) -> int:
-        """What it holds."""
+        """Memory that it holds [MiB]."""
         return len(self._pieces) * self._piece_mib
 
     def __call__(self, share: float) -> float:
-        """A piece more or fewer, until it holds the share."""
+        """Take or free a piece, until it holds the share."""
         wanted, spare_mib = int(share * self._began_mib / self._piece_mib), self._available_mib() - self._least_mib
         if len(self._pieces) > wanted or (self._pieces and spare_mib < 0):
             self._pieces.pop()
@@ -145,7 +145,7 @@ class HeldMemory:
 
 
 def holding() -> HeldMemory:
-    """Memory that is held by a process which the system ends first where memory runs out all the same."""
+    """Held memory, in a process that the system kills first if memory runs out nevertheless."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST)
     return HeldMemory()
@@ -160,13 +160,13 @@ LOADS: Mapping[str, Callable[[], BurnedLoad]] = {
 
 
 class ToldShare:
-    """The share that standard input told last."""
+    """The latest share from standard input."""
 
     def __init__(self) -> None:
         self.share, self._begun = 0.0, b""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a new share so long at most; False: the input has ended."""
+        """Wait at most so long for a new share; False: the input has ended."""
         ready, _, _ = select.select([0], [], [], max(0.0, seconds))
         if not ready:
             return True

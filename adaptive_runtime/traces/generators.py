@@ -1,4 +1,4 @@
-"""Traces that are drawn: load in steps, at random, as of a user, in bursts; requests at a pace or at random.
+"""Generated traces: load in steps, at random, like a user's, in bursts; requests at regular or random times.
 
 Legend: T times, C load classes, R requests.
 """
@@ -16,7 +16,7 @@ Pattern = Literal["steps", "random", "user", "bursts"]
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 STEP_S = 10.0
 RECALL_S = 5.0
-"""Time in which a random load forgets where it was."""
+"""Time in which a random load forgets its state."""
 
 
 class PressureResponse(NamedTuple):
@@ -45,7 +45,7 @@ def random(times_s: Values, rng: np.random.Generator) -> Values:
 
 
 def user(times_s: Values, rng: np.random.Generator) -> Values:
-    """Pauses, and work with a light or heavy program for some ten seconds, whose load flickers."""
+    """Pauses (15 s on average) alternate with a light or heavy program (20 s on average) whose load flickers."""
     load, now_s, busy = np.zeros(len(times_s)), 0.0, False
     while now_s <= times_s[-1]:
         lasts_s = rng.exponential(20.0 if busy else 15.0)
@@ -56,7 +56,7 @@ def user(times_s: Values, rng: np.random.Generator) -> Values:
 
 
 def bursts(times_s: Values, rng: np.random.Generator) -> Values:
-    """Almost no load, and short bursts of full load."""
+    """Almost no load, with short bursts of full load."""
     load, now_s = np.full(len(times_s), 0.05), rng.exponential(8.0)
     while now_s <= times_s[-1]:
         lasts_s = 0.3 + rng.exponential(1.2)
@@ -76,7 +76,7 @@ PATTERNS: Mapping[Pattern, Callable[[Values, np.random.Generator], Values]] = {
 def slow_downs(
     cpu_T: Values, bandwidth_T: Values, responses: Sequence[PressureResponse]
 ) -> tuple[tuple[float, ...], ...]:
-    """Of each load class over time (C, T), by the pressure on CPU and memory bandwidth (T,) each."""
+    """Slow-down of each load class over time (C, T), from the pressure on CPU and memory bandwidth (T,) each."""
     return tuple(tuple((1 + cpu * cpu_T + width * bandwidth_T).tolist()) for cpu, width in responses)
 
 
@@ -91,9 +91,9 @@ def trace_of(
     regular: bool = True,
     also: Collection[Literal["cache", "memory"]] = (),
 ) -> LoadTrace:
-    """A trace of one pattern: CPU, memory bandwidth, and what there is `also`, are drawn apart. responses: to the first two.
+    """A trace of one pattern; CPU, memory bandwidth, and the kinds in `also` are drawn independently.
 
-    regular: requests come at a pace, as from a camera.
+    responses: slow-down by the first two. regular: requests arrive at constant intervals, like images from a camera.
     """
     rng = np.random.default_rng(seed)
     times_s = np.multiply(np.arange(int(np.ceil(duration_s / every_s))), every_s, dtype=np.float64)
@@ -126,9 +126,9 @@ def square_wave(
     phase: float = 0.0,
     classes: int = 1,
 ) -> LoadTrace:
-    """Load that comes and goes with a period, and is there for the share `busy` of it; then everything is `slow_down` slower.
+    """Periodic load, present for the share `busy` of each period, in which everything is `slow_down` times slower.
 
-    phase: share of a period by which it begins later. Requests come at a pace, half a pause after the begin.
+    phase: delay as a share of a period. Requests come at constant intervals, the first after half an interval.
     """
     starts_s = np.arange(-1, duration_s / period_s + 1) * period_s + phase * period_s
     edges = [(float(start_s), 1.0) for start_s in starts_s]

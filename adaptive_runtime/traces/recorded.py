@@ -10,19 +10,19 @@ from profiling_agents.messages import Message, one_line
 
 
 class RecordedTrace(Message):
-    """What a trace of any kind does with its file. AGAIN: what to do where the file is none."""
+    """Files of traces of any kind. AGAIN: next step after a damaged file."""
 
     AGAIN: ClassVar[str] = "record or draw the trace again"
 
     def write(self, file: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, completely or not at all."""
         beside = file.with_name(file.name + ".part")
         beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
         beside.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read the file. AdaptiveError in one line: damage, or no such trace."""
+        """Read the file. AdaptiveError in one line: damage, or another kind of file."""
         try:
             return cls.model_validate_json(file.read_bytes())
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A trace of what a device saw: of samples of its state, and of the times at which requests came."""
+"""Records a trace of a device: samples of its state, and the arrival times of requests."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from adaptive_runtime.traces.trace import LoadTrace
 
 MOST_SAMPLES, MOST_ARRIVALS = 3600, 100_000
 FEWEST_SAMPLES = 2
-"""A sample tells what was since the one before."""
+"""A sample describes the time since the previous one."""
 
 
 class _Heard(NamedTuple):
@@ -22,8 +22,8 @@ class _Heard(NamedTuple):
 class LoadRecorder:
     """Keeps the latest samples and requests, and makes a trace of them. All calls come from one thread.
 
-    cpu of the trace: use of the machine by others than this process. memory: what others hold of the most that was available;
-    cache: the hits that they take from the best hit rate; both where they were sensed. bandwidth is 0: no sensor tells it.
+    cpu of the trace: CPU use by other processes. memory: the part of the largest available memory that others hold; cache: the
+    hits that others take from the best hit rate; both only if sensed. bandwidth is 0: no sensor measures it.
     """
 
     def __init__(self, origin: str, *, most_samples: int = MOST_SAMPLES, most_arrivals: int = MOST_ARRIVALS) -> None:
@@ -32,19 +32,19 @@ class LoadRecorder:
         self._arrivals_s: deque[float] = deque()
 
     def sensed(self, device: SensedState | None, slow_down: float | None = None) -> None:
-        """A sample; the one that was told last counts once. slow_down: of what serves; None: not known."""
+        """Add a sample; a repeated sample counts once. slow_down: of the serving variant; None: unknown."""
         if device is not None and (not self._heard or device.at_s > self._heard[-1].device.at_s):
             self._heard.append(_Heard(device, slow_down))
             self._forget()
 
     def arrived(self, at_s: float) -> None:
-        """A request, by the monotonic clock."""
+        """Add a request at a time of the monotonic clock."""
         self._arrivals_s.append(at_s)
         self._forget()
 
     @property
     def trace(self) -> LoadTrace:
-        """From the first sample to the last one. AdaptiveError: there are too few, or none tells the use of the CPU."""
+        """The trace from the first sample to the last. AdaptiveError: too few samples, or none with the use of the CPU."""
         if len(self._heard) < FEWEST_SAMPLES:
             got = f"{len(self._heard)} samples of the device"
             raise AdaptiveError("load trace", got, allowed=f"{FEWEST_SAMPLES} and more", next_step="record for longer")
@@ -67,7 +67,7 @@ class LoadRecorder:
         )
 
     def _forget(self) -> None:
-        """What is older than the most that is kept."""
+        """Drop the oldest entries beyond the limits."""
         while len(self._heard) > self._most_samples or (
             len(self._arrivals_s) > self._most_arrivals and len(self._heard) > FEWEST_SAMPLES
         ):
@@ -79,7 +79,7 @@ class LoadRecorder:
 
 
 def _filled(values: Sequence[float | None], before: float = 0.0) -> tuple[float, ...]:
-    """Values, each that is not known as the one before it; () where none is known."""
+    """Values with each unknown one replaced by the previous one; () if all are unknown."""
     filled, last = list[float](), before
     for value in values:
         last = last if value is None else value
@@ -88,6 +88,6 @@ def _filled(values: Sequence[float | None], before: float = 0.0) -> tuple[float,
 
 
 def _taken(values: Sequence[float | None]) -> tuple[float, ...]:
-    """The share of the largest value that is missing at each time; () where none is known."""
+    """The missing share of the largest value at each time; () if all are unknown."""
     most = max((value for value in values if value is not None), default=0.0)
     return _filled([None if value is None else clipped_share(1 - value / most) for value in values]) if most else ()

@@ -1,6 +1,6 @@
-"""A scenario: what happens around a device, phase after phase, as a file that a person writes.
+"""A scenario: the conditions around a device, phase after phase, in a file that a person writes.
 
-The simulator and real processes play the same file, and a copy of another length.
+The simulator and real processes play the same file, or a rescaled copy.
 """
 
 from bisect import bisect_right
@@ -35,7 +35,7 @@ class PhaseLink(Message):
 class PhaseDrift(Message):
     """Images that differ from those of the training. lost: share of the accuracy that this costs.
 
-    corruption, severity: by the names of `tasks.data.drift`. stays: share of the loss that is left when weights have adapted.
+    corruption, severity: by the names of `tasks.data.drift`. stays: share of the loss that remains after weights have adapted.
     """
 
     corruption: ShortName
@@ -45,11 +45,11 @@ class PhaseDrift(Message):
 
 
 class ScenarioPhase(Message):
-    """What holds for a time. Pairs are values at the phase's begin and end, linear in between.
+    """Conditions for a time. Pairs are values at the phase's begin and end, linear in between.
 
     battery: charge. memory: share of the device's memory that other programs leave. cpu, bandwidth, cache: pressure of other
-    processes. load: the pattern by which this pressure comes and goes; None: it stays. peers: links to the devices that are
-    there; a device that is not named is not.
+    processes. load: the pattern of this pressure over time; None: constant. peers: links to the available devices; a device
+    that is not named is unavailable.
     """
 
     name: ShortName
@@ -67,7 +67,7 @@ class ScenarioPhase(Message):
 
 
 class ScenarioMoment(NamedTuple):
-    """A time in a scenario. since_s: of the phase's begin. memory_mib: what other programs leave."""
+    """A time in a scenario. since_s: time since the phase's begin. memory_mib: memory that other programs leave."""
 
     phase: ScenarioPhase
     since_s: float
@@ -76,7 +76,7 @@ class ScenarioMoment(NamedTuple):
 
 
 class Scenario(RecordedTrace):
-    """Phases behind each other. memory_total_mib: of the device."""
+    """A sequence of phases. memory_total_mib: of the device."""
 
     AGAIN: ClassVar[str] = "correct the scenario"
 
@@ -100,12 +100,12 @@ class Scenario(RecordedTrace):
 
     @property
     def duration_s(self) -> float:
-        """Of all phases together."""
+        """Duration of all phases together."""
         return sum(phase.lasts_s for phase in self.phases)
 
     @cached_property
     def starts_s(self) -> tuple[float, ...]:
-        """When each phase begins."""
+        """Begin of each phase."""
         return (0.0, *accumulate(phase.lasts_s for phase in self.phases[:-1]))
 
     @property
@@ -114,7 +114,7 @@ class Scenario(RecordedTrace):
         return tuple(dict.fromkeys(name for phase in self.phases for name in phase.peers))
 
     def at(self, time_s: float) -> ScenarioMoment:
-        """What holds at a time; the last phase's end holds after it."""
+        """The conditions at a time; after the end those of the last phase's end."""
         number = max(0, bisect_right(self.starts_s, time_s) - 1)
         phase, since_s = self.phases[number], time_s - self.starts_s[number]
         share = min(1.0, since_s / phase.lasts_s)
@@ -123,13 +123,13 @@ class Scenario(RecordedTrace):
         return ScenarioMoment(phase, since_s, battery + share * (battery_end - battery), memory * self.memory_total_mib)
 
     def lasting(self, duration_s: float) -> Self:
-        """The same phases in another time; rates of requests stay, so there are as many fewer or more."""
+        """The same phases scaled to another duration; request rates stay, so the number of requests scales, too."""
         scale = duration_s / self.duration_s
         phases = tuple(each.model_copy(update={"lasts_s": each.lasts_s * scale}) for each in self.phases)
         return type(self)(origin=self.origin, memory_total_mib=self.memory_total_mib, phases=phases)
 
     def trace(self, responses: Sequence[PressureResponse], *, seed: int, every_s: float = EVERY_S) -> LoadTrace:
-        """Load and requests of all phases, the latter at a pace. responses: of the load classes."""
+        """Load and requests of all phases; requests come at constant intervals. responses: of the load classes."""
         rng, further = np.random.default_rng(seed), np.random.default_rng((seed, 1))
         times_s, cpu, bandwidth, cache, memory, arrivals_s = (list[Values]() for _ in range(6))
         for start_s, phase in zip(self.starts_s, self.phases, strict=True):

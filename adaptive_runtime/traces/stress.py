@@ -1,4 +1,4 @@
-"""Real load: processes that compute, stream through memory, fill the caches or hold memory, as much as a trace says."""
+"""Real load by processes that compute, stream through memory, fill the caches or hold memory, following a trace."""
 
 import subprocess
 import sys
@@ -14,9 +14,9 @@ END_S = 2.0
 
 
 class Stress:
-    """Load of so many processes each on CPU, memory bandwidth, the last cache and memory.
+    """Load by so many processes each on CPU, memory bandwidth, the last cache and memory.
 
-    It lasts until the block is left or this process dies. Whatever is set, a fifth of the memory stays available.
+    It lasts until the block is left or this process dies. A fifth of the memory always stays available.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Stress:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the processes that run."""
+        """Ids of the running processes."""
         return tuple(process.pid for process in self._processes)
 
     def __enter__(self) -> Self:
@@ -58,7 +58,7 @@ class Stress:
         return self
 
     def set(self, *, cpu: float = 0.0, bandwidth: float = 0.0, cache: float = 0.0, memory: float = 0.0) -> None:
-        """From now on each process works for this share of the time, or holds this share of the memory that was available.
+        """Set the share of time for which each process works, or the share of the available memory that it holds.
 
         AdaptiveError: a process has ended.
         """
@@ -70,7 +70,7 @@ class Stress:
             process.stdin.flush()
 
     def follow(self, trace: LoadTrace, ended: Callable[[], bool] = lambda: False) -> None:
-        """Make the pressure of a trace at its times; returns at its end, or when `ended`."""
+        """Reproduce the pressure of a trace over time; returns at its end, or when `ended`."""
         PlayedTrace(self, trace).until(trace.duration_s, ended)
         self.set()
 
@@ -93,7 +93,7 @@ class Stress:
 
 
 class PlayedTrace:
-    """The pressure of a trace by real processes, from now on."""
+    """Replays the pressure of a trace by real processes, from now on."""
 
     def __init__(self, stress: Stress, trace: LoadTrace) -> None:
         self._stress, self._trace = stress, trace
@@ -101,11 +101,11 @@ class PlayedTrace:
 
     @property
     def now_s(self) -> float:
-        """The time of the trace."""
+        """The current time in the trace."""
         return time.monotonic() - self._start_s
 
     def until(self, time_s: float, ended: Callable[[], bool] = lambda: False) -> None:
-        """Make the pressure at its times; returns at a time of the trace, or when `ended`."""
+        """Replay the pressure until a time of the trace, or until `ended`."""
         times_s = self._trace.times_s
         while not ended() and self._next < len(times_s) and times_s[self._next] <= time_s:
             self._wait(times_s[self._next])

@@ -1,4 +1,4 @@
-"""A trace: pressure on a device and the slow-down that follows, at times, and when requests arrive.
+"""A trace: pressure on a device and the resulting slow-down over time, and the arrivals of requests.
 
 Legend: T times, C load classes, R requests.
 """
@@ -16,12 +16,12 @@ LoadPressure = Annotated[float, Field(ge=0, le=1)]
 
 
 class LoadTrace(RecordedTrace):
-    """What holds from one time to the next: pressure of other programs as shares (T,), slow-down by class (C, T).
+    """Piecewise constant pressure of other programs as shares (T,), and slow-down by class (C, T).
 
-    cpu, bandwidth, cache: share of the time in which they compute, stream through memory, walk through the last cache.
-    memory: share that they hold of the memory that is available without them. cache and memory without values: none.
-    times_s: from 0, rising. slow_down: latency over latency without load; without classes: not known. arrivals_s: of requests,
-    rising, before the end. seed: of what was drawn; None: recorded.
+    cpu, bandwidth, cache: share of the time in which they compute, stream through memory, walk through the last cache. memory:
+    share that they hold of the memory that is available without them. cache and memory may be empty: no pressure. times_s: from
+    0, rising. slow_down: latency over latency without load; empty: unknown. arrivals_s: of requests, rising, before the end.
+    seed: of a generated trace; None: recorded.
     """
 
     version: Literal[1] = 1
@@ -63,5 +63,5 @@ class LoadTrace(RecordedTrace):
         return np.array(self.arrivals_s)
 
     def at(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Index of the time that holds at each of some times."""
+        """Index of the valid entry for each of some times."""
         return np.searchsorted(self.times_s, times_s, side="right") - 1

@@ -1,4 +1,4 @@
-"""Light, contrast and details that are brought back to what is usual, image by image: without a batch, and without a step."""
+"""Alignment of light, contrast and details to the usual values, image by image, without batches and without steps."""
 
 from adaptive_runtime.adapting_weights.aligning.decision import AlignedView, AlignmentDecision
 from adaptive_runtime.adapting_weights.aligning.images import DEVIATIONS, ImageAlignment

@@ -1,4 +1,7 @@
-"""Whether images are aligned. Legend: B batch, C channels, H height, W width, K classes, D statistics of an image."""
+"""The decision whether images are aligned.
+
+Legend: B batch, C channels, H height, W width, K classes, D statistics of an image.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,18 +16,18 @@ from adaptive_runtime.adapting_weights.settings import GuardSettings
 Array = NDArray[np.float32]
 ImageScores = NDArray[np.float64]
 MORE_USUAL, MUCH_MORE_USUAL = 0.9, 0.25
-"""Images are aligned where their features are then less than so many times as unusual, and until that is a ninth more.
+"""Alignment starts when the aligned features are less unusual than this share of the unaligned ones, and ends a ninth above it.
 
-The second where alignment costs accuracy: light, contrast or details tell classes apart then, and any image that is brought
-nearer to the others has more usual features.
+The second value applies if alignment costs accuracy: light, contrast or details then distinguish classes, and any image that is
+moved closer to the others has more usual features.
 """
 
 
 class AlignedView(NamedTuple):
     """The source's view of aligned images.
 
-    look: its logits (B, K) and statistics (B, D) of images (B, C, H, W) once they are aligned. lost_points: how many points of
-    accuracy on labelled source images it loses once these are aligned.
+    look: logits (B, K) and statistics (B, D) of images (B, C, H, W) after alignment. lost_points: points of accuracy on
+    labelled source images that alignment costs.
     """
 
     look: Callable[[Array], tuple[Array, ImageScores]]
@@ -32,16 +35,16 @@ class AlignedView(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """An image, and how unusual its features are."""
+    """An image and the unusualness of its features."""
 
     x_CHW: Array
     unusual: float
 
 
 class AlignmentDecision:
-    """Images that drift are aligned while that makes their features more usual; the images just before the alarm tell it first.
+    """Aligns drifting images while that makes their features more usual, judged first by the images just before the alarm.
 
-    So what is known at the alarm is enough, and nothing has to be learned. `aligns`: whether they are aligned now.
+    The knowledge at the alarm is therefore enough, and nothing has to be learned. `aligns`: whether images are aligned now.
     """
 
     def __init__(self, view: AlignedView, settings: GuardSettings) -> None:
@@ -51,19 +54,19 @@ class AlignmentDecision:
         self._unusual: deque[tuple[float, float]] = deque(maxlen=settings.held_back_images)
 
     def remember(self, x_BCHW: Array, score_BD: ImageScores) -> None:
-        """Images as they come, drifting or not, and what the source sees of them."""
+        """Remember incoming images, drifting or not, and the source's statistics for them."""
         seen = zip(x_BCHW[-self._remembered :], score_BD[-self._remembered :], strict=True)
         self._recent.extend(_Seen(x_CHW.copy(), float(score_D[0])) for x_CHW, score_D in seen)
 
     def end(self) -> None:
-        """Drift is over: images are not aligned."""
+        """End alignment after drift."""
         self.aligns = False
         self._unusual.clear()
 
     def decide(self, x_BCHW: Array, score_BD: ImageScores) -> tuple[Array, str | None]:
-        """Images that drift, which were remembered: the source's logits for them once they are aligned; why `aligns` changed.
+        """For drifting images that were remembered: the source's logits after alignment, and why `aligns` changed.
 
-        None: it stays.
+        None: it did not change.
         """
         if not self._unusual:
             _, scores = self._view.look(np.stack([seen.x_CHW for seen in self._recent]))
@@ -82,5 +85,5 @@ class AlignmentDecision:
 
     @cached_property
     def _most(self) -> float:
-        """Of how unusual features are as images come, the share at which images are aligned; told at the first alarm."""
+        """The ratio of aligned to unaligned unusualness at which images are aligned; determined at the first alarm."""
         return MORE_USUAL if self._view.lost_points() <= self._tolerated_points else MUCH_MORE_USUAL

@@ -1,4 +1,7 @@
-"""Gradients of a SubNet on the device, by torch. Whatever imports this imports torch and onnx; nothing else here does."""
+"""Gradients of a SubNet on the device, in torch.
+
+Importing this package imports torch and onnx; nothing else here does.
+"""
 
 from adaptive_runtime.adapting_weights.gradients.network import DifferentiableNetwork
 

@@ -1,4 +1,4 @@
-"""A SubNet of a bundle in torch, whose answers can be differentiated by scales and biases of its BatchNorms.
+"""A SubNet of a bundle in torch, differentiable by the scales and biases of its BatchNorms.
 
 Legend: B batch, C channels, H height, W width, K classes, F channels of all BatchNorms.
 """
@@ -23,13 +23,13 @@ from adaptive_runtime.errors import AdaptiveError
 
 BATCH_NORM = "BatchNormalization"
 EPSILON = 1e-5
-"""Of BatchNormalization in ONNX, where it is not told."""
+"""Default of BatchNormalization in ONNX."""
 Values = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A node. own: where the channels of a BatchNorm are among those of all; None: it is no BatchNorm."""
+    """A node. own: slice of a BatchNorm's channels among the channels of all BatchNorms; None: no BatchNorm."""
 
     node: str
     op: str
@@ -40,10 +40,10 @@ class _Step:
 
 
 class DifferentiableNetwork:
-    """The file `AdaptableNet.file` as torch computes it, `images` images at once, in so many threads.
+    """The file `AdaptableNet.file` in torch, `images` images at once, with this number of threads.
 
-    It has the values of `ObservedNetwork`, since it is the same file. scales: those of the file. epsilon_F: (F,).
-    AdaptiveError: an operator of the SubNet is not among those that are differentiated here.
+    It computes the values of `ObservedNetwork`, since it is the same file. scales: those of the file. epsilon_F: (F,).
+    AdaptiveError: the SubNet has an operator that cannot be differentiated here.
     """
 
     def __init__(self, file: Path, net: AdaptableNet, threads: int) -> None:
@@ -69,11 +69,12 @@ class DifferentiableNetwork:
     def entropy_gradients(
         self, x_BCHW: Array, scales: NormScales, source: NormStatistics, share: float, sure_share: float | None
     ) -> EntropyGradients:
-        """Of the entropies of answers to a batch, by scales and biases.
+        """Gradients of the entropies of a batch's answers by scales and biases.
 
-        Each BatchNorm normalises by the statistics of the batch with this share, and by the source's else; gradients flow
-        through those of the batch. sure_share: images count whose entropy is below this share of ln K, each with the weight
-        exp(share · ln K − entropy) (EATA, Niu et al., ICML 2022, eq. 3); None: all count alike (Tent, Wang et al., ICLR 2021).
+        Each BatchNorm normalises by the statistics of the batch with weight `share` and by the source's otherwise; gradients
+        flow through the statistics of the batch. sure_share: only images with an entropy below this share of ln K count, each
+        with the weight exp(share · ln K − entropy) (EATA, Niu et al., ICML 2022, eq. 3); None: all count alike (Tent, Wang et
+        al., ICLR 2021).
         """
         scale_F, bias_F = (torch.tensor(one, requires_grad=True) for one in scales)
         fed = dict(zip(INPUTS, (*map(torch.from_numpy, source), torch.tensor(share, dtype=torch.float32)), strict=True))
@@ -109,7 +110,7 @@ class DifferentiableNetwork:
         return values
 
     def _becomes_constant(self, step: _Step) -> bool:
-        """Compute a node that does not depend on images, once. False: it depends on them. AdaptiveError: it is unknown."""
+        """Precompute a node that does not depend on images. False: it depends on them. AdaptiveError: unknown operator."""
         if step.own is not None:
             return False
         self._compute_of(step)
@@ -142,7 +143,7 @@ def _step(node: onnx.NodeProto, own: slice | None) -> _Step:
 
 
 def _value(attribute: Any) -> Any:
-    """An attribute as Python's value, or numpy's array."""
+    """An attribute as a Python value or numpy array."""
     if isinstance(attribute, onnx.TensorProto):
         return numpy_helper.to_array(attribute)
     return attribute.decode() if isinstance(attribute, bytes) else attribute
@@ -150,7 +151,7 @@ def _value(attribute: Any) -> Any:
 
 @contextmanager
 def _in_threads(threads: int) -> Iterator[None]:
-    """While it is open, torch computes in so many threads; what else uses torch in this process has its own again then."""
+    """Set torch's number of threads while the context is open; afterwards other users in this process have theirs again."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

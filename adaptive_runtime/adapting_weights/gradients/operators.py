@@ -1,6 +1,6 @@
-"""Operators of ONNX (opset 17) that SubNets with BatchNorm have, in torch; all of them can be differentiated.
+"""ONNX operators (opset 17) of SubNets with BatchNorm, in torch; all can be differentiated.
 
-Operands are tensors in ONNX's order, None where one is left out; attributes are Python's values by name.
+Operands are tensors in ONNX's order, None for omitted ones; attributes are Python values by name.
 """
 
 import math
@@ -21,12 +21,12 @@ Compute = Callable[[Operands, Attributes], torch.Tensor | tuple[torch.Tensor, ..
 
 
 def _plain(compute: Callable[..., torch.Tensor]) -> Compute:
-    """Of an operator whose attributes do not matter, with operands as torch takes them."""
+    """An operator without relevant attributes, whose operands match torch's arguments."""
     return lambda operands, _: compute(*operands)
 
 
 def _numbers(operands: Operands, position: int, attributes: Attributes, name: str) -> list[int] | None:
-    """Whole numbers that are an operand, or in earlier opsets an attribute; None: neither."""
+    """Integers from an operand, or from an attribute in earlier opsets; None: neither exists."""
     if len(operands) > position and (found := operands[position]) is not None:
         return [int(one) for one in found.tolist()]
     return attributes.get(name)
@@ -189,4 +189,4 @@ OPERATORS: dict[str, Compute] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""By ONNX's name; BatchNormalization is not among them, as its scales and biases are what is learned."""
+"""By ONNX's name; without BatchNormalization, whose scales and biases are learned."""

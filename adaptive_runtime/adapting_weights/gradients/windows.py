@@ -1,6 +1,6 @@
-"""Operators of ONNX that move a window over images, in torch. Legend: B batch, C channels, S sizes of an image.
+"""ONNX operators that move a window over images, in torch. Legend: B batch, C channels, S sizes of an image.
 
-ONNX pads the begin of each axis and then the end of each, which may differ. Operators of torch pad both sides alike.
+ONNX pads the begin of each axis and then the end of each, which may differ. Torch's operators pad both sides alike.
 """
 
 import math
@@ -18,7 +18,7 @@ AVERAGE_POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: function
 
 
 def convolution(operands: Operands, attributes: Attributes) -> torch.Tensor:
-    """Conv: x (B, C, *S), weights, and a bias where there is one."""
+    """Conv of x (B, C, *S) with weights and an optional bias."""
     x, weight, *bias = operands
     assert x is not None
     assert weight is not None
@@ -53,7 +53,7 @@ def max_pool(operands: Operands, attributes: Attributes) -> torch.Tensor:
 
 
 def average_pool(operands: Operands, attributes: Attributes) -> torch.Tensor:
-    """AveragePool of x (B, C, *S). NotImplementedError: padding that does not count, and differs between sides."""
+    """AveragePool of x (B, C, *S). NotImplementedError: padding that is not counted and differs between sides."""
     (x,) = operands
     assert x is not None
     counts = bool(attributes.get("count_include_pad", 0))
@@ -72,7 +72,10 @@ def average_pool(operands: Operands, attributes: Attributes) -> torch.Tensor:
 
 
 def _padded(x: torch.Tensor, attributes: Attributes, value: float) -> tuple[torch.Tensor, list[int]]:
-    """What an operator gets, and how it pads that. Where the sides differ, images are padded beforehand, by a value."""
+    """The padded input and the operator's own padding.
+
+    If the sides differ, images are padded beforehand with a value.
+    """
     if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise NotImplementedError(f"auto_pad {attributes['auto_pad']}")
     rank = x.dim() - 2

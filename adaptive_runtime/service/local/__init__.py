@@ -1,4 +1,4 @@
-"""The socket of a service for programs on the same device, in any language: binary frames, answered as requests by HTTP are.
+"""The local socket of a service for programs on the same device, in any language: binary frames, served like HTTP requests.
 
 [The service](docs/runtime_service.md#from-other-languages) has the frames; `adaptive_runtime/clients/c/` has a client.
 """

@@ -1,4 +1,4 @@
-"""One client of the local socket, from its first byte to its last. Several of its requests may be on their way."""
+"""One client of the local socket, for its whole connection. Several of its requests may be in flight."""
 
 import asyncio
 import logging
@@ -19,17 +19,17 @@ from adaptive_runtime.service.refusals import RequestRefused
 
 LOG = logging.getLogger("adaptive_runtime.service")
 MOST_IN_FLIGHT = 64
-"""Requests of one client whose answers it has not taken; no more are read until it takes one."""
+"""Limit of unanswered requests of one client; no more are read until it takes an answer."""
 TAKEN_S = 10.0
-"""A client that takes nothing of its answers for so long is left."""
+"""A client that takes no part of its answers for so long is disconnected."""
 ENDED_S = 30.0
-"""When the service ends, what was accepted has so long to be answered."""
+"""Time for answering accepted requests when the service ends."""
 CLOSED_S = 1.0
 CHUNK_BYTES = 1 << 16
 
 
 class _AcceptedRequest(NamedTuple):
-    """A request that was read, with the place in the queue that it holds."""
+    """A parsed request, with its place in the queue."""
 
     number: int
     asked: AskedAnswer
@@ -37,7 +37,7 @@ class _AcceptedRequest(NamedTuple):
 
 
 class LocalConnection:
-    """A connection that is open. most_bytes: of a request. What is no frame ends it, with one line."""
+    """An open connection. most_bytes: size limit of a request. An invalid frame ends it, with one line."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, service: ModelService, most_bytes: int
@@ -48,7 +48,7 @@ class LocalConnection:
         self._left_bytes, self._until_s = 0, 0.0
 
     async def serve(self) -> None:
-        """Answer until one side ends it. Cancelled: what was accepted is answered first."""
+        """Answer until one side ends the connection. Cancelled: accepted requests are answered first."""
         try:
             while await self._next():
                 pass
@@ -64,7 +64,7 @@ class LocalConnection:
             await self._end()
 
     async def refuse(self, refused: RequestRefused) -> None:
-        """Say why the client is not served, and close."""
+        """Send the reason why the client is not served, and close."""
         await self._send(refusal_frame(0, refused))
         await self._end()
 
@@ -84,7 +84,7 @@ class LocalConnection:
         except RequestRefused as refused:
             self._room.release()
             await self._send(refusal_frame(0 if prefix is None else prefix.number, refused))
-            await asyncio.sleep(0)  # the turn of others, however many wrong frames have come already
+            await asyncio.sleep(0)  # let other tasks run, however many wrong frames have come already
             return prefix is not None and await self._skipped()
         task = asyncio.create_task(self._answer(accepted))
         self._answering.add(task)
@@ -92,7 +92,7 @@ class LocalConnection:
         return True
 
     async def _accept(self, prefix: FramePrefix, arrived_s: float) -> _AcceptedRequest:
-        """The request behind a prefix, in the queue's order. RequestRefused."""
+        """Read the request behind a prefix, and take its place in the queue. RequestRefused."""
         if not REQUEST_FIELDS.size <= prefix.content_bytes <= self._most_bytes:
             status, least = 413 if prefix.content_bytes > self._most_bytes else 400, REQUEST_FIELDS.size
             allowed = f"at least {least}, at most {self._most_bytes} bytes"
@@ -106,7 +106,7 @@ class LocalConnection:
             return _AcceptedRequest(prefix.number, asked, place.pop_all())
 
     async def _answer(self, accepted: _AcceptedRequest) -> None:
-        """Answer a request, or say why not."""
+        """Answer a request, or send the refusal."""
         service, number = self._service, accepted.number
         try:
             with service.counted():
@@ -122,12 +122,12 @@ class LocalConnection:
         await self._send(frame)
 
     def _done(self, task: asyncio.Task[None], accepted: _AcceptedRequest) -> None:
-        accepted.place.close()  # cancelled before its first step, it still holds it
+        accepted.place.close()  # a task cancelled before its first step still holds the place
         self._answering.discard(task)
         self._room.release()
 
     async def _exactly(self, count: int) -> bytes:
-        """Bytes of a frame, which is there in time. RequestRefused."""
+        """Read bytes of a frame before the time limit. RequestRefused."""
         try:
             async with asyncio.timeout_at(self._until_s):
                 content = await self._reader.readexactly(count)
@@ -139,7 +139,7 @@ class LocalConnection:
         return content
 
     async def _skipped(self) -> bool:
-        """Throw away the rest of a frame. False: it is too long, or does not come."""
+        """Discard the rest of a frame. False: it is too long, or does not come."""
         if self._left_bytes > self._most_bytes:
             return False
         with suppress(TimeoutError):
@@ -152,7 +152,7 @@ class LocalConnection:
         return not self._left_bytes
 
     async def _send(self, frame: tuple[bytes, ...]) -> None:
-        """Send a frame; a client that has gone, or takes nothing, is left."""
+        """Send a frame; disconnect a client that has gone or takes nothing."""
         try:
             self._writer.writelines(frame)
             async with asyncio.timeout(TAKEN_S):
@@ -161,7 +161,7 @@ class LocalConnection:
             self._writer.transport.abort()
 
     async def _end(self) -> None:
-        """Close; what the client has not taken has a moment."""
+        """Close; the client has a moment to take the rest."""
         self._writer.close()
         with suppress(OSError):
             async with asyncio.timeout(CLOSED_S):

@@ -1,7 +1,7 @@
-"""Frames of the local socket: fixed fields, little-endian, and behind them values or text.
+"""Frames of the local socket: fixed fields, little-endian, followed by values or text.
 
-Every frame begins with a prefix: magic, version, kind, the number of the request, and the bytes that follow. Only numbers and
-text are read, of sizes that are compared with the model's first.
+Every frame begins with a prefix: magic, version, kind, the number of the request, and the number of bytes that follow. Only
+numbers and text are read, after their sizes were compared with the model's.
 """
 
 import math
@@ -20,18 +20,21 @@ from adaptive_runtime.service.tensors import require_finite, shown
 MAGIC = b"ATLS"
 VERSION = 1
 PREFIX = struct.Struct("<4sHHQQ")
-"""Magic, version, kind, number of the request, bytes that follow."""
+"""Magic, version, kind, number of the request, number of bytes that follow."""
 REQUEST, ANSWER, REFUSAL = 1, 2, 3
 """Kinds of frames."""
 REQUEST_FIELDS = struct.Struct("<d4I64s")
-"""Deadline [ms] (0: the service's), shape (N, C, H, W), of texts (N, T, 1, 1), digest of a SubNet (zeros: the one that serves).
+"""Deadline [ms] (0: the service's), shape (N, C, H, W) or for texts (N, T, 1, 1), digest of a SubNet (zeros: the serving one).
 
-Values follow: float32 of images, int64 of texts, which are numbers of words."""
+Values follow: float32 for images, int64 numbers of words for texts.
+"""
 ANSWER_FIELDS = struct.Struct("<dddIII")
-"""Latency, waited, late [ms] (0: in time), samples N, classes K, bytes of names. Logits (N, K) follow, then the names:
-of each sample its SubNet and its exit, each with a zero byte behind it."""
+"""Latency, waited, late [ms] (0: in time), samples N, classes K, bytes of names.
+
+Logits (N, K) follow, then the names: SubNet and exit of each sample, each followed by a zero byte.
+"""
 REFUSAL_FIELDS = struct.Struct("<II")
-"""Status, and after how many ms to come again (0: not said). One line follows."""
+"""Status, and the delay before a retry [ms] (0: not specified). One line follows."""
 
 
 class FramePrefix(NamedTuple):
@@ -45,7 +48,7 @@ class FramePrefix(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> "FramePrefix":
-        """RequestRefused: no frame of a client."""
+        """Parse the beginning of a frame. RequestRefused: it is no frame of a client."""
         found = cls(*PREFIX.unpack(content))
         if found.magic != MAGIC:
             raise RequestRefused(400, "the bytes are no frame of a local client")
@@ -57,7 +60,7 @@ class FramePrefix(NamedTuple):
 
 
 class RequestHead(NamedTuple):
-    """A request whose values have not been read. deadline_ms, subnet: None: the service's. shape: of the values."""
+    """A request before its values are read. deadline_ms, subnet: None: the service's. shape: of the values."""
 
     deadline_ms: float | None
     shape: tuple[int, ...]
@@ -66,7 +69,7 @@ class RequestHead(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes, content_bytes: int, wanted: InferenceFormat) -> "RequestHead":
-        """The fields of a request, checked. content_bytes: of the whole frame. RequestRefused."""
+        """Parse and check the fields of a request. content_bytes: of the whole frame. RequestRefused."""
         deadline_ms, *sizes, digest = REQUEST_FIELDS.unpack(content)
         if deadline_ms and not 0 < deadline_ms <= MOST_DEADLINE_MS:
             got = f"deadline_ms: {deadline_ms:g}"
@@ -86,7 +89,7 @@ class RequestHead(NamedTuple):
         return cls(deadline_ms or None, shape, name.decode("ascii") or None, wanted)
 
     def values(self, content: bytes) -> NDArray[Any]:
-        """The values behind the fields, checked. RequestRefused."""
+        """Parse and check the values behind the fields. RequestRefused."""
         found = np.frombuffer(content, self.wanted.taken.dtype.newbyteorder("<"))
         self.wanted.require_words(found)
         return require_finite(f"input '{INPUT}'", found).reshape(self.shape)
@@ -104,7 +107,7 @@ def answer_frame(number: int, given: GivenAnswer) -> tuple[bytes, ...]:
 
 
 def refusal_frame(number: int, refused: RequestRefused) -> tuple[bytes, ...]:
-    """The frame of a request that gets no answer; number 0: the connection's."""
+    """The frame of a refused request; number 0: the connection is refused."""
     line = str(refused).encode()
     again_ms = round(1e3 * refused.retry_after_s) if refused.status == 429 else 0
     fields = REFUSAL_FIELDS.pack(refused.status, again_ms)

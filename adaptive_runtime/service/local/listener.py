@@ -1,4 +1,4 @@
-"""The clients of a service's local socket: who may connect, how many, and how they end."""
+"""The clients of a service's local socket: access, their number, and their end."""
 
 import asyncio
 import os
@@ -11,11 +11,11 @@ from adaptive_runtime.service.refusals import RequestRefused
 
 MOST_CLIENTS = 64
 CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of the other side, as the kernel gives them."""
+"""Process, user and group of the other side, from the kernel."""
 
 
 async def serve_local(listener: socket.socket, service: ModelService, most_bytes: int) -> None:
-    """Serve until cancelled; then what was accepted is answered. most_bytes: of a request."""
+    """Serve until cancelled; then answer the accepted requests. most_bytes: size limit of a request."""
     clients = _LocalClients(service, most_bytes)
     server = await asyncio.start_unix_server(clients.connected, sock=listener, backlog=MOST_CLIENTS)
     try:
@@ -26,7 +26,7 @@ async def serve_local(listener: socket.socket, service: ModelService, most_bytes
 
 
 class _LocalClients:
-    """All connections; beyond `MOST_CLIENTS` they are refused, and those of other users are."""
+    """All connections; those beyond `MOST_CLIENTS` and those of other users are refused."""
 
     def __init__(self, service: ModelService, most_bytes: int) -> None:
         self._service, self._most_bytes = service, most_bytes

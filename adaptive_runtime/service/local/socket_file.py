@@ -1,4 +1,4 @@
-"""The file of a local socket: for its owner alone, in the place of one that nobody answers at any more."""
+"""The file of a local socket: for its owner alone; it replaces a file whose socket is dead."""
 
 import errno
 import fcntl
@@ -13,7 +13,7 @@ from pathlib import Path
 from adaptive_runtime.errors import AdaptiveError
 
 MOST_PATH_BYTES = 107
-"""Of the path of a socket, in Linux."""
+"""Limit for the path of a socket, in Linux."""
 MODE = 0o600
 BACKLOG = 64
 LOCKED_S = 5.0
@@ -23,7 +23,7 @@ NEXT_STEP = "choose another path with --socket"
 
 @contextmanager
 def listening(path: Path | None) -> Iterator[socket.socket | None]:
-    """A socket that listens there until the end of the block; None without a path. AdaptiveError: it cannot be there."""
+    """A listening socket at this path until the end of the block; None without a path. AdaptiveError: it cannot be created."""
     if path is None:
         yield None
         return
@@ -60,7 +60,7 @@ def _require_possible(path: Path, where: str) -> None:
 
 @contextmanager
 def _locked(folder: Path, where: str) -> Iterator[None]:
-    """Services that start together look at their files one after the other."""
+    """Lock the folder, so that services that start together check their files one after the other."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         end_s = time.monotonic() + LOCKED_S
@@ -78,7 +78,7 @@ def _locked(folder: Path, where: str) -> Iterator[None]:
 
 
 def _remove_stale(path: Path, where: str) -> None:
-    """Make way. AdaptiveError: something is there that is to stay. OSError."""
+    """Remove a dead socket. AdaptiveError: the path is in use. OSError."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def _remove_stale(path: Path, where: str) -> None:
     if found.st_uid != os.geteuid():
         raise AdaptiveError(where, f"is a socket of user {found.st_uid}", next_step=NEXT_STEP)
     with socket.socket(socket.AF_UNIX) as other:
-        other.setblocking(False)  # a full queue of connections is an answer, too
+        other.setblocking(False)  # a full connection queue counts as alive
         if other.connect_ex(str(path)) == errno.ECONNREFUSED:
             path.unlink()
             return

@@ -1,4 +1,4 @@
-"""Models as a service has them: a bundle, or a SubNet that is split over several devices."""
+"""Models that a service can serve: a bundle, or a SubNet that is split over several devices."""
 
 from adaptive_runtime.service.models.served import DevicesSource, DevicesTold, DeviceTold, ServedModel
 

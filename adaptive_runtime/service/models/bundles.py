@@ -1,4 +1,4 @@
-"""A bundle as a model that is served."""
+"""A bundle as a served model."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,9 @@ from adaptive_runtime.service.remembered import ChoiceMemory
 
 
 def bundle_served(options: BundleOptions) -> AbstractContextManager[ServedModel]:
-    """The model, with what served last, where that is remembered and still works.
+    """The model, which starts with the remembered last choice if that still works.
 
-    AdaptiveError: there is no such bundle, which is told at once; later, it cannot be loaded.
+    AdaptiveError: an invalid bundle, raised at once; later, a bundle that cannot be loaded.
     """
     OpenBundle.open(options.bundle, options.key_file)
     return _served(options)
@@ -54,19 +54,19 @@ def _served(options: BundleOptions) -> Iterator[ServedModel]:
 
 
 def _devices(current: CurrentModel) -> PlacedDevices | None:
-    """What is told of other devices; no other model takes the place of one that has some."""
+    """Reports about other devices; a model with other devices is never replaced by another one."""
     placed = current.model.placed
     return None if placed is None or not placed.subnets else PlacedDevices(lambda: current.model, placed.subnets)
 
 
 def _crashes(options: BundleOptions) -> AbstractContextManager[Mapping[Variant, str]]:
-    """SubNets that have crashed, where a service remembers that."""
+    """SubNets that have crashed, if the service remembers them."""
     return nullcontext({}) if options.state is None else crashes_recorded(options.state, _digest(options.bundle))
 
 
 @contextmanager
 def _current(options: BundleOptions, first: Variant | None, crashed: Mapping[Variant, str]) -> Iterator[CurrentModel]:
-    """The model, which is another one when a search has found SubNets. Weights that adapt stay with the first one."""
+    """The model, which is replaced when a search has found SubNets. A model with adapting weights is not replaced."""
     found = None if options.also is None else FoundFile(options.also)
     also = None if found is None or not found.is_new() else found.folder
     if found is not None and also is None:
@@ -87,7 +87,7 @@ def _loaded(
     taken_out: Mapping[Variant, str] | None = None,
     after: DeployedModel | None = None,
 ) -> DeployedModel:
-    """A model; what comes after another one goes on with the record of its decisions."""
+    """A loaded model; a model with `after` continues the record of that model's decisions."""
     decisions = options.decisions if after is None else None
     weights = None
     if options.weights is not None:
@@ -113,7 +113,7 @@ def _loaded(
 
 @contextmanager
 def _load_of(current: CurrentModel, options: BundleOptions) -> Iterator[LoadSource]:
-    """What is known of the load, until the end of the block."""
+    """The source of the load, until the end of the block."""
     if current.model.adaptation is not None:
         yield AdaptedLoad(lambda: current.model.adaptation)
         return
@@ -122,5 +122,5 @@ def _load_of(current: CurrentModel, options: BundleOptions) -> Iterator[LoadSour
 
 
 def _digest(bundle: Path, form: str | None = None) -> str:
-    """Of the manifest, and of the format that was asked for: another format may have other SubNets."""
+    """Digest of the manifest and of the requested format: another format may have other SubNets."""
     return hashlib.sha256(read_bytes(bundle / BUNDLE_FILE, AGAIN) + (form or "").encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Crashes of the process: a service that is started again goes on without the SubNets that have ended it.
+"""Crashes of the process: a restarted service continues without the SubNets that have crashed it.
 
-What ends a process by its own fault, such as a segmentation fault inside of a runtime, raises a signal on which the
+A process that ends by its own fault, such as a segmentation fault inside of a runtime, raises a signal on which the
 interpreter's fault handler writes the stack of each thread; frames name the SubNets that threads work for. A process that is
 killed from outside, or loses its power, writes nothing.
 """
@@ -25,11 +25,11 @@ from profiling_agents.messages import Digest, Message
 
 LOG = logging.getLogger("adaptive_runtime.service")
 STACKS_FILE, LAST_STACKS_FILE = "crash.txt", "crash.1.txt"
-"""Stacks of the process that serves, which has none as long as it lives; of the latest process that has crashed."""
+"""Stacks of the serving process, empty as long as it lives; stacks of the latest process that has crashed."""
 CRASHED_FILE = "crashed.json"
 VERSION = 1
 CRASHES_AMONG_OTHERS = 2
-"""Crashes until a SubNet is taken out that was not the only one which may have ended the process."""
+"""Crashes until a SubNet is quarantined that was not the only candidate for the cause."""
 SIGNAL = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 THREADS = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 CURRENT = "Current thread"
@@ -38,9 +38,10 @@ SubNetFiles = tuple[str, BundleFormat]
 
 
 class CrashedSubNet(Message):
-    """A SubNet that ran when the process crashed. alone: in the thread that crashed, or no other one ran.
+    """A SubNet that ran when the process crashed.
 
-    signal: of the latest crash, in words. crashes: so far.
+    alone: it ran in the thread that crashed, or no other SubNet ran. signal: of the latest crash, in words. crashes: number so
+    far.
     """
 
     subnet: str
@@ -51,17 +52,17 @@ class CrashedSubNet(Message):
 
     @property
     def is_out(self) -> bool:
-        """Whether it serves no more."""
+        """Whether it is quarantined."""
         return self.alone or self.crashes >= CRASHES_AMONG_OTHERS
 
     @property
     def files(self) -> SubNetFiles:
-        """What of it ran."""
+        """Digest and format that ran."""
         return self.subnet, self.form
 
 
 class CrashedSubNets(FileMessage):
-    """Those of one bundle, by the digest of its manifest."""
+    """Crashed SubNets of one bundle, by the digest of its manifest."""
 
     WHERE: ClassVar[str] = CRASHED_FILE
     NEXT_STEP: ClassVar[str] = "which SubNets have crashed is forgotten"
@@ -74,7 +75,7 @@ class CrashedSubNets(FileMessage):
 
     @classmethod
     def read(cls, file: Path, bundle: str) -> "CrashedSubNets":
-        """From a file; none where it is not there, is of another bundle, or is damaged, which the log tells."""
+        """Read from a file; empty if the file is missing, damaged or of another bundle. Damage is logged."""
         try:
             found = cls.from_file(file) if file.exists() else None
         except AdaptiveError as error:
@@ -83,7 +84,7 @@ class CrashedSubNets(FileMessage):
         return found if found is not None and found.bundle == bundle else cls(bundle=bundle)
 
     def after(self, crash: "Crash") -> "CrashedSubNets":
-        """These after one more crash."""
+        """The record after one more crash."""
         known = {one.files: one for one in self.subnets}
         alone = len(crash.running) == 1
         for subnet, form in crash.running:
@@ -99,14 +100,17 @@ class CrashedSubNets(FileMessage):
 
 
 class Crash(NamedTuple):
-    """What the stacks of a crashed process say. signal: in words. running: what may have ended it."""
+    """Cause of a crash from the stacks of the process. signal: in words. running: candidates for the cause."""
 
     signal: str
     running: tuple[SubNetFiles, ...]
 
     @classmethod
     def read(cls, file: Path, bundle: str) -> "Crash | None":
-        """From a file whose first line is a bundle's digest; None: it is not there, has no stacks, or is of another one."""
+        """Read from a file whose first line is a bundle's digest.
+
+        None: the file is missing, has no stacks, or is of another bundle.
+        """
         try:
             served, _, stacks = file.read_text(encoding="ascii", errors="replace").partition("\n")
         except OSError:
@@ -115,7 +119,10 @@ class Crash(NamedTuple):
 
     @classmethod
     def of(cls, stacks: str) -> "Crash":
-        """By the thread that crashed; where that is one of a runtime, which the interpreter does not know, by all threads."""
+        """The crash from the stack of the crashed thread.
+
+        If that thread belongs to a runtime and is unknown to the interpreter, all threads are candidates.
+        """
         threads = THREADS.split(stacks)
         current = [one for one in threads if one.startswith(CURRENT)]
         frames = [STACK_FRAME.search(one) for one in current or threads]
@@ -126,9 +133,9 @@ class Crash(NamedTuple):
 
 @contextmanager
 def crashes_recorded(folder: Path, bundle: str) -> Iterator[Mapping[Variant, str]]:
-    """SubNets that have ended a process before, each with one line; until the end of the block, a crash is recorded.
+    """SubNets that have crashed a process before, each with one line; until the end of the block, a crash is recorded.
 
-    folder: where that is kept. bundle: digest of the manifest.
+    folder: for the records. bundle: digest of the manifest.
     """
     out = _learnt(folder, bundle)
     file = folder / STACKS_FILE
@@ -147,7 +154,7 @@ def crashes_recorded(folder: Path, bundle: str) -> Iterator[Mapping[Variant, str
 
 
 def _learnt(folder: Path, bundle: str) -> dict[Variant, str]:
-    """What is taken out, after the crash of the process before, if it has crashed."""
+    """The quarantined SubNets, updated with the crash of the previous process, if it has crashed."""
     file, stacks = folder / CRASHED_FILE, folder / STACKS_FILE
     known = CrashedSubNets.read(file, bundle)
     crash = Crash.read(stacks, bundle)
@@ -169,6 +176,6 @@ def _learnt(folder: Path, bundle: str) -> dict[Variant, str]:
 
 
 def _remove(file: Path) -> None:
-    """Remove a file, as far as the system lets it go."""
+    """Remove a file, if the system allows it."""
     with suppress(OSError):
         file.unlink()

@@ -1,4 +1,4 @@
-"""Models in the place of others while a service runs: SubNets that a search on the device finds join those that serve.
+"""Replacement of models while a service runs: SubNets that a search on the device finds join the served ones.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -24,7 +24,7 @@ Stamp = tuple[int, int, int]
 
 
 class CurrentModel:
-    """The model that answers now, in whose place another one may come between two requests. Several threads may call it."""
+    """The model that currently answers; it may be replaced between two requests. Several threads may call it."""
 
     def __init__(self, model: DeployedModel) -> None:
         self.model = model
@@ -32,7 +32,7 @@ class CurrentModel:
         self._changed = threading.Condition()
 
     def infer(self, x_NCHW: NDArray[np.float32], until_s: float, subnet: str | None) -> ModelAnswer:
-        """As `DeployedModel.infer`, by a time of the monotonic clock."""
+        """Like `DeployedModel.infer`, with a deadline on the monotonic clock."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held)
             self._running += 1
@@ -45,7 +45,7 @@ class CurrentModel:
                 self._changed.notify_all()
 
     def replace(self, model: DeployedModel) -> None:
-        """Let another model answer from the next request on, which waits until those that run have ended."""
+        """Switch to another model for the next request, which waits until running requests have ended."""
         with self._changed:
             self._held = True
             try:
@@ -60,7 +60,7 @@ class CurrentModel:
 
 
 class FoundFile:
-    """What a search writes into its folder. AdaptiveError: there is no such folder."""
+    """The result file of a search in its folder. AdaptiveError: the folder does not exist."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -69,7 +69,7 @@ class FoundFile:
         self._stamp: Stamp | None = None
 
     def is_new(self) -> bool:
-        """Whether the file is another one than at the last call; at the first one, whether it is there."""
+        """Whether the file changed since the last call; at the first call, whether it exists."""
         try:
             found = os.stat(self.folder / FOUND_FILE)
         except OSError:
@@ -80,9 +80,9 @@ class FoundFile:
 
 @contextmanager
 def joined_by(found: FoundFile, current: CurrentModel, load: Callable[[], DeployedModel]) -> Iterator[None]:
-    """Until the end of the block, a model with what a search finds comes in the place of the current one.
+    """Until the end of the block, replace the current model with one that includes a search's new SubNets.
 
-    load: loads it, beside the current one. What is wrong with it is one line in the log, and the current model goes on.
+    load: loads that model, beside the current one. An error is logged in one line, and the current model goes on.
     """
     over = threading.Event()
 

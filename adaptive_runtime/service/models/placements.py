@@ -1,4 +1,4 @@
-"""What a service tells of a bundle whose SubNets may run over several devices: plan, links, and what changes."""
+"""Reports of a service about a bundle whose SubNets may run over several devices: plan, links, and changes."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from adaptive_runtime.split import HOME, PlanChange, SplitEvent
 
 
 class PlacedDevices:
-    """A `DevicesSource` of the model that serves, which has SubNets over several devices."""
+    """The `DevicesSource` of a served model with SubNets over several devices."""
 
     def __init__(self, model: Callable[[], DeployedModel], subnets: Mapping[str, PlacedSubNet]) -> None:
         self._model, self._subnets = model, subnets
@@ -20,7 +20,7 @@ class PlacedDevices:
 
     @property
     def now(self) -> DevicesTold:
-        """The plan of the SubNet that serves, or home; of devices what all SubNets together know."""
+        """The plan of the serving SubNet, or the coordinator; for devices the joint knowledge of all SubNets."""
         serving = self._model().state.serving
         shown = self._subnets.get(serving.digest) or next(iter(self._subnets.values()))
         choice, networks = shown.choice, [one.network for one in self._subnets.values()]
@@ -57,7 +57,7 @@ class PlacedDevices:
         return tuple(sorted(found, key=lambda told: told.at_s))
 
     def _device(self, name: str) -> DeviceTold:
-        """As the first SubNet knows it that it is not in for; else as the first one."""
+        """State of the device: the first non-'in' state over all SubNets, else 'in'."""
         networks = [one.network for one in self._subnets.values() if name in one.network.states]
         states = [network.states[name] for network in networks]
         links = [network.links[name] for network in networks if name in network.links]

@@ -1,4 +1,4 @@
-"""What a service needs of a model, whichever kind it is."""
+"""The interface of a served model, for all kinds of models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ Row = TypeVar("Row")
 
 
 class DeviceTold(Message):
-    """Another device and its link, as measured. state: in, out, connecting, excluded; reason: why. None: not known.
+    """Another device and its link, as measured. state: in, out, connecting, excluded; reason: of the state. None: unknown.
 
-    answered: requests of which it has run segments.
+    answered: number of requests of which it has run segments.
     """
 
     name: str
@@ -40,17 +40,18 @@ def device_told(name: str, state: tuple[str, str], link: MeasuredLink, answered:
 
 
 def rows_after(rows: tuple[Row, ...], last: Row | None) -> tuple[Row, ...]:
-    """The rows after one of them; all where it is not there any more."""
+    """The rows after one of them; all rows if it has been dropped meanwhile."""
     at = next((at for at in range(len(rows) - 1, -1, -1) if rows[at] is last), -1)
     return rows[at + 1 :]
 
 
 class DevicesTold(Message):
-    """A SubNet over several devices at one moment. plan: the device of each segment, of the latest request.
+    """A SubNet over several devices at one moment. plan: the device of each segment, for the latest request.
 
-    Where a bundle serves at home, the plan is `home` alone. plan_ms, home_ms: predicted now for this plan and for home alone;
-    None: a device of the plan is out, or none is needed. slow_down: of home. changes: of plan, so far. at_home: requests that
-    home has finished against their plan; wrong: answers that checks found so.
+    If a bundle serves on the coordinator, the plan is `home` alone. plan_ms, home_ms: current prediction for this plan and for
+    the coordinator alone; None: a device of the plan is out, or none is needed. slow_down: of the coordinator. changes: number
+    of plan changes so far. at_home: requests that the coordinator has finished against their plan; wrong: answers that failed
+    spot checks.
     """
 
     plan: tuple[str, ...]
@@ -64,7 +65,7 @@ class DevicesTold(Message):
 
 
 class DevicesSource(Protocol):
-    """now: what is known at this moment. news: what has happened to plan and devices since the last call."""
+    """now: the current state. news: changes of plan and devices since the last call."""
 
     @property
     def now(self) -> DevicesTold: ...
@@ -74,12 +75,11 @@ class DevicesSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that is open.
+    """An open model.
 
-    infer: the answer to images (N, C, H, W), by a time of the monotonic clock where the model can; of one of the `subnets`,
-    digests by which clients may name them now, where one is named.
-    works: false once nothing is left that could answer. version: by which clients ask for it. memory: where the choice is kept.
-    devices: None: one device runs all of it.
+    infer: the answer to images (N, C, H, W), by a time of the monotonic clock if the model can; by the named SubNet, if one is
+    named. subnets: digests that clients may name now. works: false if no SubNet is left that could answer. version: used by
+    clients to address it. memory: stores the choice. devices: None: one device runs everything.
     """
 
     infer: Callable[[NDArray[np.float32], float, str | None], ModelAnswer]

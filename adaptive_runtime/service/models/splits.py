@@ -1,4 +1,4 @@
-"""A SubNet over several devices as a model that is served: requests, its plan, its links, and what changes.
+"""A SubNet over several devices as a served model: requests, its plan, its links, and changes.
 
 Legend: N samples, C channels, H height, W width, K classes.
 """
@@ -36,7 +36,10 @@ FORM: BundleFormat = "onnx"
 
 
 def split_served(options: SplitServiceOptions) -> AbstractContextManager[ServedModel]:
-    """The SubNet, open at home; devices come in when they are reached. AdaptiveError at once: it cannot be opened or served."""
+    """The SubNet, open on the coordinator; devices join when they are reached.
+
+    AdaptiveError at once: it cannot be opened or served.
+    """
     before_mib = resident_mib() or 0.0
     planned = PlannedSplit.open(options.folder)
     return _served(planned, _format(planned), options, before_mib)
@@ -46,7 +49,7 @@ def split_served(options: SplitServiceOptions) -> AbstractContextManager[ServedM
 def _served(
     planned: PlannedSplit, form: InferenceFormat, options: SplitServiceOptions, before_mib: float
 ) -> Iterator[ServedModel]:
-    """before_mib: what the process took before the SubNet was opened."""
+    """The served model. before_mib: memory of the process before the SubNet was opened."""
     network, choice = planned.network(options.devices, SplitOptions(coding=options.coding))
     with network, LoadWatch(options.sensors_root, hit_rate=options.hit_rate).running() as watch:
         model = SplitModel(planned, network, choice, max(0.0, (resident_mib() or 0.0) - before_mib))
@@ -63,7 +66,7 @@ def _served(
 
 
 class SplitModel:
-    """Answers a service's requests. used_mib: what the SubNet takes at home. `infer` may be called from several threads."""
+    """Answers a service's requests. used_mib: memory of the SubNet on the coordinator. Several threads may call `infer`."""
 
     def __init__(
         self, planned: PlannedSplit, network: SplitNetwork, choice: EnvelopePlacements, used_mib: float
@@ -76,9 +79,9 @@ class SplitModel:
         self._told_event: SplitEvent | None = None
 
     def infer(self, x_NCHW: NDArray[np.float32], until_s: float, subnet: str | None = None) -> ModelAnswer:
-        """Answer samples (N, C, H, W), several of which are on their way at once. until_s: of the monotonic clock.
+        """Answer samples (N, C, H, W), several of which are in flight at once. until_s: of the monotonic clock.
 
-        subnet: always this one. AdaptiveError: home has failed.
+        subnet: always this one. AdaptiveError: the coordinator has failed.
         """
         start_s = time.perf_counter()
         deadline_ms = max(1e3 * (until_s - time.monotonic()), LEAST_DEADLINE_MS)
@@ -95,7 +98,7 @@ class SplitModel:
 
     @property
     def state(self) -> ModelState:
-        """The one SubNet that serves."""
+        """The state with the single SubNet."""
         return ModelState(
             serving=self._serving,
             standby=None,
@@ -146,7 +149,7 @@ class SplitModel:
 
 
 def _format(planned: PlannedSplit) -> InferenceFormat:
-    """Of one image at a time. AdaptiveError: the network takes or gives something else."""
+    """Format for one image at a time. AdaptiveError: the network has other inputs or outputs."""
     subnet = planned.split.subnet
     taken, given = subnet.shapes[subnet.input], subnet.shapes[subnet.answer]
     if len(taken) != 4 or len(given) != 2 or taken[0] != 1 or given[0] != 1:

@@ -1,4 +1,4 @@
-"""The live page: files that everybody may read, since nothing of the model is in them. What they show asks for the token."""
+"""The live page: public files without data of the model. The page itself asks for the token before it shows data."""
 
 import importlib.util
 from pathlib import Path
@@ -24,7 +24,7 @@ async def file(request: Request) -> Response:
 
 
 async def plotly(request: Request) -> Response:
-    """plotly.js; an empty script where it is not installed, and the page has no charts."""
+    """plotly.js; an empty script if it is not installed, in which case the page has no charts."""
     found = plotly_file()
     if found is None:
         return Response("", media_type="text/javascript", headers=HEADERS)
@@ -32,11 +32,11 @@ async def plotly(request: Request) -> Response:
 
 
 def plotly_file() -> Path | None:
-    """plotly.js beside the page, where the wheel of a device has it; else that of the package plotly, if it is installed."""
+    """plotly.js beside the page, if the wheel of a device contains it; else that of the package plotly, if it is installed."""
     own = FOLDER / "plotly.min.js"
     if own.is_file():
         return own
-    package = importlib.util.find_spec("plotly")  # finds it without importing it
+    package = importlib.util.find_spec("plotly")  # finds the package without importing it
     places = [] if package is None else package.submodule_search_locations or []
     files = (Path(place) / "package_data" / "plotly.min.js" for place in places)
     return next((one for one in files if one.is_file()), None)
