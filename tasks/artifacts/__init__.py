@@ -1,4 +1,4 @@
-"""Artifacts between stages: folders named by digest, whole or absent, whose content is checked before it is used."""
+"""Artifacts between stages: folders named by digest, complete or absent, whose content is checked before use."""
 
 from tasks.artifacts.aside import set_aside
 from tasks.artifacts.digests import damage, digest_of

@@ -1,4 +1,4 @@
-"""Setting damaged files aside, for people to look at, before new files take their places."""
+"""Quarantine: damaged files are moved aside for inspection before new files replace them."""
 
 from itertools import count
 from pathlib import Path
@@ -7,10 +7,10 @@ WORKED_IN = ".partial"
 
 
 def set_aside(path: Path, folder: Path) -> Path:
-    """Move a damaged file or folder out of the way; where it is then.
+    """Move a damaged file or folder into quarantine; returns its new path.
 
-    folder: the stage's, under its final name or the one it is worked in. It goes aside itself, as `KEY.damaged-N`, or a
-    file of it does, as `KEY.damaged-N/FILE`.
+    folder: the stage's folder, under its final or its `.partial` name. The folder itself moves to `KEY.damaged-N`, one of its
+    files to `KEY.damaged-N/FILE`.
     """
     key = folder.name.removesuffix(WORKED_IN)
     places = (folder.with_name(f"{key}.damaged-{number}") for number in count(1))

@@ -1,4 +1,4 @@
-"""Digests of values and files, and the record of a folder's files by which damage is found."""
+"""Digests of values and files, and the record of a folder's files that reveals damage."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def digest_of(*parts: Any) -> str:
 
 
 def _inner(name: str) -> str:
-    """ValueError: the name leads out of its folder. Records come from other machines, too."""
+    """The name, checked: ValueError if it leads out of its folder. Records also come from other machines."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise ValueError("a file's name leads out of its folder")
@@ -56,7 +56,7 @@ class FileDigest(BaseModel):
 
     @classmethod
     def of(cls, file: Path) -> "FileDigest":
-        """The file as it is now."""
+        """The digest of the current file."""
         return cls(size=file.stat().st_size, sha256=sha256_of(file))
 
 
@@ -70,15 +70,15 @@ class FolderRecord(BaseModel):
 
     @classmethod
     def of(cls, folder: Path) -> "FolderRecord":
-        """The files of a folder as they are now, but for `digests.json`."""
+        """The record of a folder's current files, except `digests.json`."""
         files = [file for file in _files(folder) if file != folder / DIGESTS_FILE]
-        with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock
+        with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
             found = list(pool.map(FileDigest.of, files))
         names = [file.relative_to(folder).as_posix() for file in files]
         return cls(files=dict(zip(names, found, strict=True)))
 
     def content(self) -> bytes:
-        """As it is stored."""
+        """The stored form: JSON bytes."""
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
@@ -88,9 +88,9 @@ def record(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """The damage of a recorded folder, in a few words; None when every file is as it was recorded.
+    """The damage of a recorded folder, in a few words; None when every file matches its record.
 
-    Every byte is read. Files that are not in the record are not looked at.
+    Every byte is read. Files that are not in the record are ignored.
     """
     try:
         known = FolderRecord.model_validate_json((folder / DIGESTS_FILE).read_bytes())

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from adaptive_runtime.files import json_of
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: temporary neighbour, fsync, rename."""
+    """Write a file atomically: temporary neighbour, fsync, rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
@@ -18,14 +18,14 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(stream.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)  # half a file would fill a full disk for good
+        temporary.unlink(missing_ok=True)  # a partial file would keep a full disk full
         if error.filename is None:  # a write does not name its file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def json_bytes(value: Any) -> bytes:
-    """A JSON value as it is stored."""
+    """The stored form of a JSON value."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

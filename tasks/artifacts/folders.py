@@ -1,7 +1,7 @@
-"""Folders of stages, named by digest, whole or absent, so that a killed run can go on.
+"""Folders of stages, named by digest, complete or absent, so that a killed run can resume.
 
-A stage works in `<store>/<stage>/<key>.partial/`; `publish` records the digests of its files and renames it to
-`<store>/<stage>/<key>/`. A folder whose files are no longer as they were recorded is set aside and worked again.
+A stage works in `<store>/<stage>/<key>.partial/`; `publish` records the digests of its files and renames the folder to
+`<store>/<stage>/<key>/`. A folder whose files no longer match the record is quarantined, and its stage runs again.
 """
 
 import os
@@ -26,21 +26,21 @@ LINES = "*.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class StageFolder:
-    """The output folder of one stage under one key. `anew`: a complete folder is worked again and then replaced."""
+    """The output folder of one stage under one key. `anew`: the stage runs again and replaces a complete folder."""
 
     final: Path
     anew: bool = False
     mended: tuple[str, ...] = ()
-    """A line for everything damaged that was set aside when the folder was opened."""
+    """One message for each damaged file or folder that was quarantined when the folder was opened."""
 
     @property
     def complete(self) -> bool:
-        """Whether an earlier run has published this folder, and that is good enough."""
+        """Whether an earlier run has published this folder and it may be reused."""
         return not self.anew and (self.final / RESULT_FILE).exists()
 
     @property
     def path(self) -> Path:
-        """The folder to read (complete) or to work in (not yet)."""
+        """The folder to read if complete, else the folder to work in."""
         return self.final if self.complete else self.partial
 
     @property
@@ -70,7 +70,7 @@ class StageFolder:
 
 
 class MadeFrom(BaseModel):
-    """The settings and code that a folder was made from: a later key is explained by them."""
+    """The settings and code that a folder was made from; they explain why a later key differs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,7 +87,7 @@ class MadeFrom(BaseModel):
 
 
 def _mend(folder: StageFolder) -> Iterator[str]:
-    """Set aside the damaged files of a folder, published or worked in; a line for each."""
+    """Quarantine the damaged files of a folder, published or partial; yields one message for each."""
     if folder.final.exists() and not folder.anew and (what := damage(folder.final) or _no_result(folder.final)):
         place = set_aside(folder.final, folder.final)
         yield f"stored files are damaged ({what}): set aside as '{place}' and made again"
@@ -97,7 +97,7 @@ def _mend(folder: StageFolder) -> Iterator[str]:
 
 
 def _no_result(final: Path) -> str | None:
-    """What is wrong with a result that is as it was recorded, and says nothing; None: it says something."""
+    """The fault of a result that matches its record but is unreadable or empty; None if it has content."""
     try:
         result = read_json(final / RESULT_FILE)
     except (OSError, ValueError):
@@ -106,7 +106,7 @@ def _no_result(final: Path) -> str | None:
 
 
 def mend_lines(file: Path, folder: Path) -> str | None:
-    """Set aside a file of lines that has damaged ones, and keep the others; what was done, None where nothing was."""
+    """Quarantine a file that has damaged lines and keep its intact lines; returns a message, or None if nothing was damaged."""
     if not (count := damaged_lines(file)):
         return None
     place = set_aside(file, folder)
@@ -121,7 +121,7 @@ class Store:
     root: Path
 
     def folder(self, stage: str, key: str, *, anew: bool = False) -> StageFolder:
-        """The folder of `stage` under `key` as it is: nothing is checked, mended or made."""
+        """The folder of `stage` under `key`; nothing is checked, repaired or created."""
         return StageFolder(self.root / stage / key, anew)
 
     def finished(self, stage: str) -> list[Path]:
@@ -130,7 +130,7 @@ class Store:
         return sorted(found, key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
 
     def open_stage(self, stage: str, key: str, *, anew: bool = False) -> StageFolder:
-        """The folder of `stage` under `key`, checked; made when absent. UserError when the root cannot be written."""
+        """The folder of `stage` under `key`, checked; created when absent. UserError when the root cannot be written."""
         final = self.root / stage / key
         try:
             folder = StageFolder(final, anew, tuple(_mend(StageFolder(final, anew))))

@@ -1,4 +1,4 @@
-"""The settings that count in the key of a stage: all except those that are marked at their field as outside of it."""
+"""The settings that are part of a stage's key: all except fields marked as outside of it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,22 +8,22 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True, slots=True)
 class OutsideKey:
-    """Marks a field of settings, `Annotated[int, OutsideKey(why)]`: with another value no stage is worked again.
+    """Marks a field of settings, `Annotated[int, OutsideKey(why)]`: changing its value makes no stage run again.
 
-    why: what makes the result the same, or what counts in the key in the field's place.
+    why: the reason why the result stays the same, or the part of the key that replaces the field.
     """
 
     why: str
 
 
 def key_settings(settings: BaseModel, *parts: type[BaseModel]) -> dict[str, Any]:
-    """The settings that count in a key, as JSON. `parts`: of the fields of these base classes of theirs alone."""
+    """The settings that are part of a key, as JSON. `parts`: base classes of the settings; only their fields are taken."""
     of_parts = {name for part in parts for name in part.model_fields} if parts else None
     return settings.model_dump(mode="json", include=of_parts, exclude=outside_key(settings))
 
 
 def outside_key(settings: BaseModel) -> dict[str, Any]:
-    """The marked fields: name -> True, or the same of the settings that a field has."""
+    """The marked fields: name -> True; a field that holds settings -> the marked fields of these."""
     found: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)

@@ -1,7 +1,7 @@
-"""Files of JSON lines that grow while a stage works, each line with a checksum of its own.
+"""Files of JSON lines that grow while a stage works, each line with its own checksum.
 
-`crc32` is the last member of each line: that of the line without it. A line that was damaged is so told from one that is whole,
-also where it is still JSON.
+`crc32`, the last member of each line, is the checksum of the line without it. It detects damaged lines even if they still
+parse.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ def _checksum(text: str) -> str:
 
 
 def line_of(value: Mapping[str, Any]) -> str:
-    """A JSON object, not empty, as a line with its checksum and its end."""
+    """A line with checksum and line end from a JSON object that is not empty."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return f'{text[:-1]}{CHECK}{_checksum(text)}"}}\n'
 
@@ -43,7 +43,7 @@ def _value(line: bytes) -> dict[str, Any] | None:
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Append one JSON line, as `append_lines`."""
+    """Append one JSON line; see `append_lines`."""
     append_lines(path, [value])
 
 
@@ -75,7 +75,7 @@ def merge_lines(path: Path, content: bytes) -> None:
 
 
 def intact_lines(content: bytes) -> list[bytes]:
-    """The lines of a file's content that are not damaged, as they are; one that is there twice is there once."""
+    """The undamaged lines of a file's content as raw bytes, without repeats."""
     lines = dict.fromkeys(line + b"\n" for line in content.split(b"\n")[:-1])
     return [line for line in lines if _value(line[:-1]) is not None]
 
@@ -90,16 +90,16 @@ def _cut_torn_line(stream: BinaryIO) -> None:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Lines with an end: a torn last one (killed while writing) is left out."""
+    """The lines with a line end: a torn last line (killed while writing) is left out."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:  # also where another process publishes the stage meanwhile
+    except FileNotFoundError:  # also if another process publishes the stage meanwhile
         return []
     return content.split(b"\n")[:-1]
 
 
 def read_lines(path: Path) -> list[Any]:
-    """JSON lines of a file that may be absent. UserError names a damaged line."""
+    """The JSON lines of a file that may be absent. UserError names a damaged line."""
     lines = _lines(path)
     found = [_value(line) for line in lines]
     if None in found:
@@ -109,7 +109,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def whole_lines(content: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of a file's content that are not damaged."""
+    """The values of the undamaged lines of a file's content."""
     return (value for line in content.splitlines() if (value := _value(line)) is not None)
 
 
@@ -119,6 +119,6 @@ def damaged_lines(path: Path) -> int:
 
 
 def write_whole_lines(source: Path, path: Path) -> None:
-    """A file of the lines of `source` that are not damaged, as they are."""
+    """Write the undamaged lines of `source`, unchanged, to a file."""
     kept = (line + b"\n" for line in _lines(source) if _value(line) is not None)
     write_bytes(path, b"".join(kept))

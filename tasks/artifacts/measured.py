@@ -1,7 +1,7 @@
 """Measurements of SubNets: lines in a stage's own folder, and a store that stages and runs share.
 
-A stage goes on from its own lines; its folder has every measurement of its result. Each line is also a record of the store. A
-record's key has all conditions of the measurement. A stage copies the store's records of a SubNet instead of measuring it.
+A stage resumes from its own lines; its folder holds every measurement of its result. Each line is also a record of the store. A
+record's key holds all conditions of the measurement. A stage copies the store's records of a SubNet instead of measuring it.
 """
 
 import threading
@@ -19,7 +19,7 @@ from tasks.progress import Progress
 KEY_FILE = "key.json"
 RECORDS_FILE = "subnets.jsonl"
 
-_OPENING = threading.Lock()  # devices are worked side by side
+_OPENING = threading.Lock()  # devices are processed in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SubNetLines:
     anew: bool = False
 
     def read(self, digests: Collection[str]) -> list[Any]:
-        """The own lines, as JSON. SubNets of `digests` without an own line get the store's lines first."""
+        """The own lines, as JSON. For SubNets of `digests` without an own line, the store's lines are copied first."""
         lines = read_lines(self.own)
         if self.shared is None or self.anew:
             return lines
@@ -55,7 +55,7 @@ class SubNetLines:
 
 @dataclass(frozen=True, slots=True)
 class SubNetStore:
-    """Records of measured SubNets, a folder for each key. folder: None shares nothing.
+    """Records of measured SubNets, one folder per key. folder: None shares nothing.
 
     code, data: digests of the measuring code and of the images, parts of every key.
     """
@@ -65,7 +65,7 @@ class SubNetStore:
     data: str = ""
 
     def open(self, key: Mapping[str, Any], progress: Progress) -> Path | None:
-        """The file of a key's records. Damaged lines are set aside. key: the conditions of a measurement, as JSON."""
+        """The file of a key's records. Damaged lines are quarantined. key: the conditions of a measurement, as JSON."""
         if self.folder is None:
             return None
         whole = {**key, "code": self.code, "data": self.data}

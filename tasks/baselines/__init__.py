@@ -1,4 +1,4 @@
-"""Baselines: the peers of a search's winners, evaluated and timed on the same images and devices in the same way."""
+"""Baselines: networks compared with a search's winners, evaluated and timed in the same way on the same images and devices."""
 
 from typing import TYPE_CHECKING
 

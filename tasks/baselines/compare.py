@@ -1,8 +1,8 @@
 """The gain of winners over baselines, computed from measured points.
 
 A point is a network with its latency and two accuracies. Networks are chosen by the first (validation images) and judged by
-the second (test images), so that luck in choosing gains nothing. A budget takes the point with the best first accuracy
-within it; the *picks* are the points that some budget takes.
+the second (test images), so that luck in choosing gains nothing. A budget takes the point with the best validation accuracy
+within the budget; the *picks* are the points that some budget takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ class Point(NamedTuple):
 
     ms: float
     known: float
-    """Accuracy by which networks are chosen: of the validation images."""
+    """Accuracy on the validation images; networks are chosen by it."""
     true: float
-    """Accuracy by which networks are judged: of the test images."""
+    """Accuracy on the test images; networks are judged by it."""
 
 
 def picks(points: Sequence[Point]) -> list[Point]:
-    """The points that some budget takes, by rising latency. Each is chosen over all faster points.
+    """The points that some budget takes, by rising latency. Each has a higher validation accuracy than all faster points.
 
-    Of equally accurate points the fastest is taken; of equally fast ones that with the worst test accuracy.
+    Ties in accuracy go to the fastest point, ties in latency as well to the worst test accuracy.
     """
     found: list[Point] = []
     for point in sorted(points, key=lambda one: (one.ms, -one.known, one.true)):
@@ -37,15 +37,15 @@ def picks(points: Sequence[Point]) -> list[Point]:
 
 
 def taken(chosen: Sequence[Point], budget_ms: float) -> Point | None:
-    """The pick that a budget takes; None where all are slower."""
+    """The pick that a budget takes; None if all are slower."""
     return next((point for point in reversed(chosen) if point.ms <= budget_ms), None)
 
 
 def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], budgets_ms: Sequence[float]) -> Gains:
-    """The winners against every baseline: at each budget, and over all. There is at least one winner and one budget.
+    """The winners against every baseline, at each budget and over all budgets. There is at least one winner and one budget.
 
-    above_every: share of the budgets at which the winners are more accurate than every baseline. not_below_any: at which they
-    are at least as accurate. Hypervolumes are below `reference_ms`, the latency of the largest budget, and above
+    above_every: share of the budgets at which the winners are more accurate than every baseline. not_below_any: share at which
+    they are at least as accurate. Hypervolumes are bounded by `reference_ms`, the latency of the largest budget, and by
     `reference_accuracy`, the lowest accuracy of any pick.
     """
     ours = picks(winners)
@@ -85,7 +85,7 @@ def _against(
     rows: Sequence[AtBudget],
     ratio: float | None,
 ) -> Against:
-    """The gain of the winners' picks over those of one baseline. points: how many networks the baseline has."""
+    """The gain of the winners' picks over the picks of one baseline. points: number of the baseline's networks."""
     accuracy_gain, both = _accuracy_gain(rows, name)
     latency_gain, not_reached = _latency_gain(ours, chosen)
     return Against(
@@ -102,7 +102,7 @@ def _against(
 
 
 def _above(row: AtBudget, name: str) -> bool:
-    """Whether the winners are more accurate than a baseline at a budget; also where only they have a network within it."""
+    """Whether the winners are more accurate than a baseline at a budget; true if only they have a network within it."""
     own, other = row.winners, row.baselines[name]
     return own is not None and (other is None or own > other)
 
@@ -113,16 +113,17 @@ def _not_below(row: AtBudget, name: str) -> bool:
 
 
 def _accuracy_gain(rows: Sequence[AtBudget], name: str) -> tuple[float | None, int]:
-    """Mean difference [percentage points] over the budgets for which both have a network; the number of these budgets."""
+    """Mean difference [percentage points] over the budgets within which both have a network; the number of these budgets."""
     pairs = [(row.winners, row.baselines[name]) for row in rows]
     gains = [100 * (own - other) for own, other in pairs if own is not None and other is not None]
     return float(np.mean(gains)) if gains else None, len(gains)
 
 
 def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> tuple[float | None, int]:
-    """Geometric mean of ratios: latency of a baseline's pick over that of the fastest winner at least as accurate.
+    """Geometric mean of ratios: latency of a baseline's pick over the latency of the fastest winner at least as accurate.
 
-    Picks that a faster pick of the baseline equals are left out. Also the number of remaining picks that no winner equals.
+    Picks are left out if a faster pick of the baseline is as accurate. The second value is the number of remaining picks
+    whose accuracy no winner reaches.
     """
     ratios, best, asked = [], -np.inf, 0
     for point in chosen:

@@ -1,4 +1,4 @@
-"""Networks of their own as baselines: SuperNets with one SubNet, so that they are evaluated and timed as all others are."""
+"""Separate networks as baselines: SuperNets with one SubNet, so that they are evaluated and timed like all others."""
 
 import shutil
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tasks.models import ModelSettings, create, load_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A trained network of a baseline. weights: of the base stage; None: those that the .onnx file of `model` carries."""
+    """A trained network of a baseline. weights: file of the base stage; None: the weights in the .onnx file of `model`."""
 
     baseline: str
     name: str
@@ -26,7 +26,8 @@ class Trained:
 def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
     """The network as a SuperNet without variables, saved in a folder; files of an earlier call are replaced.
 
-    UserError or TailorError: no such file, other classes or another input than the data's, or a network that cannot be read.
+    UserError or TailorError: the file is missing, its classes or its input differ from the data's, or the network cannot be
+    read.
     """
     form = train.form
     module = create(network.model, train.classes, form, problem=train.problem)

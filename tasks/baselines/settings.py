@@ -38,7 +38,7 @@ class Sibling(BaseModel):
 
     @property
     def title(self) -> str:
-        """How it is called: its name, with options where it has some."""
+        """The name for people: the network's name, followed by its options if it has any."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.name} ({options})" if options else self.name
 
@@ -48,9 +48,9 @@ def _named(sibling: Any) -> Any:
 
 
 class Settings(BaseModel):
-    """Which baselines there are; none of them unless they are asked for.
+    """Settings of the baselines; by default there are none.
 
-    All are evaluated and timed as the refinement does it: the images, `measure` and `rounds` of the predict stage.
+    All are evaluated and timed like the refinement: with the images, `measure` and `rounds` of the predict stage.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,5 +82,5 @@ class Settings(BaseModel):
 
     @property
     def wanted(self) -> bool:
-        """Whether there is any."""
+        """Whether at least one baseline is requested."""
         return bool(self.uniform or self.random or self.macs or self.siblings or self.files)

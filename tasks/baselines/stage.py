@@ -1,7 +1,7 @@
-"""Baselines in two steps: `choose` finds and evaluates them once for all devices, `compare_on` times them on one.
+"""Baselines in two steps: `choose` finds and evaluates them once for all devices, `compare_on` times them on one device.
 
-Winners of the search are evaluated and timed again beside them, so that both sides have the same images and the same
-calm or busy device.
+Winners of the search are evaluated and timed again beside the baselines, so that both sides have the same images and the
+same load on the device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ EVALUATED_FILE = "evaluated_{}.jsonl"
 NETWORKS_FOLDER = "networks"
 SUPERNET = "supernet"
 KNOWN, TRUE = "validation", "test"
-"""The images that networks are chosen by, and those that they are judged by."""
+"""The splits by which networks are chosen and judged."""
 
 
 def choose(
@@ -71,12 +71,12 @@ def choose(
     precision: OtherPrecision | None = None,
     workers: EvaluationWorkers | None = None,
 ) -> StageResult:
-    """Find the baselines and evaluate them, and the winners of all devices; writes and returns `baselines.json`.
+    """Find the baselines, evaluate them and the winners of all devices; writes and returns `baselines.json`.
 
-    fronts: `front.json` by device. precision: of these devices; None: that of torch. `rows` has a row for each network of each
-    baseline: its SubNet's config, or the folder of its own network in `out`; `winners` those of each device. Accuracies are of
-    the validation and the test images, with BatchNorm recalibrated; those that the store has are taken from there. A second
-    call in the same folder goes on.
+    fronts: `front.json` by device. precision: precision of these devices; None: torch's precision. `rows` has a row for each
+    network of each baseline, with its SubNet's config or the folder of its separate network in `out`; `winners` has the winners
+    of each device. Accuracies are measured on the validation and the test images, with BatchNorm recalibrated, or taken from
+    the store. A second call in the same folder resumes.
     """
     net = tailor_ir.load(supernet)
     splits = load_splits(data)
@@ -116,7 +116,7 @@ def _own(
     progress: Progress,
     store: SubNetStore,
 ) -> BaselineNetwork:
-    """A network that is no SubNet, left in the folder `place` of `out`, and evaluated as SubNets are."""
+    """A network that is no SubNet, saved in the folder `place` of `out` and evaluated like SubNets."""
     folder = out / place
     folder.mkdir(parents=True, exist_ok=True)
     net = frozen(network, train, folder / SUPERNET)
@@ -194,19 +194,19 @@ def compare_on(
     implementations: ChosenImplementations = OWN_CHOICES,
     in_situ: MeasureSettings | None = None,
 ) -> StageResult:
-    """Time the baselines and the winners of one device there, whose lease the caller holds; writes and returns `compared.json`.
+    """Time the baselines and the winners of one device on it; writes and returns `compared.json`. The caller holds the lease.
 
     baselines: the folder of `choose`. Both sides are always timed here, side by side; the store gets their latencies. A second
-    call in the same folder goes on. implementations: of the SuperNet's operators on the device; those of other networks are
-    chosen here, by timing their layers with `in_situ` (None: they run by the runtime's own choices). UserError when no
-    winner can be measured.
+    call in the same folder resumes. implementations: implementations of the SuperNet's operators on the device; those of other
+    networks are chosen here, by timing their layers with `in_situ` (None: the runtime's own choices). UserError when no winner
+    can be measured.
     """
     net = tailor_ir.load(supernet, batch=batch)
     chosen = Baselines.read(baselines / BASELINES_FILE)
     rows, winners = chosen.rows, chosen.winners[device]
 
     def own(row: BaselineNetwork) -> Subject:
-        """A network that is no SubNet, by the implementations that are the fastest in it."""
+        """A network that is no SubNet, with the implementations that are fastest within it."""
         other = tailor_ir.load(baselines / str(row.network), batch=batch)
         if in_situ is None:
             return Subject(row.digest, other, row.config, OWN_CHOICES)

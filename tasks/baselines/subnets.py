@@ -1,4 +1,4 @@
-"""The SubNets that baselines consist of: uniformly shrunk, random, and found with MACs in the place of latency."""
+"""The SubNets of baselines: uniformly shrunk, random, and found with MACs instead of latency."""
 
 import numpy as np
 
@@ -12,13 +12,13 @@ from tasks.search.problem import Codes, Problem, uniform_codes, unique_rows
 from tasks.search.settings import Settings as SearchSettings
 
 MOST_DRAWS = 1000
-"""Codes that are drawn for each random SubNet before there are taken to be no more different ones."""
+"""Largest number of rounds of random draws; after these, no further different codes are assumed to exist."""
 
 
 def uniform(space: Space) -> Codes:
-    """Codes (n, V) in which all variables, or all widths alone, share one relative level, at each resolution.
+    """Codes (n, V) in which all variables, or only all widths, share one relative level, at each resolution.
 
-    Width and resolution multipliers of a whole network. Source: MobileNets (arXiv:1704.04861) §3.3, 3.4.
+    These are width and resolution multipliers of a whole network. Source: MobileNets (arXiv:1704.04861) §3.3, 3.4.
     """
     multiplied = np.array([KINDS[variable.kind].uniform for variable in space.variables])
     resolutions = multiplied == "resolution"
@@ -33,7 +33,7 @@ def uniform(space: Space) -> Codes:
 
 
 def random(space: Space, count: int, rng: np.random.Generator) -> Codes:
-    """So many different random codes (count, V), fewer where the space has no more."""
+    """Different random codes (count, V); fewer if the space has no more."""
     wanted = min(count, space.distinct)
     found = np.zeros((0, len(space.variables)), np.int64)
     for _ in range(MOST_DRAWS):
@@ -46,7 +46,7 @@ def random(space: Space, count: int, rng: np.random.Generator) -> Codes:
 def by_macs(
     net: SuperNet, accuracy: AccuracyPredictor, settings: SearchSettings, count: int, progress: Progress
 ) -> Codes:
-    """Codes (n, V) that the genetic search finds for so many budgets of MACs, from the fewest to those of the best SubNet."""
+    """Codes (n, V) that the genetic search finds for `count` budgets of MACs, from the fewest to those of the best SubNet."""
     problem = Problem(net.space, mac_sums(net), accuracy)
     method = Genetic(problem, settings, np.random.default_rng(settings.seed))
     fewest, most = problem.evaluate(np.stack([method.quickest(), method.best()])).latency_ms.tolist()

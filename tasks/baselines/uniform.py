@@ -25,8 +25,8 @@ def measure_baseline(
 ) -> tuple[MeasuredBaseline, ...]:
     """Latency (None: failed, see reason) and accuracy per split of the `baseline` rows of front.json, each SubNet once.
 
-    supernet: the folder of the meter's SuperNet. What the store has of it is taken from there. The caller holds the device's
-    lease. A second call in the same folder goes on.
+    supernet: the folder of the meter's SuperNet. Measurements that the store has are copied from there. The caller holds the
+    device's lease. A second call in the same folder resumes.
     """
     configs = list({row.digest: row.config for row in rows}.values())
     if not configs:

@@ -1,4 +1,4 @@
-"""SubNets in numbers: one by its stages, two layer by layer."""
+"""SubNets in numbers: one SubNet by its stages, two SubNets layer by layer."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from tasks.search.results import SubNetRow
 
 
 class PlacedLayer(LayerRow):
-    """A layer with its number among the layers of the largest SubNet, and its place."""
+    """A layer with its name and its number among the layers of the largest SubNet."""
 
     layer: int
     place: str
 
 
 class ArchitectureRows(TypedDict):
-    """Choices that belong to no section, and the JSON of sections and layers with their predicted latencies [ms]."""
+    """Sections and layers as JSON with their predicted latencies [ms]. elsewhere: choices that belong to no section."""
 
     offset_ms: float
     elsewhere: dict[str, Choice]
@@ -26,9 +26,9 @@ class ArchitectureRows(TypedDict):
 
 
 class ComparedLayer(TypedDict):
-    """A layer of two SubNets. `first`, `second`: the operator there, None where the SubNet has skipped its block.
+    """A layer of two SubNets. `first`, `second`: its operator; None if the SubNet skips the layer's block.
 
-    `difference_ms`: second less first, where a skipped layer takes 0; None where an operator has no latency.
+    `difference_ms`: second minus first, with 0 for a skipped layer; None if an operator has no latency.
     """
 
     layer: int
@@ -40,7 +40,7 @@ class ComparedLayer(TypedDict):
 
 
 class ComparedSubNet(SubNetRow):
-    """One side of a comparison: `word`, by which it was asked for; choices that belong to no section."""
+    """One side of a comparison. `word`: its name in the request. `elsewhere`: choices that belong to no section."""
 
     word: str
     elsewhere: dict[str, Choice]

@@ -1,4 +1,4 @@
-"""Names of a SubNet on the command line: a budget, its digest, a file, an end or the knee of the front."""
+"""Names of a SubNet on the command line: a budget, a digest, a file, an end or the knee of the front."""
 
 import difflib
 import math
@@ -24,7 +24,7 @@ DIGEST = re.compile(r"[0-9a-f]{4,16}")
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One SubNet as it was named. `budget_ms` is 0 for all but budgets; `subnet`: the content of a file."""
+    """One SubNet as named by the user. `budget_ms` is 0 for all kinds but budgets; `subnet`: the content of a file."""
 
     kind: Literal["budget", "digest", "name", "file"]
     word: str
@@ -33,7 +33,7 @@ class Pick:
 
 
 def pick(word: str) -> Pick:
-    """`2ms`, `largest`, `fastest`, `knee`, the first characters of a digest, or a file. UserError for anything else."""
+    """Parse `2ms`, `largest`, `fastest`, `knee`, the first characters of a digest, or a file. UserError for anything else."""
     if word.endswith(FILE_END):
         return Pick("file", word, subnet=ChosenSubNet.read(Path(word)).subnet)
     if word in NAMES:
@@ -52,9 +52,9 @@ def pick(word: str) -> Pick:
 
 
 def resolve(chosen: Pick, found: Front, rows: Sequence[Named], device: str) -> Named:
-    """The SubNet that a pick means. found: searched for the pick's budget, if it is one.
+    """The SubNet that a pick means. found: the result of a search; if the pick is a budget, for this budget.
 
-    rows: SubNets that a digest can be one of. UserError: none of them, or several.
+    rows: the SubNets that a digest can refer to. UserError: the digest matches none of them, or several.
     """
     if chosen.subnet:
         return chosen.subnet

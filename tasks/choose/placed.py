@@ -40,7 +40,7 @@ def joint_table(found: JointFront, score: str = ACCURACY) -> Table:
 
 
 def placed_tables(row: Row, score: str = ACCURACY) -> Table:
-    """The SubNet that a rule chose over several devices: its predictions, and its plan."""
+    """The SubNet that a rule chose over several devices: its predictions and its plan."""
     plan = PlanRow.model_validate(row["plan"])
     facts = facts_table(f"{row['device']} and others: {row['rule']['text']}")
     facts.add_row(

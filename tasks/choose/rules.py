@@ -1,6 +1,6 @@
-"""Rules that choose one SubNet of those that a search found for the budgets of one device.
+"""Rules that choose one SubNet among the winners of a search for the budgets of one device.
 
-Latencies [ms] on the device are predictions, and so are accuracies (fractions, validation split), unless the search
+Latencies [ms] on the device are predictions. Accuracies (fractions, validation split) are predictions, too, unless the search
 measured them.
 """
 
@@ -13,18 +13,18 @@ from tasks.schemas.front import Front, Winner
 
 RuleKind = Literal["budget_ms", "accuracy_share", "knee"]
 ENOUGH = 1.001
-"""Ratio of two budgets between which it no longer pays to look for a cheaper SubNet."""
+"""If two budgets are within this ratio, no cheaper SubNet is searched for between them."""
 BUDGETS = 12
 ROUNDS = 6
 FEWEST = 3
-"""SubNets that a front with a knee has."""
+"""Smallest number of SubNets for which a front has a knee."""
 
 
 @dataclass(frozen=True, slots=True)
 class WinnerRule:
-    """budget_ms: the best within so many ms. accuracy_share: the cheapest that keeps this share of the base accuracy.
+    """A rule by its kind. budget_ms: the best SubNet within `value` ms. knee: the knee of the front; `value` is unused.
 
-    knee: the knee of the front; `value` says nothing.
+    accuracy_share: the cheapest SubNet with at least the share `value` of the base accuracy.
     """
 
     kind: RuleKind
@@ -32,7 +32,7 @@ class WinnerRule:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Description for people."""
         match self.kind:
             case "budget_ms":
                 return f"the best within {self.value:g} ms"
@@ -43,9 +43,9 @@ class WinnerRule:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question beyond its stages: one SubNet by a rule, two side by side (`tasks.choose.pick`), or files of some.
+    """A question to a finished run: one SubNet by a rule, two side by side (`tasks.choose.pick`), or files of SubNets.
 
-    files: of chosen SubNets, to be exported.
+    files: files of chosen SubNets, to be exported.
     """
 
     rule: WinnerRule | None = None
@@ -54,7 +54,7 @@ class Question:
 
 
 def choose(rule: WinnerRule, found: Front, base_accuracy: float) -> Winner:
-    """The winner that a rule chooses among those of a search, which was of the budget of a budget's rule. UserError: none."""
+    """The winner that a rule chooses; UserError if none fits. If the rule is a budget, the search was for this budget."""
     if rule.kind == "budget_ms":
         return next(row for row in found.winners if row.budget_ms == rule.value)
     if rule.kind == "knee":
@@ -72,8 +72,8 @@ def knee(rows: Sequence[Winner], device: str) -> Winner:
     """The point farthest above the line through both ends of a front, with both axes scaled to the ends' distance.
 
     Source: Das, "On characterizing the 'knee' of the Pareto curve based on normal-boundary intersection" (Structural
-    Optimization 18, 1999); with scaled axes it is where the difference curve of Kneedle (Satopää et al., ICDCS
-    Workshops 2011) is highest. UserError when the front has no such point.
+    Optimization 18, 1999); with scaled axes it is the maximum of the difference curve of Kneedle (Satopää et al., ICDCS
+    Workshops 2011). UserError when the front has no such point.
     """
     where, next_step = f"knee on '{device}'", "take --budget-ms, or more budgets: search.budget_count=40"
     if len(rows) < FEWEST:
@@ -95,7 +95,7 @@ def knee(rows: Sequence[Winner], device: str) -> Winner:
 
 
 def cheapest(rule: WinnerRule, rows: Iterable[Winner], base_accuracy: float, device: str) -> Winner:
-    """The fastest with at least the rule's share of an accuracy. UserError when none has it."""
+    """The fastest SubNet with at least the rule's share of the base accuracy. UserError when none has it."""
     rows = list(rows)
     good = [row for row in rows if row.accuracy >= rule.value * base_accuracy]
     if good:
@@ -111,7 +111,10 @@ def cheapest(rule: WinnerRule, rows: Iterable[Winner], base_accuracy: float, dev
 
 
 def between(rule: WinnerRule, rows: Iterable[Winner], base_accuracy: float) -> tuple[float, ...]:
-    """Budgets [ms] between the slowest winner too inaccurate and the fastest good one, which is the last; none when near."""
+    """Budgets [ms] between the largest budget with a too inaccurate winner and the latency of the fastest accurate winner.
+
+    The latter is the last budget. Empty if both are within the ratio `ENOUGH`, or if either does not exist.
+    """
     rows = list(rows)
     target = rule.value * base_accuracy
     good_ms = [row.predicted_ms for row in rows if row.accuracy >= target]

@@ -1,4 +1,4 @@
-"""A chosen SubNet, and two side by side, in the terminal."""
+"""Terminal tables of a chosen SubNet and of two SubNets side by side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -28,7 +28,7 @@ WHOLE = "whole SubNet"
 def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
     """The SubNet that a rule chose: its predictions, and its stages with their share of the latency.
 
-    score: the name of what the learning problem's answers are judged by.
+    score: the name of the learning problem's metric.
     """
     facts = facts_table(f"{row['device']}: {row['rule']['text']}")
     speed_up = row["largest_ms"] / row["predicted_ms"]
@@ -46,7 +46,7 @@ def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
 
 
 def add_accuracy(facts: Table, row: Row, score: str) -> None:
-    """Adds the accuracy of a chosen SubNet beside that of the base network, and whether others can be told from it."""
+    """Add the accuracy of a chosen SubNet beside the base network's, and a remark if other SubNets cannot be distinguished."""
     known, base = Uncertainty.model_validate(row["uncertainty"]), row["base"]
     if "measured_accuracy" in row:
         found = f"[bold]{uncertain(row['measured_accuracy'], known.samples)}[/] measured"
@@ -57,12 +57,12 @@ def add_accuracy(facts: Table, row: Row, score: str) -> None:
 
 
 def remarked(*lines: str | None) -> str | None:
-    """The lines below a table, of those that there are."""
+    """The text below a table: all lines that are not None; None if there are none."""
     return "\n".join(f"[yellow]{escape(line)}[/]" for line in lines if line) or None
 
 
 def front_table(front: Front, score: str = ACCURACY) -> Table:
-    """The winners of a search, and whether its budgets say anything."""
+    """The winners of a search, with a note if every budget exceeds the latency of the whole network."""
     largest = front.largest
     idle = all(winner.budget_ms >= largest.predicted_ms for winner in front.winners)
     note = (
@@ -85,7 +85,7 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
 
 
 def facts_table(title: str) -> Table:
-    """A table of facts under a title, without heads."""
+    """A table of facts under a title, without column headers."""
     return Table(title=escape(title), show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
 
 
@@ -113,7 +113,7 @@ def _sections(found: ArchitectureRows) -> Table:
 
 
 def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> RenderableType:
-    """Two SubNets layer by layer, a rule below each section; a layer that only one has is a dash in the other."""
+    """Two SubNets layer by layer, with a line below each section; a layer that a SubNet lacks is shown as a dash."""
     first, second = compared["first"], compared["second"]
     table = Table(
         title=escape(f"{compared['device']}: {first['word']} and {second['word']}"),
@@ -141,7 +141,7 @@ def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> Render
 
 
 def _totals(compared: ComparedSubNets, score: str) -> Iterator[tuple[str, Callable[[ComparedSubNet], str], str]]:
-    """Rows below the layers: name, text of a side, difference."""
+    """The rows below the layers: name, text of a side, difference."""
     first, second = compared["first"], compared["second"]
     known = Uncertainty.model_validate(compared["uncertainty"])
     points = 100 * (second["predicted_accuracy"] - first["predicted_accuracy"])

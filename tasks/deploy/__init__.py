@@ -1,6 +1,6 @@
-"""Deployment: a bundle and the run time onto a device, over ssh or into a folder of this machine.
+"""Deployment: installs a bundle and the run time on a device, over ssh or in a folder of this machine.
 
-Each release has a folder of its own; a link says which one serves. `tasks.deploy.device_side` is what runs on the device.
+Each release has its own folder; a link points to the release that serves. `tasks.deploy.device_side` runs on the device.
 """
 
 from typing import TYPE_CHECKING

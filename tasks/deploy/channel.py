@@ -1,4 +1,4 @@
-"""The channel to a device: one process there, on this machine or over ssh, that is asked step after step."""
+"""The channel to a device: one process, on this machine or over ssh, that executes the steps one after the other."""
 
 import json
 import shlex
@@ -16,7 +16,7 @@ from tasks.deploy.device_side import answering, programs, service, software, ste
 from tasks.errors import UserError
 
 SENT = (programs, service, software, steps, answering)
-"""The modules of the device's half, each after those that it imports."""
+"""The modules of the device's half, each after the modules that it imports."""
 BOOTSTRAP = """
 import sys
 if sys.version_info < (3, 11):
@@ -28,14 +28,14 @@ for name, source in modules:
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main())
 """
-"""Old Pythons parse it, too."""
+"""The program that loads the sent modules; old Python versions can parse it, too."""
 CHUNK = 1 << 20
 STOP_S = 10.0
 AGAIN = "the same command goes on"
 
 
 class DeviceChannel:
-    """The process on the device. `ask` and `put` raise UserError with one line: refused there, or not reachable."""
+    """The process on the device. `ask` and `put` raise UserError if the device refuses the step or is not reachable."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], errors: IO[bytes], where: str, target: SshTarget | None
@@ -61,7 +61,7 @@ class DeviceChannel:
             self._process.stdin.write(content)
             self._process.stdin.flush()
         except BrokenPipeError:
-            self._answer()  # it has ended, and says why
+            self._answer()  # the process has ended; its last answer gives the reason
             raise self._lost() from None
 
     def _answer(self) -> Any:
@@ -76,7 +76,7 @@ class DeviceChannel:
         return answer["found"]
 
     def _lost(self) -> UserError:
-        """What the process said before it ended."""
+        """The error for an ended process, with the last line of its output."""
         _stop(self._process)
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -86,7 +86,7 @@ class DeviceChannel:
 
 @contextmanager
 def open_channel(where: str, python: str | None, target: SshTarget | None) -> Iterator[DeviceChannel]:
-    """The channel to a device, until the block ends. target: None: this machine. python: None: as the target says."""
+    """The channel to a device, until the block ends. target: None: this machine. python: None: the target's interpreter."""
     if target is None:
         command = [python or sys.executable, "-c", BOOTSTRAP]
     else:
@@ -115,7 +115,7 @@ def _message(value: Any) -> bytes:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Close its stdin, with which it ends by itself; end it where it does not."""
+    """Close the process's stdin, so that it ends by itself; terminate it if it does not."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):

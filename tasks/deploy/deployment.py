@@ -1,4 +1,4 @@
-"""One deployment: a bundle and the run time onto a device, checked there, then served."""
+"""One deployment: a bundle and the run time are installed on a device, checked there, then served."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ from tasks.deploy.wheel import build_wheel
 from tasks.errors import UserError
 
 EXTRAS: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
-"""The extra of the wheel with the runtime of a format."""
+"""Format -> the wheel's extra that installs the format's runtime."""
 INSTALLED_MB: Mapping[str, int] = {"onnxruntime": 270, "ncnn": 140}
-"""What an environment with that extra takes at most, pip included."""
+"""Extra -> largest size [MB] of an environment with it, pip included."""
 DIGITS = 16
 MB = 10**6
 
 Say = Callable[[str], None]
-"""Takes a line about what is being done."""
+"""Takes a progress message of one line."""
 FileFact = tuple[str, int]
 """sha256 and size of a file."""
 
@@ -38,8 +38,8 @@ FileFact = tuple[str, int]
 class Deployed(TypedDict):
     """The result of a deployment.
 
-    former: release that `current` linked to before. removed: releases that were removed. checked: what the device says of its
-    answers. address: where the service listens; by: "systemd" or "process"; None: nothing was started.
+    former: release that `current` linked to before. removed: releases that were removed. checked: the device's messages about
+    its answers. address: the service's address; by: "systemd" or "process". Both are None if nothing was started.
     """
 
     device: str
@@ -55,10 +55,10 @@ class Deployed(TypedDict):
 
 
 def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None, say: Say = print) -> Deployed:
-    """Copy, install, check, go over, start. target: None: this machine.
+    """Copy, install, check, switch to the release, start. target: None: this machine.
 
-    UserError in one line: the device is not reachable or refuses a step, its answers differ, the service does not become ready.
-    In the last two cases the former release is back. Killed in the middle, the same call goes on.
+    UserError: the device is not reachable or refuses a step, its answers differ, or the service does not become ready. In the
+    last two cases the former release is restored. If the call is killed in the middle, the same call resumes.
     """
     opened = _verified(bundle)
     extras = required_extras(opened.manifest, settings.format)
@@ -72,7 +72,7 @@ def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None,
 
 
 def required_extras(manifest: BundleManifest, wanted: BundleFormat | None) -> tuple[str, ...]:
-    """The extras of the wheel for one format of a bundle; None: for all in which it serves. UserError: it has no such files."""
+    """The wheel's extras for one format of a bundle; None: for all known formats. UserError: the bundle has no such files."""
     forms = manifest.known_formats if wanted is None else (wanted,)
     if missing := [form for form in forms if form not in manifest.runs]:
         allowed = ", ".join(manifest.runs)
@@ -128,7 +128,10 @@ def _deploy(
 
 
 def _verified(bundle: Path) -> OpenBundle:
-    """The bundle, all of whose files are as its manifest says. AdaptiveError: they are not, or it has no sample."""
+    """The bundle, with all files checked against its manifest.
+
+    AdaptiveError: a file differs. UserError: the bundle has no calibration sample.
+    """
     opened = OpenBundle.open(bundle)
     opened.verify_all()
     if opened.manifest.calibration is None:
@@ -138,7 +141,7 @@ def _verified(bundle: Path) -> OpenBundle:
 
 
 def _wheels(folder: Path | None) -> list[Path]:
-    """The wheels of a folder. UserError: there is none."""
+    """The wheels of a folder. UserError: it has none."""
     if folder is None:
         return []
     found = sorted(folder.glob("*.whl"))
@@ -148,7 +151,7 @@ def _wheels(folder: Path | None) -> list[Path]:
 
 
 def _facts(files: Mapping[str, Path]) -> dict[str, FileFact]:
-    """UserError: one cannot be read."""
+    """File name -> sha256 and size. UserError: a file cannot be read."""
     return {name: _fact(file) for name, file in files.items()}
 
 

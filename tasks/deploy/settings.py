@@ -15,11 +15,11 @@ def _there(path: str) -> str:
 
 
 PlaceThere = Annotated[str, AfterValidator(_there)]
-"""A path on the device: absolute, or below the user's home there."""
+"""A path on the device: absolute, or below the user's home directory there."""
 
 
 class Settings(BaseModel):
-    """What goes onto a device, how it is installed there, and how it serves."""
+    """Settings of a deployment: its files, their installation on the device, and the service."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -14,7 +14,7 @@ GIVEN = "or give one: deploy.wheel=FILE.whl (make device-wheel)"
 def build_wheel(folder: Path, project: Path = PROJECT) -> Path:
     """Build `autotailor_runtime-VERSION-py3-none-any.whl` into `folder`; the same sources give the same bytes.
 
-    project: folder of the wheel's own pyproject.toml. UserError: it is not there, or hatchling is not, or fails.
+    project: folder of the wheel's pyproject.toml. UserError: the folder or hatchling is missing, or hatchling fails.
     """
     where = "wheel of the run time"
     if not (project / "pyproject.toml").is_file():

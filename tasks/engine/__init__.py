@@ -1,4 +1,4 @@
-"""The engine of a device: options of its runtime for whole networks, each kept where it is measured to be faster."""
+"""The engine of a device: its runtime's options for whole networks, each kept if it is measured to be faster."""
 
 from typing import TYPE_CHECKING
 

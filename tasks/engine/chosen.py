@@ -11,7 +11,7 @@ ENGINE_FILE = "engine.json"
 
 
 class Gain(Record):
-    """Time with an engine over time with another: the geometric mean over SubNets, and its 95 % interval where there is one."""
+    """Time with an engine over time with another: the geometric mean over SubNets, and its 95 % interval, if known."""
 
     ratio: float
     low: float | None
@@ -20,7 +20,7 @@ class Gain(Record):
 
 
 class TriedChoice(Record):
-    """A choice that was timed against the engine `beside`. `reason`: why it is not kept; None: it is."""
+    """A choice that was timed against the engine `beside`. `reason`: why it is not kept; None if it is kept."""
 
     option: str
     choice: str
@@ -38,7 +38,7 @@ class LeftOut(Record):
 
 
 class TimedSubNet(Record):
-    """A SubNet on which engines were compared: with the runtime's defaults and with the chosen engine, beside each other."""
+    """A SubNet on which engines were compared: its latency with the runtime's defaults and with the chosen engine."""
 
     digest: str
     kind: str
@@ -47,10 +47,10 @@ class TimedSubNet(Record):
 
 
 class ChosenEngine(Stored):
-    """The engine of one device. `gain`: against the runtime's defaults, timed anew after the choice; None: it is the defaults.
+    """The engine of one device. `gain`: gain over the runtime's defaults, timed anew after the choice; None: not compared.
 
-    `fixed`: choices that were given. `options`: all that the device has, by name the choices, the default first. `failed`:
-    SubNets on which nothing could be compared, and why.
+    `fixed`: choices given by the settings. `options`: all options of the device: name -> choices, the default first. `failed`:
+    SubNets on which nothing could be compared -> reason.
     """
 
     STAGE: ClassVar[str] = "engine"
@@ -69,17 +69,17 @@ class ChosenEngine(Stored):
 
     @property
     def engine(self) -> Engine:
-        """As clients take it."""
+        """The engine in the form that clients take."""
         return Engine(choices=self.chosen)
 
     @property
     def kept(self) -> tuple[TriedChoice, ...]:
-        """The choices that make the engine, in the order in which they were made; without those that were given."""
+        """The tried choices that the engine consists of, in order, without the fixed choices."""
         return tuple(one for one in self.tried if one.reason is None)
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Description for people."""
         return ", ".join(f"{option}={choice}" for option, choice in self.chosen.items()) or "the runtime's defaults"
 
     @property

@@ -1,8 +1,8 @@
-"""The choice of an engine, one option after the other, each time the one that gains most.
+"""The choice of an engine by greedy descent: in each step, the choice that gains most changes the engine.
 
-Every choice of every open option is timed beside the present engine. Whatever is clearly slower is not timed to the end. The
-best choice that is kept changes the engine, its option is settled, and the others are tried again with it, since what one
-option gains may depend on another. The end is where nothing gains enough.
+Every choice of every open option is timed beside the current engine. Clearly slower choices are not timed to the end. The
+best choice is kept if it gains enough; its option is settled, and the other options are tried again with the new engine, since
+the gain of one option may depend on another. The descent ends when no choice gains enough.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +22,19 @@ SLOWER = 0.1
 Choice = tuple[str, str]
 """An option and one of its choices."""
 WHOLE: Choice = ("", "")
-"""In the place of a choice: an engine that is more than one choice away."""
+"""Placeholder instead of a choice, for an engine that differs in more than one choice."""
 
 
 def gain_of(comparison: Comparison) -> Gain:
-    """A comparison as it is stored."""
+    """The stored form of a comparison."""
     return Gain(ratio=comparison.ratio, low=comparison.low, high=comparison.high, pairs=comparison.pairs)
 
 
 @dataclass(slots=True)
 class Descent:
-    """difference: why the outputs of an engine are not the defaults', or None. tried, left_out: what was found so far.
+    """The search for an engine. difference: reason why an engine's outputs differ from those of the defaults, or None.
 
-    by_operator: options that can be chosen for single operators are left out.
+    by_operator: leave out options that can be chosen for single operators. tried, left_out: results so far.
     """
 
     settings: Settings
@@ -46,7 +46,7 @@ class Descent:
     left_out: list[LeftOut] = field(default_factory=list)
 
     def tuned(self, start: Engine) -> Engine:
-        """The engine that nothing improves; options that `start` has choices for stay."""
+        """An engine that no further choice improves. Options for which `start` has choices stay unchanged."""
         engine, open_options = start, self._open(start)
         while open_options:
             present = engine.settled(self.options)
@@ -64,7 +64,7 @@ class Descent:
         return engine if engine == start else self._confirmed(start, engine)
 
     def _open(self, start: Engine) -> list[EngineOption]:
-        """The options that are tried."""
+        """The options to be tried; the left-out ones are recorded."""
         free = [one for one in self.options if one.name not in start.choices]
         for option in free:
             if self.by_operator and option.by_operator:
@@ -74,13 +74,13 @@ class Descent:
         return [one for one in free if not (self.by_operator and one.by_operator)]
 
     def beside(self, base: Engine, engine: Engine) -> Comparison | None:
-        """An engine against another, in as many rounds as the settings have, timed anew; None where it has no time."""
+        """Compare an engine with another, timed anew in as many rounds as the settings have; None if it cannot be timed."""
         found = self._screened(step_of(base, engine), base, {WHOLE: engine}, whole=True)
         self.left_out = [one for one in self.left_out if one.option]
         return found.get(WHOLE)
 
     def _confirmed(self, start: Engine, engine: Engine) -> Engine:
-        """The engine, if new times say what made it the choice: of many choices the best looks better than it is."""
+        """The engine if new times confirm its gain, else `start`: the best of many choices looks better than it is."""
         found = self.beside(start, engine)
         reason = "it has no time" if found is None else found.rejection(self.settings.minimal_gain)
         if reason is None:
@@ -90,7 +90,7 @@ class Descent:
         return start
 
     def _best(self, base: Engine, others: Mapping[Choice, Engine]) -> Choice | None:
-        """The choice that is kept, if any; records all of them."""
+        """The choice that is kept, if any; records all tried choices."""
         found = self._screened(step_of(base), base, others)
         reasons = {choice: one.rejection(self.settings.minimal_gain) for choice, one in found.items()}
         kept: Choice | None = None
@@ -115,7 +115,7 @@ class Descent:
     def _screened(
         self, step: str, base: Engine, others: Mapping[Choice, Engine], *, whole: bool = False
     ) -> dict[Choice, Comparison]:
-        """Comparisons with `base` of those that could be timed. whole: all rounds, whatever comes out and however long."""
+        """Comparisons with `base` of the engines that could be timed. whole: all rounds, whatever their results and times."""
         log_ratios: dict[Choice, dict[str, list[float]]] = {choice: {} for choice in others}
         found: dict[Choice, Comparison] = {}
         left = dict(others)
@@ -145,7 +145,7 @@ class Descent:
         return reason
 
     def _decided(self, comparison: Comparison, number: int) -> bool:
-        """Whether further rounds would tell nothing that matters."""
+        """Whether further rounds could not change the decision."""
         share = self.settings.minimal_gain
         if number + 1 < LEAST_ROUNDS:
             return comparison.slower(SLOWER)

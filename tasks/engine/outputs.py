@@ -13,7 +13,7 @@ Outputs = list[list[np.ndarray]]
 
 
 class CheckedModel(NamedTuple):
-    """A whole SubNet with its weights, and what draws a batch of each input that it takes."""
+    """A whole SubNet with its weights. inputs: draws a batch of each of its inputs."""
 
     job: ModelJob
     inputs: Callable[[np.random.Generator], Sequence[np.ndarray]]
@@ -33,7 +33,7 @@ class OutputCheck:
     _expected: Outputs = field(default_factory=list)
 
     def difference(self, engine: Engine) -> str | None:
-        """Why the outputs are not those of the runtime's defaults; None where they are."""
+        """The reason why the outputs differ from those of the runtime's defaults; None if they do not."""
         try:
             if not self._expected:
                 self._expected = self._run(DEFAULT_ENGINE)
@@ -51,7 +51,7 @@ class OutputCheck:
 
 
 def _difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The largest difference over the largest expected value; infinite where a value is no number."""
+    """The largest difference over the largest expected value; infinite if a value is not finite."""
     worst = 0.0
     for one, other in zip(found, expected, strict=True):
         difference = float(np.abs(one - other).max() / max(float(np.abs(other).max()), np.finfo(np.float32).tiny))

@@ -10,7 +10,7 @@ from tasks.measuring.settings import TimingSettings, Tolerance
 
 
 def _words(choices: Any) -> Any:
-    """YAML reads on and off as truth values, and 63 as a number."""
+    """The choices as text: YAML reads `on` and `off` as truth values, and 63 as a number."""
     switches = {True: "on", False: "off"}
     if not isinstance(choices, Mapping):
         return choices
@@ -28,11 +28,11 @@ def _in_form(choices: dict[str, str]) -> dict[str, str]:
 
 
 Choices = Annotated[dict[str, str], BeforeValidator(_words), AfterValidator(_in_form)]
-"""Choices of an engine by option, as they are in a config."""
+"""Option -> choice of an engine, as written in a config."""
 
 
 class Settings(TimingSettings):
-    """Which options of a device's runtime are tried, on which SubNets, and what is enough to keep a choice."""
+    """Settings of the search for an engine: the tried options, the SubNets, and the gain for which a choice is kept."""
 
     measure: MeasureSettings = MeasureSettings(warmup_ms=5.0, min_blocks=1, min_samples=3, time_cap_ms=30.0)
     tune: bool = Field(True, description="false: the runtime's defaults, and what is fixed")
@@ -52,5 +52,5 @@ class Settings(TimingSettings):
 
     @property
     def wanted(self) -> bool:
-        """Whether a device's engine may be another than its runtime's defaults."""
+        """Whether a device's engine may differ from its runtime's defaults."""
         return self.tune or bool(self.fixed)

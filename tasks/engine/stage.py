@@ -1,7 +1,7 @@
 """Stage "engine": the options with which a device's runtime runs whole networks, chosen by measurement.
 
-The largest SubNet, the smallest and a few random ones are timed under every choice of every option, each beside the present
-engine. The stages behind this one run all models with the engine that comes out.
+The largest SubNet, the smallest and a few random ones are timed under every choice of every option, each beside the current
+engine. Later stages run all models with the chosen engine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,9 +46,9 @@ def run(
 ) -> StageResult:
     """Choose the engine of a device (its name); writes and returns `engine.json`.
 
-    by_operator: options that can be chosen for single operators are not tried, since a later stage chooses them so.
-    The client has the runtime's defaults and holds the lease. A second call goes on from the times in `out`. UserError for a
-    fixed choice that the device has not, or that changes outputs.
+    by_operator: options that can be chosen for single operators are not tried, since a later stage chooses them per operator.
+    The client has the runtime's defaults and holds the lease. A second call resumes from the times in `out`. UserError for a
+    fixed choice that the device lacks, or that changes outputs.
     """
     found = client.capabilities()
     fixed = _fixed(settings, device, found)
@@ -86,7 +86,7 @@ def _where(device: str) -> str:
 
 
 def _fixed(settings: Settings, device: str, found: Capabilities) -> Engine:
-    """The choices that are given; UserError for those that the device has not."""
+    """The fixed choices; UserError if the device lacks one."""
     engine = Engine(choices=settings.fixed)
     try:
         engine.settled(found.engine_options)
@@ -100,7 +100,7 @@ def _fixed(settings: Settings, device: str, found: Capabilities) -> Engine:
 def _chosen(
     settings: Settings, fixed: Engine, descent: Descent, found: Capabilities
 ) -> tuple[Engine, Comparison | None]:
-    """The engine, and how it compares with the runtime's defaults; None where it is these, or nothing could be timed."""
+    """The engine and its comparison with the runtime's defaults; None if it equals these, or nothing could be timed."""
     timed = bool(descent.timer.jobs)
     engine = descent.tuned(fixed) if settings.tune and timed else fixed
     chosen = engine.without_defaults(found.engine_options)
@@ -108,7 +108,7 @@ def _chosen(
 
 
 def _timed(kinds: Mapping[str, str], timer: EngineTimer, chosen: Engine) -> Iterator[TimedSubNet]:
-    """Medians of the rows in which the chosen engine was compared with the defaults."""
+    """The SubNets' median latencies in the comparison of the chosen engine with the defaults."""
     for digest in timer.jobs:
         default_ms, chosen_ms = (timer.median_ms(digest, one, chosen) for one in (DEFAULT_ENGINE, chosen))
         if default_ms is not None and chosen_ms is not None:
@@ -116,7 +116,7 @@ def _timed(kinds: Mapping[str, str], timer: EngineTimer, chosen: Engine) -> Iter
 
 
 def _file(device: str, found: Capabilities, chosen: Engine, fixed: Engine) -> ChosenEngine:
-    """The file of an engine that nothing was timed for."""
+    """The content of `engine.json` for an engine without measurements."""
     options = {
         one.name: (one.default, *(choice for choice in one.choices if choice != one.default))
         for one in found.engine_options
@@ -136,7 +136,7 @@ def _file(device: str, found: Capabilities, chosen: Engine, fixed: Engine) -> Ch
 
 
 class ModelsOfSubNets:
-    """SubNets as jobs in the device's format: to be timed, without weights; to be run, with them."""
+    """SubNets as jobs in the device's format: without weights for timing, with weights for running."""
 
     def __init__(self, net: SuperNet, settings: Settings, device: Capabilities) -> None:
         self._net, self._settings, self._device = net, settings, device
@@ -147,7 +147,7 @@ class ModelsOfSubNets:
         self._converted: dict[str, ModelJob] = {}
 
     def timed(self) -> tuple[dict[str, ModelJob], dict[str, str]]:
-        """Jobs by digest, the largest SubNet's first, and why others have none."""
+        """Jobs by digest, the largest SubNet's first; and the reasons of failed conversions, by digest."""
         jobs: dict[str, ModelJob] = {}
         failed: dict[str, str] = {}
         for digest in self._configs:
@@ -158,7 +158,7 @@ class ModelsOfSubNets:
         return jobs, failed
 
     def whole(self, digests: Sequence[str]) -> list[CheckedModel]:
-        """The largest and the smallest of these SubNets with their weights, where the device takes models of their size."""
+        """The largest and the smallest of these SubNets with their weights, unless the model is too large for the device."""
         ends = {digests[0], *(one for one in digests if self.kinds[one] == "smallest")} if digests else set[str]()
         jobs = {digest: self._job(digest, weights=True) for digest in sorted(ends)}
         return [

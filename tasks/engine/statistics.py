@@ -1,8 +1,8 @@
 """Whether one engine is faster than another, from times in pairs.
 
-Both engines run a SubNet within seconds of each other, so that whatever slows the device slows both; the ratio of their times
-is a pair. Of each SubNet the median over the rounds counts, of all SubNets the geometric mean. The interval is that of a
-bootstrap within each SubNet (Efron and Tibshirani 1993, chapter 13): the SubNets are those that were chosen to be compared.
+Both engines run a SubNet within seconds of each other, so that disturbances of the device slow both; the ratio of their times
+is a pair. The result is the geometric mean over SubNets of the median over rounds. The interval comes from a bootstrap within
+each SubNet (Efron and Tibshirani 1993, chapter 13), because the set of compared SubNets is fixed.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from solvers.tables import Values
 DRAWS = 1000
 INTERVAL = (0.025, 0.975)
 LEAST_ROUNDS = 3
-"""Fewer tell nothing of the noise."""
+"""Smallest number of rounds from which the noise can be estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """ratio: time with a choice over time without it, the geometric mean over the SubNets. pairs: how many were timed.
+    """ratio: time with a choice over time without it, the geometric mean over the SubNets. pairs: number of timed pairs.
 
-    low, high: its 95 % interval; None while there are too few rounds. largest: the ratio of the largest SubNet alone.
+    low, high: the ratio's 95 % interval; None with too few rounds. largest: the ratio of the largest SubNet.
     """
 
     ratio: float
@@ -32,7 +32,7 @@ class Comparison:
     pairs: int
 
     def slower(self, share: float) -> bool:
-        """Whether the choice costs more than this share of the time, so far as the interval tells."""
+        """Whether the choice costs more than this share of the time, judged by the interval's lower end if it is known."""
         return (self.ratio if self.low is None else self.low) > 1 + share
 
     def gains_at_most(self, share: float) -> bool:
@@ -40,9 +40,9 @@ class Comparison:
         return self.low is not None and self.low > 1 - share
 
     def rejection(self, share: float) -> str | None:
-        """Why the choice is not kept, in words; None: it saves this share of the time, and that is more than noise.
+        """The reason why the choice is not kept; None if it saves this share of the time and the gain exceeds the noise.
 
-        A choice that costs the largest SubNet more than this share is not kept either.
+        A choice that slows the largest SubNet by more than this share is not kept either.
         """
         if self.high is None:
             return "timed too few times to tell"
@@ -58,7 +58,7 @@ class Comparison:
 
 
 def compare(log_ratios: Sequence[Values], seed: int) -> Comparison:
-    """From logarithms of ratios: for each SubNet, the largest first, one for each round."""
+    """The comparison from logarithms of ratios: one sequence per SubNet, the largest first, with one value per round."""
     rng = np.random.default_rng(seed)
     medians = np.array([np.median(one) for one in log_ratios])
     low = high = None

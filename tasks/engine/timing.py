@@ -1,4 +1,4 @@
-"""Engines timed side by side on a device, each row of times a JSON line, so that a killed stage goes on."""
+"""Engines timed side by side on a device. Each row of times is a JSON line, so that a killed stage can resume."""
 
 import math
 import time
@@ -18,7 +18,7 @@ RowKey = tuple[str, int, str, tuple[str, ...]]
 
 
 class TimedRow(Record):
-    """One SubNet under several engines, one after the other: latencies [ms], or None and the reason of the failure."""
+    """One SubNet timed under several engines in turn: latencies [ms], or None and the reason of the failure."""
 
     step: str
     round: int
@@ -30,21 +30,21 @@ class TimedRow(Record):
 
     @property
     def key(self) -> RowKey:
-        """Whereby a second call knows it."""
+        """The key by which a second call finds the row."""
         return self.step, self.round, self.subnet, self.engines
 
 
 def step_of(base: Engine, engine: Engine | None = None) -> str:
-    """The name of a step: an engine, or the choices of all options (None), timed beside another engine."""
+    """The name of a step: an engine, or the choices of all options (engine=None), timed beside the engine `base`."""
     name = "choices" if engine is None else engine.text or "defaults"
     return f"{name} beside {base.text or 'defaults'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Times of a round. log_ratios: by engine (its text) and SubNet, over the time of the engine that all are compared with.
+    """Times of a round. log_ratios: engine (its text) -> SubNet -> logarithm of its time over the base engine's time.
 
-    failures: why an engine has no time on some SubNet.
+    failures: engine (its text) -> reason why it has no time on some SubNet.
     """
 
     log_ratios: Mapping[str, Mapping[str, float]]
@@ -53,10 +53,10 @@ class Pairs:
 
 @dataclass(slots=True)
 class EngineTimer:
-    """Times SubNets (jobs by digest) under engines; the caller holds the lease. spent_s: on the rows so far.
+    """Times SubNets (jobs by digest) under engines; the caller holds the lease. spent_s: time spent on the rows so far.
 
-    A row begins and ends with the engine that the others are compared with: the geometric mean of both is its time, so that
-    what slows the device step by step cancels. Every second round goes the other way.
+    A row begins and ends with the base engine; the geometric mean of both times is its time, so that a gradual slowdown of the
+    device cancels. Every second round runs in reverse order.
     """
 
     client: AgentClient
@@ -73,7 +73,7 @@ class EngineTimer:
         self._known = {row.key: row for row in rows}
 
     def drop_failures(self) -> dict[str, str]:
-        """Take out SubNets that have no time with the runtime's defaults; why, by digest."""
+        """Drop SubNets that cannot be timed with the runtime's defaults; returns digest -> reason."""
         failed = {}
         for digest in self.jobs:
             row = self._row(step_of(DEFAULT_ENGINE, DEFAULT_ENGINE), 0, digest, [DEFAULT_ENGINE, DEFAULT_ENGINE])
@@ -83,7 +83,7 @@ class EngineTimer:
         return failed
 
     def median_ms(self, digest: str, engine: Engine, chosen: Engine) -> float | None:
-        """The median [ms] of a SubNet's times with an engine, where `chosen` was compared with the runtime's defaults."""
+        """The median [ms] of a SubNet's times with an engine, in the comparison of `chosen` with the runtime's defaults."""
         rows = [
             row for row in self._used.values() if row.step == step_of(DEFAULT_ENGINE, chosen) and row.subnet == digest
         ]
@@ -94,7 +94,7 @@ class EngineTimer:
         return float(np.median(known)) if known else None
 
     def pairs(self, step: str, number: int, base: Engine, engines: Sequence[Engine]) -> Pairs:
-        """A round of a step (its name): every SubNet under every engine, compared with `base`."""
+        """One round of the named step: every SubNet under every engine, compared with `base`."""
         order = engines if number % 2 == 0 else engines[::-1]
         log_ratios: dict[str, dict[str, float]] = {engine.text: {} for engine in engines}
         failures: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Torch programs to ExecuTorch, in killable children: ExecuTorch's compiler is an optional extra, and takes seconds.
+"""Conversion of torch programs to ExecuTorch in child processes that can be killed.
 
-A child costs 4 s to start, an operator 1 s after that, and a SubNet like MobileNetV2 8 s. Many programs share a child, and
-there is a child for each core.
+ExecuTorch's compiler is an optional extra and slow: starting a child takes 4 s, then an operator 1 s, and a SubNet like
+MobileNetV2 8 s. Many programs share a child; each core has one child.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ START_S = 120.0  # to import the compiler, on a busy machine
 
 
 def require_executorch() -> None:
-    """UserError where the extra is not installed."""
+    """Raise UserError if the extra is not installed."""
     if importlib.util.find_spec(NAME) is None:
         raise UserError(
             "format 'executorch'", "the package 'executorch' is not installed", next_step=installation(NAME)
@@ -33,9 +33,9 @@ def require_executorch() -> None:
 
 
 def lower(programs: Sequence[bytes], limits: ConversionLimits = DEFAULT_LIMITS) -> list[bytes | ConversionError]:
-    """Programs (.pte) for XNNPACK from programs of torch.export (.pt2), in order; limits: of each one.
+    """Programs (.pte) for XNNPACK from programs of torch.export (.pt2), in order; limits: per program.
 
-    An error for each that ExecuTorch refuses, or that ran past a limit. UserError where the extra is not installed.
+    A program that ExecuTorch refuses or that exceeds a limit yields an error. UserError if the extra is not installed.
     """
     require_executorch()
     children = min(len(available_cores()), len(programs))
@@ -49,7 +49,7 @@ def lower(programs: Sequence[bytes], limits: ConversionLimits = DEFAULT_LIMITS) 
 
 
 def _lower(programs: dict[int, bytes], limits: ConversionLimits) -> dict[int, bytes | ConversionError]:
-    """Results by number, of one child after the other: a program that ends its child has its own error."""
+    """Results by number. After a program ends its child, it gets the error, and a new child converts the others."""
     results: dict[int, bytes | ConversionError] = {}
     with tempfile.TemporaryDirectory(prefix="autotailor-executorch-") as name:  # mode 0700
         folder = Path(name)
@@ -67,7 +67,7 @@ def _lower(programs: dict[int, bytes], limits: ConversionLimits) -> dict[int, by
 
 
 def _run(folder: Path, numbers: Sequence[int], limits: ConversionLimits) -> ConversionError:
-    """The error of the first program without a result."""
+    """Run a child; returns the error for the first program without a result."""
     names = [f"{number}{PROGRAM}" for number in numbers]
     command = [sys.executable, "-P", "-m", "tasks.executorch.lowering", f"{limits.wall_s:g}", *names]
     environment = os.environ | {"PYTHONPATH": python_path(os.environ), "OMP_NUM_THREADS": "1"}

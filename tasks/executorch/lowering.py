@@ -1,7 +1,7 @@
 """The child that lowers programs: `python -m tasks.executorch.lowering SECONDS FILE.pt2 …` in the folder of the files.
 
-It writes FILE.pte, or the reason in FILE.txt. A program that takes longer than SECONDS ends the process (SIGALRM). Inputs
-stay where the caller has them, so that a run copies none.
+It writes FILE.pte, or the reason of a failure in FILE.txt. A program that takes longer than SECONDS ends the process (SIGALRM).
+Programs use the caller's memory for inputs, so that a run copies none.
 """
 
 import os
@@ -18,7 +18,7 @@ from tasks.errors import shortened
 
 
 def lowered(program: Path) -> bytes:
-    """The program with all that XNNPACK takes handed to it."""
+    """The lowered program: XNNPACK runs everything that it supports."""
     edge = to_edge_transform_and_lower(
         torch.export.load(program),
         partitioner=[XnnpackPartitioner()],
@@ -29,7 +29,7 @@ def lowered(program: Path) -> bytes:
 
 
 def write(file: Path, content: bytes) -> None:
-    """The file, whole or not at all."""
+    """Write a file atomically."""
     part = file.with_suffix(".part")
     part.write_bytes(content)
     os.replace(part, file)

@@ -25,7 +25,7 @@ _Program = tuple[bytes, tuple[Shape, ...], int]
 def jobs_of_modules(
     modules: Mapping[str, tuple[nn.Module, Sequence[Shape]]], limits: ConversionLimits = DEFAULT_LIMITS
 ) -> dict[str, Outcome]:
-    """Jobs of networks by key, in order, each with the shapes of its inputs; an error for each that has no program."""
+    """Jobs of networks by key, in order. modules: each network with the shapes of its inputs. A failure yields an error."""
     return _jobs({key: _attempt(lambda pair: _program(*pair), pair) for key, pair in modules.items()}, limits)
 
 
@@ -34,9 +34,9 @@ def subnet_jobs(
     limits: ConversionLimits,
     statistics: Statistics | None = None,
 ) -> dict[str, Outcome]:
-    """Jobs of SubNets by key, in order, with their weights; an error for each that has no program.
+    """Jobs of SubNets by key, in order, with their weights; a failed conversion yields an error.
 
-    statistics: of BatchNorm; None: the SuperNet's.
+    statistics: BatchNorm statistics; None: the SuperNet's.
     """
 
     def program(subnet: tuple[SuperNet, Config]) -> _Program:
@@ -47,9 +47,9 @@ def subnet_jobs(
 
 
 def operator_jobs(features: Sequence[OperatorFeature], limits: ConversionLimits) -> dict[str, Outcome]:
-    """Jobs of single operators by digest, in order; an error for each that has no program."""
+    """Jobs of single operators by digest, in order; a failed conversion yields an error."""
 
-    import onnx2torch  # takes seconds: it brings torchvision
+    import onnx2torch  # takes seconds: it imports torchvision
 
     def program(feature: OperatorFeature) -> _Program:
         model = with_filled_tensors(read_onnx(operator_model(feature), OwnNames()))
@@ -88,7 +88,7 @@ def _jobs(programs: Mapping[str, _Program | ConversionError], limits: Conversion
 
 
 def _job(key: str, content: bytes, shapes: Sequence[Shape], outputs: int) -> ModelJob:
-    """A program has no names; those of the job count its inputs and outputs."""
+    """The job of a program. Programs have no names, so the job numbers the inputs and outputs."""
     return ModelJob(
         key=key,
         format="executorch",

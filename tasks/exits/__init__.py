@@ -1,4 +1,4 @@
-"""Exits before deployment: thresholds with a promise about accuracy, from held-out images and measured latencies."""
+"""Exits before deployment: thresholds with a promise about accuracy, from holdout images and measured latencies."""
 
 from typing import TYPE_CHECKING
 

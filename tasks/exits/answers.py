@@ -1,4 +1,4 @@
-"""What all exits of a SubNet answer: one pass over the images, in which what exits have in common is computed once."""
+"""The answers of all exits of a SubNet, from one pass over the images that computes the exits' common parts once."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.progress import Progress
 
 Answers = tuple[NDArray[np.float32], NDArray[np.int64]]
-"""Numbers for classes (N, E, K) of N images at E exits, and labels (N,)."""
+"""Logits (N, E, K) of N images at E exits for K classes, and labels (N,)."""
 
 
 @torch.no_grad()
 def answers_of(
     net: SuperNet, exits: Sequence[Config], data: EvaluationData, progress: Progress, name: str = "answers of exits"
 ) -> Answers:
-    """Of one SubNet up to each of its exits, in order; each with BatchNorm statistics of its own, as it is exported."""
+    """The answers of one SubNet up to each of its exits, in order; each exit has its own BatchNorm statistics, as exported."""
     together = Prefixes(net.elastic, exits, data.features_mib)
     together.activate([statistics_of(net, config, data) for config in exits])
     logits, labels = [], []

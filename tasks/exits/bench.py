@@ -1,4 +1,7 @@
-"""Thresholds of single SubNets on one device: made of held-out images, tested on test images, with pictures of the ends."""
+"""Thresholds of single SubNets on one device: found on holdout images, tested on test images.
+
+Pictures show the images that leave first and last.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +51,7 @@ TEST: Split = "test"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyDevice:
-    """One device: its predictors, its look-up table, and its winners. target: as in the search. batch: samples of one run."""
+    """One device: its predictors, its look-up table, and its winners. target: as in the search. batch: samples per run."""
 
     target: Target
     accuracy: AccuracyPredictor
@@ -63,7 +66,7 @@ class PolicyDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyBench:
-    """Makes and tests thresholds of SubNets. measured: latencies by the SubNet's digest."""
+    """Finds and tests thresholds of SubNets. measured: measurements by the SubNet's digest."""
 
     settings: Settings
     net: SuperNet
@@ -81,11 +84,11 @@ class PolicyBench:
         return exits_of(self.net.space)
 
     def upto(self, config: Config) -> list[Config]:
-        """A SubNet up to each exit that it passes, its own as the last one."""
+        """A SubNet up to each exit that it passes; the last is its own exit."""
         return [with_exit(self.net.space, config, name) for name in self.net.exits(config)]
 
     def time(self, subnets: Sequence[Config], meter: SubNetMeter, lines: SubNetLines) -> None:
-        """Measure SubNets up to each exit, and the winners. The largest SubNet is the first, as the meter wants it."""
+        """Measure SubNets up to each exit, and the winners. The meter needs the largest SubNet first."""
         every = [self.net.max_config, *(one for config in subnets for one in self.upto(config))]
         every += [row.config for row in self.device.front.winners]
         different = {self.net.space.digest(config): config for config in every}
@@ -93,12 +96,12 @@ class PolicyBench:
         self.measured.update({one.key: one for one in found})
 
     def times(self, config: Config) -> ExitTimes:
-        """Of a SubNet's exits. UserError: one cannot be timed."""
+        """The latencies of a SubNet's exits. UserError: one cannot be timed."""
         upto = self.upto(config)
         return times_of(self.layers, upto, [self.measured[self.net.space.digest(one)] for one in upto])
 
     def policy(self, config: Config) -> SubnetPolicy:
-        """Thresholds of a SubNet, and what they come to; without them, the reason."""
+        """Thresholds of a SubNet with their test results, or the reason why it has none."""
         digest = self.net.space.digest(config)
         known = [line["policy"] for line in read_lines(self.out / POLICY_LINES) if line["digest"] == digest]
         if known:
@@ -130,7 +133,7 @@ class PolicyBench:
         return row
 
     def _tested(self, plain: SubnetPolicy, found: CalibratedExits, times: ExitTimes, test: Answers) -> SubnetPolicy:
-        """A SubNet with its thresholds, on the test images."""
+        """The policy of a SubNet with its thresholds and their results on the test images."""
         thresholds, (logits_NEK, labels_N) = found.thresholds, test
         images = HeldOut(logits_NEK=logits_NEK, labels_N=labels_N, latency_ms_E=times.latency_ms_E)
         leaving = Leaving.of(thresholds, images)
@@ -151,7 +154,7 @@ class PolicyBench:
         return plain.model_copy(update=changed)
 
     def _energies_mj(self, config: Config, times: ExitTimes) -> NDArray[np.float64]:
-        """Energy of a SubNet up to each exit [mJ]: measured, or as predicted."""
+        """Energy of a SubNet up to each exit [mJ]: measured, else predicted."""
         if times.energies_mj_E is not None:
             return times.energies_mj_E
         space = self.net.space
@@ -182,7 +185,7 @@ class PolicyBench:
         return found
 
     def table(self, rows: Sequence[SubnetPolicy], evaluated: SubNetLines) -> ExitTable:
-        """All that was measured: SubNets up to each exit, and the winners. Accuracies are of the held-out images."""
+        """All measured choices: SubNets up to each exit, and the winners. Accuracies are measured on the holdout images."""
         winners = self.device.front.winners
         configs = [row.config for row in winners]
         shares = [one.share for one in accuracies(self.net, configs, self.held_out, evaluated, self.progress)]
@@ -199,13 +202,16 @@ class PolicyBench:
         return ExitTable(subnets=subnets, exits=self.names, choices=tuple(choices))
 
     def _place(self, config: Config, exit_: str) -> tuple[str, int]:
-        """The whole SubNet's digest, and the number of an exit, as a table of exits has them."""
+        """The key in a table of exits: the whole SubNet's digest and the number of the exit."""
         *_, last = self.names
         whole = self.net.space.digest(with_exit(self.net.space, config, last))
         return whole, NO_EXIT if exit_ == last else self.names.index(exit_)
 
     def policies(self, rows: Sequence[SubnetPolicy], reason: str | None) -> Policies:
-        """All of it, with the expected latencies of others at the rates of the best SubNet, and the winners by them."""
+        """The content of `policies.json`.
+
+        Other SubNets get expected latencies by the exit rates of the best SubNet; on request also winners by these latencies.
+        """
         settings = self.settings
         found = Policies(
             device=self.device.target.name,
@@ -230,7 +236,7 @@ class PolicyBench:
         return found.model_copy(update=changed)
 
     def _expected(self, row: SubnetPolicy) -> ExpectedLatency:
-        """Expected latencies of whole SubNets if their samples leave as those of one with thresholds."""
+        """Expected latencies of whole SubNets if their samples leave at the rates of a SubNet with thresholds."""
         passed_ms = self.times(row.config).of_chain(Thresholds.model_validate(row.thresholds)).passed_ms_E.tolist()
         known = {one.exit: (one.share or 0.0, passed) for one, passed in zip(row.exits, passed_ms, strict=True)}
         rates, passed = zip(*(known.get(name, (0.0, 0.0)) for name in self.names), strict=True)

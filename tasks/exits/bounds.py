@@ -1,7 +1,7 @@
-"""P-values of "leaving early loses more than ε of accuracy", exact for any number of images, and how many images they take.
+"""Exact p-values of "leaving early loses more than ε of accuracy" for any number of images, and the number of images needed.
 
 Per image the loss is +1 (the full answer is right, the early one wrong: *lost*), −1 (the other way around: *gained*) or 0.
-With probabilities p₊ of lost and p₋ of gained, accuracy falls by p₊ − p₋, which (lost − gained) / n of n images estimates.
+With probabilities p₊ of lost and p₋ of gained, accuracy falls by p₊ − p₋; (lost − gained) / n over n images estimates it.
 """
 
 import math
@@ -10,22 +10,22 @@ from functools import lru_cache
 import numpy as np
 
 NUISANCE_SHARE = 0.05
-"""Of the level, what is spent on bounding how many images change at all."""
+"""Share of the level that is spent on bounding the probability that an image changes."""
 UNSEEN = 1e-13
-"""Probability beyond each end of the counts that are summed over; it is added to the p-value."""
+"""Probability beyond each end of the summed counts; it is added to the p-value."""
 
 
 @lru_cache(maxsize=100_000)
 def p_value(lost: int, gained: int, images: int, epsilon: float, level: float) -> float:
-    """P-value of p₊ − p₋ > ε: P(p_value ≤ level) ≤ level wherever that is true. At `level` it has most power.
+    """P-value of the hypothesis p₊ − p₋ > ε: if it is true, P(p_value ≤ level) ≤ level. The power is highest at `level`.
 
-    How many images change, ψ = p₊ + p₋, is not known. A share of the level goes into an upper bound of it (Clopper–Pearson).
-    The p-value is that share plus the largest probability, over all ψ up to the bound, of a difference lost − gained as
-    small as the one at hand, s, when p₊ − p₋ = ε (Berger and Boos, JASA 1994). The largest is at the bound itself: by ψ, the
-    probability has the derivative n/2 · (P(S = s + 1) − P(S = s)), S the difference of n − 1 images. For ψ ≤ ½ the polynomial
+    The share of changed images, ψ = p₊ + p₋, is unknown. A share of the level pays for an upper bound of ψ (Clopper–Pearson).
+    The p-value is this share plus the largest probability, over all ψ up to the bound, of a difference lost − gained at most
+    as large as the observed one, s, when p₊ − p₋ = ε (Berger and Boos, JASA 1994). The maximum is at the bound: the derivative
+    of the probability by ψ is n/2 · (P(S = s + 1) − P(S = s)), with S the difference of n − 1 images. For ψ ≤ ½ the polynomial
     p₋ + p₀z + p₊z² has real roots, so S is a shifted sum of independent yes–no trials; its probabilities rise up to less than
-    one before its mean (Darroch, 1964), so where s + 1 ≤ (n − 1)ε − 1. Elsewhere the p-value is 1. When more than ε is lost
-    and ψ is the same, so small a difference is less probable still.
+    one before its mean (Darroch, 1964), thus for s + 1 ≤ (n − 1)ε − 1. Otherwise the p-value is 1. If more than ε is lost at
+    the same ψ, such a small difference is even less probable.
     """
     from scipy import stats  # takes a second
 
@@ -51,7 +51,7 @@ def _at_most(difference: int, images: int, epsilon: float, changing: float) -> f
 
 
 def images_needed(epsilon: float, level: float) -> int:
-    """Fewest tested images with which ε can be promised at all: when leaving early changes no answer."""
+    """Smallest number of tested images with which ε can be promised, if leaving early changes no answer."""
     enough = math.ceil(2 / epsilon)
     while p_value(0, 0, enough, epsilon, level) > level:
         enough *= 2

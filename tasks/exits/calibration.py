@@ -1,10 +1,10 @@
-"""Thresholds that make the expected measured latency small, with a promise about the accuracy that is lost.
+"""Thresholds that minimise the expected measured latency, with a promise about the accuracy loss.
 
-Held-out images are divided. One part chooses: the exit that gives the full answer (the most accurate one), the confidence
-measure, and a path of thresholds for it. The other part tests the path's steps in order, each by an exact p-value, and the
-last step before the first failure is taken: *Learn then Test* with fixed-sequence testing (Angelopoulos et al., 2021). So the
-promise holds with the stated confidence for any network, any data and any number of images, as long as images are independent
-draws of what will come.
+Holdout images are split. One part chooses the exit that gives the full answer (the most accurate exit), the confidence measure,
+and a path of thresholds for it. The other part tests the path's steps in order, each by an exact p-value; the last step before
+the first failure is taken: *Learn then Test* with fixed-sequence testing (Angelopoulos et al., 2021). The promise therefore
+holds with the stated confidence for any network, any data and any number of images, as long as the images are independent draws
+from the distribution in use.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ from tasks.exits.settings import PromiseSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedExits:
-    """Thresholds, and what they lead to on the images that tested them.
+    """Thresholds and their results on the testing images.
 
-    accuracy, full_accuracy: leaving early and never, on those images. by_measure: expected latency [ms] that each measure
-    came to on the images that chose.
+    accuracy, full_accuracy: with and without early exits, on the testing images. by_measure: expected latency [ms] by each
+    confidence measure on the choosing images.
     """
 
     thresholds: Thresholds
@@ -45,12 +45,12 @@ class CalibratedExits:
 
     @property
     def saved(self) -> float:
-        """Share of the full answer's latency."""
+        """Saved share of the full answer's latency."""
         return 1 - self.prediction.expected_ms / self.full_ms
 
 
 def calibrate(held_out: HeldOut, settings: PromiseSettings, rng: np.random.Generator) -> CalibratedExits:
-    """Thresholds with a promise. UserError: too few images for it, or an exit that always answers the same."""
+    """Thresholds with a promise. UserError: too few images for the promise, or an exit that always gives the same answer."""
     check_exits(held_out)
     needed = settings.images_needed()
     if len(held_out) < needed:
@@ -79,7 +79,7 @@ def calibrate(held_out: HeldOut, settings: PromiseSettings, rng: np.random.Gener
 
 
 def furthest(path_SF: Values, answers: ExitAnswers, settings: PromiseSettings, images: int) -> int:
-    """The last step of a path before the first that fails its test, with losses as in `images` images of the same kind."""
+    """The last step of a path before the first failed test. Losses are scaled to a number of `images` of the same kind."""
     for step, bars_F in enumerate(path_SF):
         _, losses_N = answers.leave(bars_F)
         lost, gained = (round((losses_N == sign).sum() * images / len(answers)) for sign in (1, -1))
@@ -91,7 +91,10 @@ def furthest(path_SF: Values, answers: ExitAnswers, settings: PromiseSettings, i
 def _expected_ms(
     answers: ExitAnswers, latency_ms_E: Values, settings: PromiseSettings, images: int, halves: list[NDArray[np.int64]]
 ) -> float:
-    """What a measure comes to: a path from one half, tested on the other as if that were all images that test; and back."""
+    """Expected latency [ms] by a measure, cross-validated over two halves.
+
+    The path of one half is tested on the other half, with counts scaled to the number of testing images.
+    """
     found = []
     for finding, judging in (halves, halves[::-1]):
         path_SF = find_path(answers.rows(finding), latency_ms_E)

@@ -1,8 +1,9 @@
-"""Expected latency of whole SubNets whose samples leave at known rates: a sum over operators, as any latency.
+"""Expected latency of whole SubNets whose samples leave at known rates: a sum over operators, like any latency.
 
-An operator behind exit k runs for the share of samples that reach it, so it counts with that share. With fixed rates this is a
-table for each operator, as without exits, and exact search stays exact. Rates are measured on one SubNet with its thresholds.
-Others are assumed to have the same until they get thresholds of their own; what is far less accurate will leave later.
+An operator behind exit k runs for the share of samples that reach it, so it is weighted by this share. With fixed rates this is
+a table for each operator, as without exits, and exact search stays exact. Rates are measured on one SubNet with its thresholds.
+Other SubNets are assumed to have the same rates until they have their own thresholds; samples of far less accurate SubNets will
+leave later.
 
 Legend: E exits, the last is the whole network.
 """
@@ -31,10 +32,10 @@ from tasks.search.stage import Target, costs_of, method_of
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLatency:
-    """Predicts the mean latency [ms] of codes (n, V) that run as a whole; others, which end at an exit, as they are.
+    """Predicts the mean latency [ms] of codes (n, V) of whole SubNets; codes that end at an exit keep their plain latency.
 
-    column: of the variable of exits. rates_E: share of samples that leave at each. passed_ms_E: of going on behind each exit's
-    head, as of the SubNet with these rates.
+    column: column of the exit variable. rates_E: share of samples that leave at each exit. passed_ms_E: latency of passing each
+    exit's head, for the SubNet with these rates.
     """
 
     latency: LatencyPredictor
@@ -61,7 +62,7 @@ class ExpectedLatency:
         return float((reach(self.rates_E) - self.rates_E) @ self.passed_ms_E)
 
     def as_sums(self) -> LatencyPredictor | None:
-        """The same as sums of tables; None where presence of operators follows from exits by derived columns."""
+        """The same latency as sums of tables; None if derived columns decide the presence of operators by exits."""
         if self.latency.sums.derived or self.latency.unknown.derived:
             return None
         heads = np.zeros(len(self.rates_E))
@@ -71,7 +72,7 @@ class ExpectedLatency:
         return LatencyPredictor(sums, self.latency.correction, self.latency.unknown, self.latency.missing)
 
     def _weighed(self, table: Table) -> Table:
-        """A table whose last exit is the mean over all exits."""
+        """A table in which the last exit's value is the mean over all exits, weighted by rates."""
         if self.column not in table.columns:
             return table
         axis = table.columns.index(self.column)
@@ -81,12 +82,12 @@ class ExpectedLatency:
 
 
 def column_of(space: Space) -> int:
-    """The column of the variable of exits."""
+    """The column of the exit variable."""
     return next(column for column, variable in enumerate(space.variables) if variable.kind == EXIT)
 
 
 def weighed_by(latency: LatencyPredictor, space: Space, rates: Sequence[float], passed_ms_E: Values) -> ExpectedLatency:
-    """By rates of a SubNet with thresholds, up to its full answer; nobody goes further."""
+    """Expected latency by the rates of a SubNet with thresholds, up to its full answer; no sample goes further."""
     exits = len(passed_ms_E)
     rates_E = np.array([*rates, *[0.0] * (exits - len(rates))])
     return ExpectedLatency(latency, column_of(space), rates_E, passed_ms_E)
@@ -95,7 +96,7 @@ def weighed_by(latency: LatencyPredictor, space: Space, rates: Sequence[float], 
 def weighed_subnets(
     space: Space, expected: ExpectedLatency, accuracy: AccuracyPredictor, front: Front
 ) -> tuple[WeighedSubnet, ...]:
-    """The winners of a front as whole SubNets, with the latency that they take at most and on average, by prediction."""
+    """The winners of a front as whole SubNets, with their predicted largest and mean latency."""
     last = exits_of(space)[-1]
     whole = [with_exit(space, row.config, last) for row in front.winners]
     found = {space.digest(config): config for config in whole}
@@ -116,10 +117,10 @@ def expected_winners(
     front: Front,
     progress: Progress,
 ) -> tuple[ExpectedWinner, ...]:
-    """The best SubNet of each budget of a front where whole SubNets count with their expected latency.
+    """The best SubNet for each budget of a front if whole SubNets are ranked by their expected latency.
 
-    By the method and within the limits of the search; the genetic one where expected latencies are no sums of tables.
-    A winner of the front that is better as it is, without heads on the way, stays.
+    Uses the method and the limits of the search, but the genetic method if expected latencies are no sums of tables. A winner
+    of the front stays if it is better on its own, without heads on the way.
     """
     sums = expected.as_sums()
     settings = SearchSettings.model_validate({**front.settings, "accuracy": "predicted"})
@@ -154,7 +155,7 @@ def expected_winners(
 
 
 def _better(found: ExpectedWinner, plain: Winner | None) -> ExpectedWinner:
-    """What a search by expected latency found, or the winner as it is."""
+    """The SubNet that the search by expected latency found, or the plain winner if its predicted score is higher."""
     if plain is None or found.predicted_score >= plain.predicted_score:
         return found
     own = plain.model_dump(include=set(Predicted.model_fields), exclude_unset=True)

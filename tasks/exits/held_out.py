@@ -1,4 +1,4 @@
-"""What thresholds are made from: logits of all exits on images that were not trained on, and the latency of each exit."""
+"""The data from which thresholds are found: logits of all exits on holdout images, and the latency of each exit."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +13,9 @@ from tasks.exits.path import ExitAnswers
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HeldOut:
-    """N images, E exits, K classes. latency_ms_E: measured from the input to each exit's answer. UserError: they do not fit.
+    """Logits, labels and latencies for N images, E exits, K classes. UserError: shapes or values do not fit.
 
-    names: of the exits, for errors; else their numbers.
+    latency_ms_E: measured from the input to each exit's answer. names: names of the exits for error messages; numbers if empty.
     """
 
     logits_NEK: NDArray[Any]
@@ -31,16 +31,16 @@ class HeldOut:
         return len(self.labels_N)
 
     def rows(self, chosen: NDArray[np.int64]) -> "HeldOut":
-        """Of some images."""
+        """The same data for some of the images."""
         return replace(self, logits_NEK=self.logits_NEK[chosen], labels_N=self.labels_N[chosen])
 
     @property
     def right_NE(self) -> NDArray[np.int64]:
-        """1 where an exit's own answer is the label."""
+        """1 if the exit's own answer is the label, else 0."""
         return (self.logits_NEK.argmax(2) == self.labels_N[:, None]).astype(np.int64)
 
     def answers(self, measure: ConfidenceMeasure, full_exit: int) -> ExitAnswers:
-        """By a measure, up to the exit that gives the full answer, and against that answer."""
+        """Confidences by a measure, and losses against the full answer, up to the exit that gives it."""
         upto = full_exit + 1
         answers_NE, confidences_NE = trace(measure, self.logits_NEK[:, :upto])
         answers_NE[:, full_exit] = self.logits_NEK[:, full_exit].argmax(1)
@@ -49,7 +49,7 @@ class HeldOut:
 
 
 def check_exits(held_out: HeldOut) -> None:
-    """UserError: an exit gives one answer to all images."""
+    """Raise UserError if an exit gives the same answer to all images."""
     answers_NE = held_out.logits_NEK.argmax(2)
     if len(np.unique(held_out.labels_N)) > 1:
         for place, same in enumerate((answers_NE == answers_NE[0]).all(0)):

@@ -1,4 +1,4 @@
-"""Thresholds on images that had no part in choosing them: who leaves where, how often rightly, and what it takes."""
+"""Thresholds judged on images that were not used for choosing them: exit rates, accuracies and costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tasks.exits.timing import ExitTimes, Values
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Leaving:
-    """N images: the exits that they take, the answers there, how sure these are, and whether they are right."""
+    """N images: the exits that they take, the answers there, their confidences, and whether they are right."""
 
     taken_N: NDArray[np.int64]
     answers_N: NDArray[np.int64]
@@ -24,7 +24,7 @@ class Leaving:
 
     @classmethod
     def of(cls, thresholds: Thresholds, images: HeldOut) -> "Leaving":
-        """By thresholds, as a device decides."""
+        """The exits that images take by thresholds, decided as on a device."""
         full = thresholds.full_exit
         logits_NEK = images.logits_NEK[:, : full + 1]
         answers_NE, confidences_NE = trace(MEASURES[thresholds.measure], logits_NEK)
@@ -46,23 +46,23 @@ class Leaving:
         return exit_rates(self.taken_N, exits)
 
     def accuracy_at(self, exits: int) -> list[float | None]:
-        """Accuracy of those that leave at each exit; None where nobody does."""
+        """Accuracy of the images that leave at each exit; None if none leaves there."""
         there = [self.right_N[self.taken_N == place] for place in range(exits)]
         return [float(right.mean()) if len(right) else None for right in there]
 
     def earliest(self, count: int) -> list[int]:
-        """Images that leave first, the surest first."""
+        """Images that leave first, by falling confidence."""
         return np.lexsort((-self.confidences_N, self.taken_N))[:count].tolist()
 
     def latest(self, count: int) -> list[int]:
-        """Images that leave last, the most doubtful first."""
+        """Images that leave last, by rising confidence."""
         return np.lexsort((self.confidences_N, -self.taken_N))[:count].tolist()
 
 
 def exits_left(
     exits: Sequence[MeasuredExit], thresholds: Thresholds, leaving: Leaving, times: ExitTimes
 ) -> tuple[MeasuredExit, ...]:
-    """The exits of a SubNet with thresholds: who leaves there, how often rightly, and what it takes in the chain (`times`)."""
+    """The exits of a SubNet with thresholds: rate, accuracy, and latency in the chain (`times`) at each exit."""
     rates, right = leaving.rates(len(exits)).tolist(), leaving.accuracy_at(len(exits))
     bars = [*thresholds.thresholds, *[None] * (len(exits) - thresholds.full_exit)]
     columns = zip(exits, times.latency_ms_E.tolist(), bars, rates, right, strict=True)
@@ -73,7 +73,7 @@ def exits_left(
 
 
 def outcome_of(leaving: Leaving, times: ExitTimes, alone_mj_E: Values | None) -> PolicyOutcome:
-    """What thresholds come to. alone_mj_E: energy of the SubNet up to each exit [mJ]; None: unknown."""
+    """The results of thresholds. alone_mj_E: energy of the SubNet up to each exit [mJ]; None: unknown."""
     latency_ms_E = times.latency_ms_E
     rates_E = leaving.rates(len(latency_ms_E))
     found = predict(rates_E, latency_ms_E, None if alone_mj_E is None else times.segments_mj(alone_mj_E))
@@ -95,7 +95,7 @@ def outcome_of(leaving: Leaving, times: ExitTimes, alone_mj_E: Values | None) ->
 def classes_leaving(
     leaving: Leaving, labels_N: NDArray[np.int64], names: Sequence[str], full_exit: int, latency_ms_E: Values
 ) -> tuple[ClassLeaving, ...]:
-    """The classes by the share that leaves before the full answer, those that leave most first."""
+    """The classes with their share of images that leave before the full answer, by rising expected latency."""
     rows = []
     for label, name in enumerate(names):
         taken = leaving.taken_N[labels_N == label]

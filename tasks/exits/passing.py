@@ -1,4 +1,4 @@
-"""SubNets that are worth thresholds: winners of a search that pass exits before their own."""
+"""SubNets that get thresholds: winners of a search that pass exits before their own."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from tailor_ir import Config, Space, SuperNet
 from tasks.schemas.front import Front
 
 EXIT = "exit"
-"""The variable of exits."""
+"""The kind, and the name, of the exit variable."""
 
 
 def exits_of(space: Space) -> tuple[str, ...]:
-    """Names of all exits in order of depth; the last is the whole network. Empty: the space has none."""
+    """Names of all exits in order of depth; the last is the whole network. Empty if the space has no exits."""
     found = (variable.choices for variable in space.variables if variable.kind == EXIT)
     return tuple(map(str, next(found, ())))
 
@@ -21,9 +21,9 @@ def with_exit(space: Space, config: Config, exit_: str) -> Config:
 
 
 def passing_subnets(net: SuperNet, front: Front, count: int) -> list[Config]:
-    """At most so many winners that pass an exit before their own, the most accurate first, evenly spread over a front.
+    """At most `count` winners that pass an exit before their own, the most accurate first, evenly spread over the front.
 
-    They are those that run as a whole; where no winner does, all of them.
+    They are chosen from the whole SubNets among these; if there are none, from all of them.
     """
     rows = sorted(front.winners, key=lambda row: row.accuracy)
     passing = {net.space.digest(row.config): row.config for row in rows if len(net.exits(row.config)) > 1}

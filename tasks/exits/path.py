@@ -1,9 +1,9 @@
-"""A path of thresholds, from "nobody leaves early" on, each step cheaper than the one before.
+"""A path of thresholds that begins with "no image leaves early"; latency falls from step to step.
 
-For a price μ of a lost answer [ms], thresholds that minimise the mean of latency + μ · loss are found by coordinate descent:
-with all other thresholds fixed, the best one of an exit is a cut in the order of its confidences, where the cumulative sum of
-what leaving saves is highest. Prices fall from step to step; cuts only ever go further, so the path is nested: an image leaves
-no later at a further step. Between prices, cuts go on in small steps.
+For a price μ of a lost answer [ms], coordinate descent finds thresholds that minimise the mean of latency + μ · loss: with all
+other thresholds fixed, the best threshold of an exit is a cut in the order of its confidences, at the maximum of the cumulative
+saving by leaving. Prices fall from step to step; cuts only move further, so the path is nested: at a later step, an image
+leaves no later. Between prices, cuts move in small steps.
 
 Legend: N images, E exits up to the full answer, F of them before it, S steps of the path.
 """
@@ -21,16 +21,16 @@ PRICES = 48
 DEAREST, CHEAPEST = 2e3, 0.05
 """Prices of one lost answer, in units of the full answer's latency."""
 SWEEPS = 8
-"""At most, of one descent; later ones change little."""
+"""Largest number of sweeps of one descent; later sweeps change little."""
 STRIDE = 0.01
-"""Share of images by which a cut goes on between two steps."""
+"""Share of images by which a cut moves between two steps, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitAnswers:
-    """What exits answered, by one measure, up to the exit of the full answer, which is the last column.
+    """Confidences by one measure, and losses, of all exits up to the exit of the full answer, which is the last column.
 
-    losses_NE: against the full answer; +1 lost, −1 gained, or by probabilities between them.
+    losses_NE: loss against the full answer: +1 lost, −1 gained, or a value between them by probabilities.
     """
 
     confidences_NE: Values
@@ -40,17 +40,17 @@ class ExitAnswers:
         return len(self.losses_NE)
 
     def rows(self, chosen: NDArray[np.int64]) -> "ExitAnswers":
-        """Of some images."""
+        """The same data for some of the images."""
         return ExitAnswers(self.confidences_NE[chosen], self.losses_NE[chosen])
 
     def leave(self, bars: Values) -> tuple[NDArray[np.int64], NDArray[np.int64] | Values]:
-        """Exits that images take with thresholds (F,), and their losses (N,) there."""
+        """The exits (N,) that images take with thresholds (F,), and their losses (N,) there."""
         taken_N = exits_taken(self.confidences_NE, bars.tolist())
         return taken_N, self.losses_NE[np.arange(len(self)), taken_N]
 
 
 def find_path(answers: ExitAnswers, latency_ms_E: Values) -> Values:
-    """Thresholds (S, F), falling or equal from step to step; the first row is infinite: nobody leaves early."""
+    """Thresholds (S, F), falling or equal from step to step; the first row is infinite: no image leaves early."""
     before = len(latency_ms_E) - 1
     order_NF = np.argsort(-answers.confidences_NE[:, :before], 0, kind="stable")
     sorted_NF = np.take_along_axis(answers.confidences_NE[:, :before], order_NF, 0)
@@ -65,7 +65,7 @@ def find_path(answers: ExitAnswers, latency_ms_E: Values) -> Values:
 
 
 def _descend(costs_NE: Values, sorted_NF: Values, order_NF: Counts, cuts_F: Counts) -> Counts:
-    """Cuts (F,) that no change of one of them makes cheaper, from given ones on."""
+    """Cuts (F,), found by descent from given cuts until no change of a single cut is cheaper, in at most `SWEEPS` sweeps."""
     images, before = sorted_NF.shape
     rank_NF = np.empty_like(order_NF)
     np.put_along_axis(rank_NF, order_NF, np.arange(images)[:, None], 0)
@@ -89,13 +89,13 @@ def _descend(costs_NE: Values, sorted_NF: Values, order_NF: Counts, cuts_F: Coun
 
 
 def _between(cuts_F: Counts, further_F: Counts, stride: int) -> list[Counts]:
-    """Cuts on the way from some to further ones, none more than a stride from the one before."""
+    """Cuts on the way from `cuts_F` to `further_F`, each at most one stride from the one before."""
     steps = -(-int((further_F - cuts_F).max(initial=0)) // stride)
     return [cuts_F + (further_F - cuts_F) * step // steps for step in range(1, steps + 1)]
 
 
 def _bars(cuts_SF: Counts, sorted_NF: Values) -> Values:
-    """Thresholds half way between the confidences on both sides of each cut; infinite where nobody leaves."""
+    """Thresholds half way between the confidences on both sides of each cut; infinite if no image leaves."""
     images, before = sorted_NF.shape
     last = np.take_along_axis(sorted_NF, np.maximum(cuts_SF - 1, 0), 0)
     first_out = np.take_along_axis(sorted_NF, np.minimum(cuts_SF, images - 1), 0)

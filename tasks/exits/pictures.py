@@ -1,4 +1,4 @@
-"""Pictures of single images, as the network sees them: small PNG files."""
+"""Pictures of single images, as the network gets them: small PNG files."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ from tasks.artifacts import write_bytes
 from tasks.data import Batch
 
 MOST_PIXELS = 64
-"""Of each side of a picture."""
+"""Largest width and height of a picture."""
 
 
 def write_pictures(batches: Iterable[Batch], files: Mapping[int, Sequence[Path]]) -> None:
-    """The images with the numbers of `files`, counted over all batches, each into its files."""
+    """Write each image whose number, counted over all batches, is in `files` into its files."""
     first, last = 0, max(files, default=-1)
     for x_BCHW, _ in batches:
         for row in range(len(x_BCHW)):
@@ -29,7 +29,7 @@ def write_pictures(batches: Iterable[Batch], files: Mapping[int, Sequence[Path]]
 
 
 def png(x_CHW: torch.Tensor) -> bytes:
-    """One image, its darkest value black and its brightest white. Of other than 1 or 3 channels the first is shown."""
+    """One image as PNG, its darkest value black and its brightest white. Only the first channel is shown if there are not 3."""
     values = x_CHW.detach().float().cpu().numpy()
     values = values if len(values) == 3 else values[:1]
     low, high = float(values.min()), float(values.max())

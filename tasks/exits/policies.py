@@ -1,4 +1,4 @@
-"""`policies.json`: for some SubNets of one device, when samples leave at exits, what is promised, and what came of it."""
+"""`policies.json`: thresholds for early exits of some SubNets of one device, with the promise and the test results."""
 
 from typing import Any, ClassVar
 
@@ -7,7 +7,7 @@ from tasks.schemas.subnets import Named, Predicted
 
 POLICIES_FILE = "policies.json"
 TABLE_FILE = "exit_table.json"
-"""`adaptive_runtime.exits.ExitTable`: what was measured, for the choice by resources."""
+"""`adaptive_runtime.exits.ExitTable`: measured choices, for the choice by resources."""
 THRESHOLDS_FILE = "{}.thresholds.json"
 """`adaptive_runtime.exits.Thresholds` of a SubNet, by its digest."""
 
@@ -15,9 +15,9 @@ THRESHOLDS_FILE = "{}.thresholds.json"
 class MeasuredExit(Record):
     """One exit of a SubNet.
 
-    alone_ms: measured, the SubNet ending there. latency_ms: with the heads before it; with thresholds those alone that have to
-    run. accuracy: of all images, by split. threshold: None where nobody leaves, and behind the full answer. share,
-    share_accuracy: of the test images that leave there; None without thresholds.
+    alone_ms: measured latency of the SubNet that ends there. latency_ms: latency with the earlier heads; with thresholds, only
+    with the needed heads. accuracy: accuracy on all images, by split. threshold: None if no image leaves, and behind the full
+    answer. share, share_accuracy: share and accuracy of the test images that leave there; None without thresholds.
     """
 
     exit: str
@@ -49,9 +49,10 @@ class LeavingImage(Record):
 
 
 class PolicyOutcome(Record):
-    """Thresholds on the test images, which had no part in choosing them. Latencies of one sample [ms].
+    """Results of thresholds on the test images, which were not used for choosing them. Latencies of one sample [ms].
 
-    full_accuracy: of the full answer. whole_ms, saved: the SubNet without exits, and the share of it that is saved on average.
+    full_accuracy: accuracy of the full answer. whole_ms: latency of the SubNet without exits. saved: share of it that is saved
+    on average.
     """
 
     images: int
@@ -73,7 +74,7 @@ class PolicyOutcome(Record):
 
 
 class SubnetPolicy(Named):
-    """A SubNet with all its exits. thresholds: `adaptive_runtime.exits.Thresholds`; None: `reason` says why there are none."""
+    """A SubNet with all its exits. thresholds: `adaptive_runtime.exits.Thresholds`; None: `reason` explains why it has none."""
 
     exits: tuple[MeasuredExit, ...]
     thresholds: dict[str, Any] | None = None
@@ -86,10 +87,7 @@ class SubnetPolicy(Named):
 
 
 class WeighedSubnet(Named):
-    """A whole SubNet beside what it takes on average if its samples leave as those of another one do.
-
-    Latencies as predicted [ms].
-    """
+    """A whole SubNet with its predicted latency [ms], and the mean if its samples leave at the rates of another SubNet."""
 
     whole_ms: float
     expected_ms: float
@@ -97,9 +95,9 @@ class WeighedSubnet(Named):
 
 
 class ExpectedWinner(Predicted):
-    """The best SubNet of a budget by expected latency, which `predicted_ms` is.
+    """The best SubNet for a budget by expected latency; `predicted_ms` is the expected latency.
 
-    early: samples leave at its exits; else it runs as it is, without them. whole_ms: latency at most.
+    early: samples leave at its exits; else it runs without exits. whole_ms: largest latency.
     """
 
     budget_ms: float
@@ -108,9 +106,9 @@ class ExpectedWinner(Predicted):
 
 
 class Policies(Stored):
-    """Of one device. needed: fewest held-out images for the promise. rates_of: digest of the SubNet whose rates weigh others.
+    """The policies of one device. needed: smallest number of holdout images for the promise.
 
-    reason: why the device has no thresholds at all.
+    rates_of: digest of the SubNet whose exit rates weigh other SubNets. reason: why the device has no thresholds at all.
     """
 
     STAGE: ClassVar[str] = "policy"
@@ -129,6 +127,6 @@ class Policies(Stored):
 
     @property
     def best(self) -> SubnetPolicy | None:
-        """The SubNet with thresholds whose early answers are the most accurate; None without any."""
+        """The SubNet with thresholds whose early answers are the most accurate; None if none has thresholds."""
         tested = [(row.tested.accuracy, row) for row in self.subnets if row.tested is not None]
         return max(tested, key=lambda pair: pair[0], default=(0.0, None))[1]

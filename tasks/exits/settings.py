@@ -1,4 +1,4 @@
-"""Settings of policies: what exits promise, for how many SubNets, and by which rules a device chooses among SubNets."""
+"""Settings of policies: the promise of exits, the number of SubNets, and the rules by which a device chooses among SubNets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,15 @@ from tasks.errors import UserError
 from tasks.exits.bounds import images_needed
 
 FEWEST_CHOOSING = 20
-"""Images that a path is found on."""
+"""Smallest number of images on which a path is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseSettings:
-    """epsilon: accuracy lost at most (0.01: one point). confidence: that it holds. choosing_share: of the held-out images."""
+    """The promise. epsilon: largest loss of accuracy (0.01: one point). confidence: probability that it holds.
+
+    choosing_share: share of the holdout images that choose thresholds; the others test them.
+    """
 
     epsilon: float = 0.01
     confidence: float = 0.95
@@ -33,15 +36,15 @@ class PromiseSettings:
 
     @property
     def level(self) -> float:
-        """Most probability of a broken promise."""
+        """Largest probability of a broken promise."""
         return 1 - self.confidence
 
     def choosing(self, images: int) -> int:
-        """How many of the held-out images choose."""
+        """Number of holdout images that choose thresholds."""
         return int(images * self.choosing_share)
 
     def images_needed(self) -> int:
-        """Fewest held-out images with which the promise can be given."""
+        """Smallest number of holdout images with which the promise can be given."""
         tested = images_needed(self.epsilon, self.level)
         images = tested
         while images - self.choosing(images) < tested or self.choosing(images) < FEWEST_CHOOSING:
@@ -50,9 +53,9 @@ class PromiseSettings:
 
 
 class Settings(BaseModel):
-    """Thresholds for SubNets with all their exits, on each device; without exits in the space there are none.
+    """Settings of thresholds for SubNets with all their exits, on each device; unused if the space has no exits.
 
-    rules: count in the bundle alone.
+    rules: only affect the bundle.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,5 +83,5 @@ class Settings(BaseModel):
 
     @property
     def promise(self) -> PromiseSettings:
-        """What is promised."""
+        """The promise."""
         return PromiseSettings(epsilon=self.epsilon, confidence=self.confidence)

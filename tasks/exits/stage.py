@@ -1,8 +1,8 @@
-"""The policy stage: for a few SubNets of one device thresholds with a promise, and what they come to on test images.
+"""The policy stage: thresholds with a promise for a few SubNets of one device, and their results on test images.
 
-SubNets are those of `tasks.exits.passing`. All exits of one answer the held-out images (the validation split) in one pass; the
-device times the SubNet up to each exit; `calibrate` makes thresholds of both, and the test split tells what they come to. What
-cannot be promised is told in one line, and the run goes on. A second call in the same folder goes on.
+`tasks.exits.passing` chooses the SubNets. All exits of a SubNet answer the holdout images (the validation split) in one pass;
+the device times the SubNet up to each exit; `calibrate` finds thresholds from both, and the test split measures their results.
+If a promise is impossible, the stage reports this in one line and the run continues. A second call in the same folder resumes.
 """
 
 from pathlib import Path
@@ -49,7 +49,7 @@ def run(
 ) -> StageResult:
     """Write thresholds and the table of exits; writes and returns `policies.json`.
 
-    client: its lease is held. UserError for other data than the SuperNet was made for.
+    client: the caller holds its lease. UserError if the data differ from the data that the SuperNet was made for.
     """
     splits = load_splits(data)
     check_same(splits["train"], supernet)
@@ -85,7 +85,7 @@ def run(
 
 
 def _unfit(device: PolicyDevice) -> str | None:
-    """Why no SubNet of a device gets thresholds."""
+    """The reason why no SubNet of a device gets thresholds; None if they may get them."""
     name = device.target.name
     if device.precision == "int8":
         return f"policy: device.{name} runs in int8, where exits answer otherwise than they were tested; no thresholds"

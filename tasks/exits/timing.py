@@ -1,8 +1,8 @@
-"""What leaving at each exit costs on a device, from what was measured there.
+"""The latency of leaving at each exit on a device, from measurements there.
 
-SubNets that end at an exit are timed as whole networks, each with its own head alone. A SubNet with all exits runs in segments,
-and has run the heads of earlier exits as well. Those are no parts of the timed SubNets: their latencies are the sums of their
-operators in the device's table, corrected as in every prediction, and each further segment is one more run, which costs the
+SubNets that end at an exit are timed as whole networks, each with only its own head. A SubNet with all exits runs in segments
+and also runs the heads of earlier exits. These heads are not part of the timed SubNets: their latencies are the sums of their
+operators in the device's table, corrected as in every prediction. Each further segment is one more run, which adds the
 correction's offset.
 """
 
@@ -22,9 +22,10 @@ from tasks.layers import Layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitTimes:
-    """Of one SubNet. alone_ms_E: measured, ending there with no other head. passed_ms_E: of going on behind an exit's head.
+    """Latencies of one SubNet. alone_ms_E: measured up to each exit, with no other head.
 
-    energies_mj_E: measured as alone_ms_E, where the device has a sensor.
+    passed_ms_E: latency of passing each exit's head. energies_mj_E: energies measured like alone_ms_E, if the device has a
+    sensor.
     """
 
     alone_ms_E: Values
@@ -33,28 +34,28 @@ class ExitTimes:
 
     @property
     def latency_ms_E(self) -> Values:
-        """Until the answer of each exit, heads on the way counted [ms]."""
+        """Latency up to the answer of each exit, including the heads on the way [ms]."""
         passed = [0.0, *accumulate(self.passed_ms_E[:-1].tolist())]
         return self.alone_ms_E + np.array(passed)
 
     def of_chain(self, thresholds: Thresholds) -> "ExitTimes":
-        """With the heads alone that thresholds need, as the exported chain has them."""
+        """The times of the exported chain, which has only the heads that thresholds need."""
         there = np.isin(np.arange(len(self.passed_ms_E)), thresholds.needed)
         return replace(self, passed_ms_E=np.where(there, self.passed_ms_E, 0.0))
 
     @property
     def whole_ms(self) -> float:
-        """Of the SubNet without exits [ms]."""
+        """Latency of the SubNet without exits [ms]."""
         return float(self.alone_ms_E[-1])
 
     def segments_mj(self, alone_mj_E: Values) -> Values:
-        """Energy of each segment with its head [mJ]; heads on the way take energy as they take time."""
+        """Energy of each segment with its head [mJ]; heads on the way take energy in proportion to their time."""
         until_mj_E = alone_mj_E * self.latency_ms_E / self.alone_ms_E
         return np.diff(until_mj_E, prepend=0.0)
 
 
 def heads_ms(layers: Layers, exits: Sequence[Config]) -> Values:
-    """Predicted latency of the head of each exit [ms]; 0 for the last one, which has none. UserError: one has no latency."""
+    """Predicted latency of the head of each exit [ms]; 0 for the last exit, which has none. UserError: no latency is known."""
     whole = layers.of(exits[-1])
     found = []
     for config in exits:
@@ -67,7 +68,7 @@ def heads_ms(layers: Layers, exits: Sequence[Config]) -> Values:
 
 
 def times_of(layers: Layers, exits: Sequence[Config], measured: Sequence[Measurement]) -> ExitTimes:
-    """From the measurements of a SubNet up to each exit. UserError: one of them failed."""
+    """The times from the measurements of a SubNet up to each exit. UserError: a measurement failed."""
     for one in measured:
         if one.p50_ms is None:
             raise UserError("policy", f"exit {one.key}: {one.reason}")

@@ -1,1 +1,1 @@
-"""Operators timed where they run: layer by layer inside a few SubNets that together have all of them."""
+"""Operators timed in situ: layer by layer inside a few SubNets that together contain all operators."""

@@ -1,9 +1,9 @@
 """A few SubNets that together contain every operator, for measuring in situ.
 
-An operator depends on few variables, so one SubNet can bring many new operators. SubNets are chosen one after the other. A
-choice begins with a missing operator. The other variables are then set one at a time to the choice that brings most new
-operators, until no single change brings more. Operators share the caches, and SubNets chosen in this way are not typical. Where
-they are few, random SubNets with the rarest operators follow.
+An operator depends on few variables, so one SubNet can cover many new operators. SubNets are chosen greedily: each begins with
+a missing operator; then the other variables are set one at a time to the choice that covers most new operators, until no single
+change covers more. Operators share the caches, and greedily chosen SubNets are not typical. If they are few, random SubNets
+with the rarest operators follow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ ENOUGH_SUBNETS = 150
 
 @dataclass(frozen=True, slots=True)
 class _Occurrence:
-    """An operator of the largest network: its variables, and for their choices the operator's number or -1."""
+    """An operator of the largest network: its variables, and for each of their choices the operator's number or -1."""
 
     columns: tuple[int, ...]
     numbers: NDArray[np.int32]
 
     def along(self, code: Code, column: int) -> NDArray[np.int32]:
-        """The operators for every choice of one of its variables, the others as in `code` (V,)."""
+        """The operator numbers for every choice of one of its variables; the other variables are set as in `code` (V,)."""
         picked = tuple(slice(None) if own == column else code[own] for own in self.columns)
         found: NDArray[np.int32] = self.numbers[picked]
         return found
@@ -38,9 +38,9 @@ class _Occurrence:
 def covering_codes(
     net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator, times: int = ENOUGH_TIMES
 ) -> Code:
-    """(n, V) codes of different SubNets that have all `wanted` operators.
+    """Codes (n, V) of different SubNets that together contain all `wanted` operators.
 
-    Where fewer than `ENOUGH_SUBNETS` do, random SubNets follow, until each operator is in `times` of them.
+    If these are fewer than `ENOUGH_SUBNETS`, random SubNets follow until each operator is in `times` SubNets.
     """
     return _Cover(net, wanted, rng, times).codes()
 
@@ -57,13 +57,13 @@ class _Cover:
             [one for one in self._occurrences if c in one.columns] for c in range(len(self._cardinalities))
         ]
         operators = terms[0].features.operators
-        self._missing = np.zeros(len(operators) + 1, np.int64)  # the last: "skipped", number -1
+        self._missing = np.zeros(len(operators) + 1, np.int64)  # last entry: "skipped", number -1
         self._missing[[number for number, feature in enumerate(operators) if feature in wanted]] = 1
         known = net.unique_operators()
         self._example = [known[feature] for feature in operators]
 
     def codes(self) -> Code:
-        """One SubNet after the other, the greedy ones first."""
+        """The codes, the greedily chosen SubNets first."""
         codes: dict[bytes, Code] = {}
         wanted = self._missing.copy()
         seen = np.where(wanted, 0, self._times)
@@ -82,14 +82,14 @@ class _Cover:
             occurrence, at = stands[number]
             fixed = self._largest(occurrence.columns, at[int(self._rng.integers(len(at)))])
             code = self._space.canonical_codes(self._random(fixed)[None])[0]
-            if number not in self._numbers(code):  # not every SubNet that is the largest elsewhere has these choices
+            if number not in self._numbers(code):  # derived columns may differ, so that the operator is missing
                 code = self._space.canonical_codes(self._random(self._known(number))[None])[0]
             seen[np.unique(self._numbers(code))] += 1
             codes.setdefault(code.tobytes(), code)
         return np.array(list(codes.values()), np.int64).reshape(len(codes), len(self._cardinalities))
 
     def _where(self, wanted: NDArray[np.int64]) -> dict[int, tuple[_Occurrence, NDArray[np.int64]]]:
-        """For each wanted operator the choices (n, columns) with which it stands in one of its places."""
+        """For each wanted operator, one occurrence and the choices (n, columns) of its variables that yield the operator."""
         found: dict[int, tuple[_Occurrence, NDArray[np.int64]]] = {}
         for occurrence in self._rng.permutation(np.array(self._occurrences, object)):
             for number in np.unique(occurrence.numbers):
@@ -104,7 +104,7 @@ class _Cover:
         return code
 
     def _around(self, fixed: Mapping[int, int]) -> Code:
-        """A SubNet with these values of some variables and as many missing operators as single changes find."""
+        """A SubNet with these values of some variables and, by single changes of the others, as many missing operators."""
         code = self._random(fixed)
         free = [column for column in range(len(code)) if column not in fixed and self._cardinalities[column] > 1]
         for _ in range(SWEEPS):
@@ -121,7 +121,7 @@ class _Cover:
         return code
 
     def _known(self, number: int) -> dict[int, int]:
-        """The variables by which an operator is in the SubNet that is known to have it, and their values there."""
+        """The variables, with values, by which the operator occurs in a SubNet that is known to contain it."""
         code = self._space.canonical_codes(self._space.encode([self._example[number]]))[0]
         extended = self._space.extended(code[None])[0]
         columns = next(
@@ -130,13 +130,13 @@ class _Cover:
         return {column: int(code[column]) for column in self._deciders(columns)}
 
     def _largest(self, columns: Sequence[int], at: NDArray[np.int64]) -> dict[int, int]:
-        """These values of columns of extended codes; what derived ones follow from is as in the largest SubNet."""
+        """Values of variables from columns of extended codes; variables behind derived columns take their largest choice."""
         fixed = {column: int(self._cardinalities[column]) - 1 for column in self._deciders(columns)}
         own = zip(columns, at.tolist(), strict=True)
         return fixed | {column: value for column, value in own if column < len(self._cardinalities)}
 
     def _deciders(self, columns: Sequence[int]) -> list[int]:
-        """The variables among columns of extended codes, and those that derived columns follow from."""
+        """The variables among columns of extended codes, and the variables that determine derived columns among them."""
         variables, waiting, found = len(self._cardinalities), list(columns), set[int]()
         while waiting:
             column = waiting.pop()

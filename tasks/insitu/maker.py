@@ -1,4 +1,4 @@
-"""Trials as models for a device."""
+"""Models for a device from trials."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from tasks.ncnn.files import NcnnFiles
 
 
 class SubNetMaker:
-    """Makes SubNets in the format and the precision that the device takes; for ncnn it converts each operator once."""
+    """Makes SubNets in the device's format and precision; for ncnn it converts each operator only once."""
 
     def __init__(
         self, net: SuperNet, model_format: Format, limits: ConversionLimits, precision: Precision = "fp32"
@@ -26,7 +26,7 @@ class SubNetMaker:
         self._snippets: dict[OperatorFeature, NcnnFiles | ConversionError] = {}
 
     def implementations(self, operators: Mapping[str, OperatorFeature]) -> dict[str, tuple[str, ...]]:
-        """The implementations that operators may have besides the runtime's own choice, of those that have some."""
+        """Digest -> implementations besides the runtime's own choice, for the operators that have any."""
         if self._format != "ncnn":
             return {}
         self._convert(list(operators.values()))
@@ -35,7 +35,7 @@ class SubNetMaker:
         return {digest: names for digest, names in found.items() if names}
 
     def make(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
-        """The SubNets by key, and a failure for each that the device cannot get."""
+        """The SubNets, and a failed measurement for each trial that cannot be converted."""
         if self._format == "executorch":
             return self._programs(chunk)
         if self._format == "onnx":

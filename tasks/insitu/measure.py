@@ -1,6 +1,6 @@
-"""Timing operators inside whole SubNets, and the entries of the look-up table that follow.
+"""Timing of operators inside whole SubNets, and the look-up table entries computed from it.
 
-Every SubNet is a line of a file as soon as it is measured, so that a killed run goes on with the next.
+Every SubNet is written to a file as soon as it is measured, so that a killed run resumes with the next one.
 """
 
 from collections import Counter, deque
@@ -34,23 +34,23 @@ from tasks.schemas.operators import ChosenImplementations
 
 USUAL = 0.25  # quantile of an operator's times
 SUBNETS_AT_ONCE = 8
-"""SubNets that are made while the device measures as many."""
+"""Number of SubNets that are made while the device measures as many others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The time of an operator [ms] in one SubNet, without overhead. It is noisy where the SubNet's timing was."""
+    """The time of an operator [ms] in one SubNet, without overhead. noisy: the SubNet's timing was noisy."""
 
     time_ms: float
     noisy: bool
 
 
 class Implementations(TypedDict):
-    """The implementations of operators besides the runtime's own choice. `operators`: those that have any.
+    """Counts about implementations besides the runtime's own choice. `operators`: operators that have any.
 
-    `subnets`: SubNets that have all operators. `trials`: times that one of them was measured. `measured`, `left_out`:
-    implementations that were measured, and that the rules have left out. `checked`: of the measured ones, those that the rules
-    would have left out. `lost`: share of their operators' latency that leaving them out would have cost.
+    `subnets`: SubNets that together contain all operators. `trials`: timings of these SubNets. `measured`, `left_out`:
+    implementations that were measured, and that the rules left out. `checked`: measured implementations that the rules would
+    have left out. `lost`: share of the latency of their operators that leaving them out would have cost.
     """
 
     operators: int
@@ -64,9 +64,9 @@ class Implementations(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A device, and how it times SubNets. `text`: the `settings` of entries. `file`: a line for each trial.
+    """A device and its settings for timing SubNets. `text`: the `settings` of entries. `file`: one line per trial.
 
-    subnets_per_operator: SubNets that each operator is timed in, where so many are timed at all.
+    subnets_per_operator: number of SubNets in which each operator is timed, if so many SubNets are timed.
     """
 
     meter: Meter
@@ -81,9 +81,9 @@ class Bench:
 def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) -> tuple[list[Entry], Implementations]:
     """An entry for each operator (by digest) and implementation: the lower quartile of its times in the SubNets that have it.
 
-    What disturbs a device only makes it slower, and most operators are in many SubNets, at different times.
-    State "fused" where the device runs no layer for it: its time is in its neighbours'. State "failed" where no SubNet
-    that has it could be measured. AgentError when the device is gone; call again with the same file.
+    The lower quartile is used since disturbances only slow the device, and most operators occur in many SubNets, timed at
+    different moments. State "fused": the device runs no layer for the operator, and its neighbours' times include it. State
+    "failed": no SubNet with the operator could be measured. AgentError when the device is gone; call again with the same file.
     """
     rng = np.random.default_rng(bench.settings.seed)
     codes = covering_codes(net, set(todo.values()), rng, bench.subnets_per_operator)
@@ -107,7 +107,7 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
 
 
 def chosen_in(net: SuperNet, bench: Bench) -> ChosenImplementations:
-    """The implementations that count in the operators of a SuperNet that no table has, such as a network without variables."""
+    """The chosen implementations for a SuperNet whose operators are in no table, such as a network without variables."""
     found, _ = entries(net, {feature.digest: feature for feature in net.unique_operators()}, bench)
     counting = {digest: own[position_of_chosen(own)] for digest, own in _timed(found).items()}
     return ChosenImplementations(
@@ -126,7 +126,7 @@ def _timed(found: Sequence[Entry]) -> dict[str, list[TimedImplementation]]:
 def _measured(
     maker: SubNetMaker, configs: Sequence[Config], candidates: CandidateNames, bench: Bench
 ) -> list[MeasuredLine]:
-    """The lines of all trials; without candidates each SubNet is one."""
+    """The lines of all trials; without candidates, each SubNet is one trial."""
     if not candidates:
         return measure_trials(maker, [Trial(config) for config in configs], bench, "profile in situ")
     net = maker.net
@@ -144,7 +144,7 @@ def _measured(
 def _examples(
     features: Mapping[str, OperatorFeature], seen: Mapping[tuple[str, str], Sequence[Seen]], candidates: CandidateNames
 ) -> list[Example]:
-    """The operators that were measured by their own and by other implementations."""
+    """Examples from operators that were measured with the runtime's own choice and with other implementations."""
     medians = {key: float(np.median([one.time_ms for one in found])) for key, found in seen.items()}
     return [
         Example(feature, name, medians[digest, name] / own_ms)
@@ -156,7 +156,7 @@ def _examples(
 
 
 def _seen(lines: Sequence[MeasuredLine]) -> dict[tuple[str, str], list[Seen]]:
-    """The times of operators by implementation, without overhead."""
+    """The times of operators by digest and implementation, without overhead."""
     overhead_ms = layer_overhead_ms(lines)
     seen: dict[tuple[str, str], list[Seen]] = {}
     for line in lines:
@@ -190,7 +190,7 @@ def _summary(
 
 
 def measure_trials(maker: SubNetMaker, trials: Sequence[Trial], bench: Bench, name: str) -> list[MeasuredLine]:
-    """The lines of the bench's file, one for each trial; those that are there are not measured again."""
+    """The lines of the bench's file, one per trial; trials that have a line are not measured again."""
     by_key = {trial.key(maker.net): trial for trial in trials}
     known = {line["key"]: line for line in read_lines(bench.file) if line["key"] in by_key}
     todo = [(key, trial) for key, trial in by_key.items() if key not in known]
@@ -198,7 +198,7 @@ def measure_trials(maker: SubNetMaker, trials: Sequence[Trial], bench: Bench, na
     failed: deque[Measurement] = deque()
 
     def jobs() -> Generator[ModelJob, None, None]:
-        """The jobs, made as devices get free, in the thread of any device."""
+        """The jobs, made when devices become free, in the thread of any device."""
         for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, bench.meter.capabilities()):
             failed.extend(failures)
             for subnet in subnets:
@@ -215,7 +215,7 @@ def measure_trials(maker: SubNetMaker, trials: Sequence[Trial], bench: Bench, na
 
 
 def _with_failures(measured: Iterator[Measurement], failed: deque[Measurement]) -> Iterator[Measurement]:
-    """Measurements, and between them the failures of SubNets that never came to a device."""
+    """Measurements, interleaved with the failures of SubNets that could not be converted."""
     for measurement in measured:
         yield measurement
         while failed:

@@ -1,9 +1,9 @@
-"""Whole SubNets for a device without their weights, such that each layer that the device runs belongs to one operator.
+"""Whole SubNets for a device, without weights, in which each layer that the device runs belongs to one operator.
 
-onnxruntime gets the SubNet itself and names its layers after the SubNet's values; in int8 with weights, and conversions between
-fp32 and int8 are layers that are named after the values, too. An NCNN file keeps no names, so that the
-network is put together from the files of its operators, each of which is converted once. ExecuTorch names layers by their kinds
-alone, and runs them in the order of the SubNet.
+onnxruntime gets the SubNet itself and names its layers after the SubNet's values. In int8 the SubNet has weights, and
+conversions between fp32 and int8 are layers that are named after the values, too. An NCNN file keeps no names, so the network
+is joined from the files of its operators, each of which is converted once. ExecuTorch names layers only by their kinds, and
+runs them in the order of the SubNet.
 """
 
 import re
@@ -30,9 +30,9 @@ class WholeSubNet:
     job: ModelJob
 
     def attribute(self, layers: Sequence[LayerTiming]) -> list[tuple[float, int]]:
-        """For each of the operators the time [ms] and number of the layers that ran for it; 0 where it runs in another.
+        """For each operator the time [ms] and number of its layers; 0 if the operator runs inside another's layer.
 
-        ForeignLayersError where a layer may be of any operator.
+        ForeignLayersError if layers cannot be matched with operators.
         """
         owners: Sequence[int | None]
         times_ms, counts = [0.0] * len(self.placed.operators), [0] * len(self.placed.operators)
@@ -51,13 +51,13 @@ class WholeSubNet:
 
 
 def onnx_subnet(net: SuperNet, key: str, config: Config, precision: Precision = "fp32") -> WholeSubNet:
-    """A SubNet for runtimes that take ONNX. ConversionError where it has no form in the precision."""
+    """A SubNet for runtimes that take ONNX. ConversionError if it cannot be converted to the precision."""
     job = onnx_job(key, timed_onnx(net, config, precision, weights=False))
     return WholeSubNet(net.placed_operators(config), job)
 
 
 def ncnn_subnet(net: SuperNet, key: str, config: Config, snippets: Snippets) -> WholeSubNet:
-    """A SubNet for ncnn, from the files of its operators. KeyError when one has none."""
+    """A SubNet for ncnn, from the files of its operators. KeyError when an operator has none."""
     placed = net.placed_operators(config)
     layers = _joined(placed, snippets)
     job = ModelJob(
@@ -72,7 +72,7 @@ def ncnn_subnet(net: SuperNet, key: str, config: Config, snippets: Snippets) -> 
 
 
 def _joined(placed: PlacedOperators, snippets: Snippets) -> list[Layer]:
-    """The operators' layers one after another, named after their operator."""
+    """The layers of all operators in order, named after their operator."""
     blobs = {value: f"in{number}" for number, value in enumerate(placed.inputs)}
     layers = [Layer("Input", blob, (), (blob,), ()) for blob in blobs.values()]
     for number, operator in enumerate(placed.operators):
@@ -93,7 +93,7 @@ def _joined(placed: PlacedOperators, snippets: Snippets) -> list[Layer]:
 
 
 def _with_splits(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers with a Split wherever a blob is read more than once, as ncnn wants it."""
+    """The layers with a Split after each blob that is read more than once, as ncnn requires."""
     readers: dict[str, int] = {}
     for layer in layers:
         for blob in layer.inputs:
@@ -111,16 +111,16 @@ def _with_splits(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _by_number(layers: Sequence[LayerTiming]) -> list[int | None]:
-    """The operator of each layer of a network that was put together here; None for a Split."""
+    """The operator of each layer of a joined network; None for a Split."""
     found = [OWN.match(layer.name) for layer in layers]
     return [None if match is None else int(match[1]) for match in found]
 
 
 def _by_name(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int | None]:
-    """The operator of each layer of onnxruntime, which names layers after the node or the value that they end with.
+    """The operator of each layer of onnxruntime, which names a layer after its last node or value.
 
-    Layers with names of its own belong to the operator before them, such as an activation that it has put together from
-    several nodes; to the one behind them, if they prepare its input, as the first layers do.
+    Layers with onnxruntime's own names, such as an activation fused from several nodes, belong to the operator before them. If
+    they prepare an operator's input, as the first layers do, they belong to the operator behind them.
     """
     numbers = {name: number for number, one in enumerate(placed.operators) for name in one.names}
     owners = [_longest_known(layer.name, numbers) for layer in layers]
@@ -138,5 +138,5 @@ def _prepares(layer: LayerTiming) -> bool:
 
 
 def _longest_known(name: str, numbers: Mapping[str, int]) -> int | None:
-    """The entry under the longest known beginning of a name: "_nchwc", "/Gemm0" or "_token_7" may be appended."""
+    """The entry for the longest known prefix of a name: "_nchwc", "/Gemm0" or "_token_7" may be appended."""
     return next((numbers[name[:end]] for end in range(len(name), 0, -1) if name[:end] in numbers), None)

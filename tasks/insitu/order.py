@@ -1,6 +1,6 @@
-"""The operators of layers that have no names of the SubNet's, by the order in which both run.
+"""Matching of layers without the SubNet's names to operators, by the order in which both run.
 
-Convolutions and matrix products are layers of their own in any runtime, so that they tell where in the SubNet a layer is.
+Convolutions and matrix products are separate layers in any runtime, so they mark the position of layers in the SubNet.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ PRODUCTS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))
 XNNPACK_LAYERS = ("Convolution", "Deconvolution", "Fully Connected", "Batch Matrix Multiply")
 OWN_LAYERS = ("native_call_addmm.", "native_call_bmm.", "native_call_convolution.", "native_call_mm.")
 PRODUCT_LAYERS = XNNPACK_LAYERS + OWN_LAYERS
-"""Beginnings of the names of XNNPACK's layers and of ExecuTorch's own."""
+"""Prefixes of the names of XNNPACK's layers and of ExecuTorch's own layers."""
 
 
 class ForeignLayersError(Exception):
@@ -21,10 +21,10 @@ class ForeignLayersError(Exception):
 
 
 def by_order(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int]:
-    """The number of the operator of each layer. ForeignLayersError where products and their layers differ in number.
+    """The number of the operator of each layer. ForeignLayersError if products and their layers differ in number.
 
-    Between two products, as many layers as operators belong to them in order. Of another number all belong to the first of the
-    operators; where there is no operator, to the product before them, or to the first one.
+    If there are as many layers as operators between two products, they match in order. Otherwise all layers belong to the first
+    of these operators; without operators, to the product before them, or to the first product.
     """
     products = [
         number for number, one in enumerate(placed.operators) for step in one.feature.steps if step.op in PRODUCTS

@@ -1,8 +1,8 @@
 """The overhead of timing layers: a few microseconds for each layer that runs.
 
 A runtime that times a layer reads a clock and writes an event, which adds to the layer's time. SubNets that are timed as a
-whole have no such overhead. The ratio of the sum of a SubNet's layers to its whole time grows with the number of layers in a
-millisecond, and the slope is the overhead of one layer. The overhead matters where layers are many and short.
+whole have no such overhead. The ratio of the sum of a SubNet's layers to its whole time grows with the number of layers per
+millisecond, and the slope is the overhead of one layer. The overhead matters if layers are many and short.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,8 @@ OperatorTimes = Sequence[tuple[str, float, int]]  # digest of an operator, time 
 class MeasuredLine(TypedDict):
     """A SubNet in `subnets.jsonl`: its config, its latency [ms] or the reason of a failure, and the times of its operators.
 
-    `implementations`: of operators (by digest) that did not run by the runtime's own choice. `checks`: rules leave them out.
+    `implementations`: digest -> implementation of operators that did not run by the runtime's own choice. `checks`: the rules
+    leave these implementations out.
     """
 
     key: str
@@ -60,5 +61,5 @@ def layer_overhead_ms(lines: Sequence[MeasuredLine]) -> float:
 
 
 def without_overhead(operators: OperatorTimes, overhead_ms: float) -> LayerTimes:
-    """The times of a SubNet's operators [ms], less the overhead of their layers."""
+    """The times of a SubNet's operators [ms], minus the overhead of their layers."""
     return [(digest, max(ms - overhead_ms * layers, KEPT * ms)) for digest, ms, layers in operators]

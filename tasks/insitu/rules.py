@@ -1,8 +1,8 @@
-"""Rules that say which implementations of an operator are worth measuring, learned from operators measured by all of them.
+"""Rules for which implementations of an operator are worth measuring, learned from operators measured with all of them.
 
-Operators that differ in their sizes alone are of one class. An implementation is worth measuring where it was faster than the
-runtime's own choice on the measured operators of the class with the nearest sizes. In a class without measured operators every
-implementation is.
+Operators that differ only in their sizes form a class. An implementation is worth measuring if it was faster than the runtime's
+own choice on the measured operators of the class with the nearest sizes. In a class without measured operators, every
+implementation is worth measuring.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,7 +15,7 @@ from tailor_ir import OperatorFeature
 
 NEIGHBOURS = 3
 WORTH = 0.98
-"""Latency by an implementation over that by the runtime's own choice, up to which measuring is worth it."""
+"""Largest expected ratio of an implementation's latency to that of the runtime's own choice at which measuring is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Known:
 
 
 class ImplementationRules:
-    """What a device's examples tell about all operators."""
+    """Rules for all operators, learned from a device's examples."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         groups: dict[tuple[Hashable, str], list[Example]] = {}
@@ -56,18 +56,18 @@ class ImplementationRules:
         }
 
     def ratio(self, feature: OperatorFeature, implementation: str) -> float:
-        """The expected latency of an operator by an implementation, over that by the runtime's own choice; 0 where unknown."""
+        """The expected latency of an operator by an implementation, over that by the runtime's own choice; 0 if unknown."""
         known = self._known.get((_class_of(feature), implementation))
         return 0.0 if known is None else known.ratio(_sizes(feature))
 
     def worth_measuring(self, feature: OperatorFeature, candidates: Sequence[str]) -> tuple[str, ...]:
-        """Those of the candidates that are likely faster than the runtime's own choice, the fastest first."""
+        """The candidates that are likely faster than the runtime's own choice, the fastest first."""
         ratios = {name: self.ratio(feature, name) for name in candidates}
         return tuple(sorted((name for name in candidates if ratios[name] <= WORTH), key=lambda name: ratios[name]))
 
 
 def _class_of(feature: OperatorFeature) -> Hashable:
-    """Everything that decides the kernel but the sizes."""
+    """Everything that decides the kernel, except the sizes."""
     attributes = {name: value for name, value in feature.attributes if name not in ("group", "pads")}
     groups = dict(feature.attributes).get("group", 1)
     return feature.operator, tuple(sorted(attributes.items(), key=str)), groups == 1

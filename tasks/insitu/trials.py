@@ -1,8 +1,8 @@
 """Trials: SubNets that are timed with an implementation for each of their operators.
 
 The first SubNets are timed with every implementation of their operators, and rules are learned from them
-(`tasks.insitu.rules`). Every other SubNet is timed once, with a mixture of the implementations that are worth it, so that each
-operator is seen by each of them. A SubNet is timed again where one of its operators would not be.
+(`tasks.insitu.rules`). Every other SubNet is timed once, with a mixture of the implementations that are worth measuring, so
+that each operator is timed with each of them. A SubNet is timed again if one of its operators would otherwise miss one.
 """
 
 from collections import Counter
@@ -20,18 +20,18 @@ CandidateNames = Mapping[str, Sequence[str]]
 """Implementations that operators (by digest) may have besides the runtime's own choice, ""."""
 
 STUDIED, FEWEST_STUDIED = 0.12, 6
-"""Share of the SubNets that are timed with every implementation, and how many at least."""
+"""Share, and smallest number, of the SubNets that are timed with every implementation."""
 CHECKED = 10
-"""Of so many SubNets one is timed with what the rules leave out, too."""
+"""One in this many SubNets is also timed with implementations that the rules leave out."""
 OWN_TIMES, BEST_TIMES, OTHER_TIMES = 3, 8, 2
-"""How often an operator is to be seen by the runtime's own choice, by the likely best one, and by others."""
+"""Target numbers of timings of an operator with the runtime's own choice, with the likely best implementation, with others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A SubNet to be timed. Operators without a name in `implementations` run by the runtime's own choice.
 
-    checks: its implementations are those that rules leave out. repeat: number of the timing among equal ones.
+    checks: its implementations are left out by the rules. repeat: number of the timing among equal timings.
     """
 
     config: Config
@@ -40,17 +40,17 @@ class Trial:
     repeat: int = 0
 
     def key(self, net: SuperNet) -> str:
-        """The name of the trial among all of a SuperNet."""
+        """The name of the trial, unique within a SuperNet."""
         own = net.space.digest(self.config)
         named = f"{own} {digest_of(dict(self.implementations))[:12]}" if self.implementations else own
         return f"{named} {self.repeat}" if self.repeat else named
 
 
 def studied(net: SuperNet, configs: Sequence[Config], candidates: CandidateNames) -> tuple[list[Trial], list[Config]]:
-    """Trials of the first SubNets with every implementation; and the other SubNets.
+    """Trials of the first SubNets with every implementation, and the remaining SubNets.
 
-    The n-th further trial of a SubNet has the n-th candidate of every operator that has so many. Where there are few SubNets,
-    such as the only one of a network without variables, all trials are repeated.
+    The n-th further trial of a SubNet has the n-th candidate of every operator that has so many candidates. If there are few
+    SubNets, such as the only SubNet of a network without variables, all trials are repeated.
     """
     count = min(len(configs), max(FEWEST_STUDIED, round(STUDIED * len(configs))))
     repeats = -(-FEWEST_STUDIED // max(count, 1))
@@ -96,7 +96,7 @@ def mixed(
 
 
 def _targets(worth: Sequence[str]) -> dict[str, int]:
-    """How often an operator is to be seen, by implementation."""
+    """Target number of timings of an operator, by implementation."""
     return {"": OWN_TIMES, **{name: OTHER_TIMES if at else BEST_TIMES for at, name in enumerate(worth)}}
 
 
@@ -105,7 +105,7 @@ def _unseen(digest: str, worth: Sequence[str], seen: Counter[tuple[str, str]]) -
 
 
 def _needed(digest: str, worth: Sequence[str], seen: Counter[tuple[str, str]]) -> str:
-    """The implementation by which an operator was seen least, relative to how often it is to be seen."""
+    """The implementation with the fewest timings of an operator, relative to the target."""
     if not worth:
         return ""
     targets = _targets(worth)
@@ -118,7 +118,7 @@ def _left_out(
     worth: CandidateNames,
     seen: Counter[tuple[str, str]],
 ) -> dict[str, str]:
-    """For operators of a SubNet one implementation each that the rules leave out."""
+    """For operators of a SubNet, one implementation each that the rules leave out and that was not timed yet."""
     left = {
         digest: [name for name in candidates.get(digest, ()) if name not in worth[digest] and not seen[digest, name]]
         for digest in own

@@ -1,4 +1,4 @@
-"""The joint search: SubNet, exit, devices of its pieces and coding of what is sent, in one exact search."""
+"""The joint search: SubNet, exit, devices of its segments and coding of sent values, in one exact search."""
 
 from tasks.joint.layout import JointSpace
 from tasks.joint.losses import CodingLosses, no_losses

@@ -23,7 +23,7 @@ def placed_winners(
     winners: Sequence[BestCode],
     bandwidth_mbps: float,
 ) -> tuple[PlacedWinner, ...]:
-    """A row for each budget [ms]. bandwidth_mbps: of links without a name."""
+    """One row per budget [ms]. bandwidth_mbps: bandwidth of links without a name."""
     return tuple(
         _winner(net, search, budget[0], winner, bandwidth_mbps) for budget, winner in zip(budgets, winners, strict=True)
     )
@@ -62,7 +62,7 @@ def _winner(
 
 
 def problem_of(dataflow: SubnetDataflow, terms: JointTerms, coding: ActivationCoding) -> PartitionProblem:
-    """A SubNet of a joint search as a partition's problem, its values in a coding."""
+    """The partition problem of a SubNet of a joint search, with its values in a coding."""
     operators = [one.feature for one in dataflow.operators]
     compute_ms = np.asarray([[device.operator_ms(one) for device in terms.devices] for one in operators])
     return PartitionProblem(

@@ -1,7 +1,7 @@
-"""Codes of a joint search: the choices of a SubNet, then the device of each piece, then the coding of what is sent.
+"""Codes of a joint search: the choices of a SubNet, then the device of each segment, then the coding of sent values.
 
-The last choice is the largest one, as of every variable: home, and fp32. So the code with the largest choices is the largest
-SubNet, which sends nothing. Derived columns of the space come behind all of these.
+As for every variable, the last choice is the largest one: the coordinator, and fp32. The code with the largest choices is
+therefore the largest SubNet, which sends nothing. Derived columns of the space come last.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from tailor_ir import NetworkPieces, Space
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JointSpace:
-    """A space with placements. devices: number of them. codings: number of them."""
+    """A space with placements. devices: number of devices. codings: number of codings."""
 
     space: Space
     pieces: NetworkPieces
@@ -25,12 +25,12 @@ class JointSpace:
 
     @property
     def variables(self) -> int:
-        """Number of variables of the space alone, V."""
+        """Number of variables of the space without placements, V."""
         return len(self.space.variables)
 
     @property
     def placements(self) -> tuple[int, ...]:
-        """The column of each piece's device."""
+        """The column of each segment's device."""
         return tuple(range(self.variables, self.variables + len(self.pieces.pieces)))
 
     @property
@@ -40,26 +40,27 @@ class JointSpace:
 
     @property
     def home(self) -> int:
-        """The choice that is home."""
+        """The choice that stands for the coordinator."""
         return self.devices - 1
 
     @property
     def cardinalities(self) -> NDArray[np.int64]:
-        """Number of choices of each variable, (V + pieces + 1,)."""
+        """Number of choices of each variable, (V + segments + 1,)."""
         placements = np.full(len(self.pieces.pieces), self.devices)
         return np.concatenate([self.space.cardinalities, placements, [self.codings]]).astype(np.int64)
 
     @property
     def derived(self) -> tuple[Derived, ...]:
-        """The derived columns of the space, with the columns that they have here."""
+        """The derived columns of the space, renumbered for joint codes."""
         return tuple(Derived(self.columns(one.columns), one.values) for one in self.space.derived)
 
     @property
     def groups(self) -> list[list[int]]:
-        """All variables in the order of the pieces: the coding, then each piece's device with the variables that no piece
-        before it depends on; last those that no piece depends on.
+        """All variables in the order of the segments.
 
-        Backwards where columns are derived: whether something is needed follows from what is behind it.
+        First the coding, then each segment's device with the variables that no earlier segment depends on, last the variables
+        that no segment depends on. The order is backwards if the space has derived columns, since later parts decide whether
+        an earlier part is needed.
         """
         found, known = [[self.coding]], set[int]()
         backwards = bool(self.space.derived)
@@ -74,7 +75,7 @@ class JointSpace:
         return [*found, sorted(set(range(self.variables)) - known)]
 
     def _deciders(self, columns: Iterable[int]) -> set[int]:
-        """The variables that columns of the space are, or follow from."""
+        """The variables among columns of the space, and the variables that determine derived columns among them."""
         found = set[int]()
         for column in columns:
             own = (
@@ -86,16 +87,16 @@ class JointSpace:
         return found
 
     def columns(self, columns: Sequence[int]) -> tuple[int, ...]:
-        """Columns of the space's extended codes, as they are here."""
+        """Columns of the space's extended codes, renumbered for joint codes."""
         shift = len(self.pieces.pieces) + 1
         return tuple(column if column < self.variables else column + shift for column in columns)
 
     def table(self, table: Table) -> Table:
-        """A table of the space, as it is here."""
+        """A table of the space, with its columns renumbered for joint codes."""
         return Table(self.columns(table.columns), table.values)
 
     def canonical_codes(self, codes: Codes) -> Codes:
-        """Equal rows for equal SubNets and plans: a piece without an operator is where the piece before it is."""
+        """Equal rows for equal SubNets and plans: a segment without operators is on the device of the segment before it."""
         found = np.array(codes, np.int64)
         found[:, : self.variables] = self.space.canonical_codes(found[:, : self.variables])
         extended = self.space.extended(found[:, : self.variables])
@@ -108,10 +109,10 @@ class JointSpace:
         return found
 
     def random_codes(self, n: int, rng: np.random.Generator) -> Codes:
-        """Rows (n, V + pieces + 1), each variable uniform over its choices, canonical."""
+        """Canonical rows (n, V + segments + 1), each variable drawn uniformly from its choices."""
         return self.canonical_codes(rng.integers(0, self.cardinalities, size=(n, len(self.cardinalities))))
 
     def placed(self, code: Codes) -> dict[int, int]:
-        """Of one code: position of an operator in `PrePartition.operators` -> its device, home 0."""
+        """Position of an operator in `PrePartition.operators` -> its device under a code; the coordinator is device 0."""
         devices = self.home - code[list(self.placements)]
         return {at: int(devices[piece]) for at, piece in self.pieces.of_operators().items()}

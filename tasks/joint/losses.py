@@ -1,7 +1,7 @@
-"""What codings lose of the accuracy: measured at each cut between pieces, on the largest SubNet.
+"""The accuracy loss by codings, measured at each cut between segments of the largest SubNet.
 
-One value at a time crosses in a coding; a SubNet that sends several is predicted to lose the sum, as a SubNet with several
-modifications is. A gain, which is chance, counts as no loss.
+In each measurement a single value crosses in a coding. A SubNet that sends several values is predicted to lose the sum, like a
+SubNet with several modifications. A gain is chance and counts as no loss.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ FP32: ActivationCoding = "fp32"
 
 
 class CodingLosses(Stored):
-    """Of the largest SubNet. accuracy: in fp32, on `images` images. losses: by coding, at each cut."""
+    """Losses of the largest SubNet. accuracy: in fp32, on `images` images. losses: coding -> loss at each cut."""
 
     STAGE: ClassVar[str] = "search"
     KIND: ClassVar[str] = "losses of codings"
@@ -40,7 +40,7 @@ class CodingLosses(Stored):
     losses: dict[str, tuple[float, ...]]
 
     def table(self, codings: tuple[ActivationCoding, ...]) -> NDArray[np.float64]:
-        """(cuts, codings)."""
+        """Losses (cuts, codings)."""
         cuts = max(map(len, self.losses.values()), default=0)
         return np.stack([np.asarray(self.losses.get(coding, (0.0,) * cuts)) for coding in codings], axis=1)
 
@@ -59,7 +59,7 @@ def run(
 
 
 def no_losses(cuts: int) -> CodingLosses:
-    """Where fp32 alone is sent."""
+    """Losses if values are only sent in fp32."""
     return CodingLosses(images=0, accuracy=0.0, losses={FP32: (0.0,) * cuts})
 
 
@@ -67,7 +67,7 @@ def no_losses(cuts: int) -> CodingLosses:
 def measured_losses(
     net: SuperNet, images: EvaluationData, settings: PlacementSettings, progress: Progress
 ) -> CodingLosses:
-    """What each coding loses at each cut of the largest SubNet, on at most `coding_images` images."""
+    """The loss of each coding at each cut of the largest SubNet, on at most `coding_images` images."""
     images.dataset.form.require("codings", "search.placement", "leave it out")
     config, pieces = net.max_config, find_pieces(net.pre_partition())
     dataflow = net.pre_partition().under(net.space.row(config))

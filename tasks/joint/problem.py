@@ -1,4 +1,4 @@
-"""The problem of a joint search, for the methods of `tasks.search`: SubNet, devices of pieces and coding are one code."""
+"""The problem of a joint search, for the methods of `tasks.search`: SubNet, devices of segments and coding are one code."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,22 +21,22 @@ from tasks.search.settings import Settings
 from tasks.search.terms import Additive, chain_of_tables, gain_tables
 
 TIE = 1e-9
-"""Share of a latency by which a plan that sends something is faster than home alone, where it is taken."""
+"""A plan that sends values is only taken if it is faster than the coordinator alone by more than this share."""
 
 JointLimits = dict[str, tuple[list[Table], float]]
-"""By setting: tables whose sum is bounded, and the bound."""
+"""Setting -> tables whose sum is bounded, and the bound."""
 
 
 @dataclass(frozen=True)
 class JointAccuracy:
-    """The accuracy of a SubNet, less what coding loses of it."""
+    """The accuracy of a SubNet minus the loss by coding."""
 
     space: JointSpace
     accuracy: AccuracyPredictor
     losses: Sums
 
     def predict(self, codes: Codes) -> Values:
-        """Accuracy (n,), a fraction, of canonical codes (n, V + pieces + 1)."""
+        """Accuracy (n,), a fraction, of canonical codes (n, V + segments + 1)."""
         return np.clip(self.accuracy.predict(codes[:, : self.space.variables]) - self.losses.predict(codes), 0.0, 1.0)
 
     def score(self, codes: Codes) -> Values:
@@ -51,7 +51,7 @@ class JointAccuracy:
 
 
 class JointSearch:
-    """Finds the best code within budgets over all SubNets, devices and codings. limits: besides the latency."""
+    """Finds the best code within budgets over all SubNets, devices and codings. limits: bounds besides the latency's."""
 
     def __init__(
         self,
@@ -79,23 +79,23 @@ class JointSearch:
         self.method = Exact(self.problem, chain, settings, [Additive(rows=(row,)) for row in rows], bounds)
 
     def winner(self, budgets: Values) -> BestCode:
-        """The most accurate code within budgets (K,), of its SubNet the plan with the least latency that loses no more.
+        """The most accurate code within budgets (K,), with the fastest plan of its SubNet that loses no more accuracy.
 
-        Where nothing that is sent pays, nothing is sent.
+        If offloading does not pay, nothing is sent.
         """
         found = self.method.winner(budgets)
         return replace(found, code=self._least(found.code, budgets))
 
     def quickest(self, budgets: Values | None = None) -> Codes:
-        """The fastest code, as `tasks.search.methods.Method`."""
+        """The fastest code; see `tasks.search.methods.Method`."""
         return self.method.quickest(budgets)
 
     def best(self) -> Codes:
-        """The most accurate code, of several the fastest, as `tasks.search.methods.Method`."""
+        """The most accurate code, the fastest among equals; see `tasks.search.methods.Method`."""
         return self.method.best()
 
     def at_home(self, code: Codes) -> Codes:
-        """The same SubNet, of which nothing is sent."""
+        """The same SubNet on the coordinator alone."""
         found = code.copy()
         found[self.space.variables :] = self.space.cardinalities[self.space.variables :] - 1
         return found
@@ -104,7 +104,7 @@ class JointSearch:
         return Sums(self.space.cardinalities.tolist(), tables, self.space.derived)
 
     def _least(self, code: Codes, budgets: Values) -> Codes:
-        """The SubNet of a code with the devices and the coding that take least time, of those that lose no more accuracy."""
+        """The SubNet of a code with the fastest devices and coding that lose no more accuracy."""
         lost = [*self.accuracy.losses.tables, Table.constant(1.0)]  # no loss is a budget, too
         costs = [lost, *(model.tables for model in self.sums[1:])]
         bounds = np.append(1.0 + self.accuracy.losses.predict(code[None])[0], budgets[1:])
@@ -122,7 +122,7 @@ class JointSearch:
         return best
 
     def _placing(self, code: Codes, tables: Iterable[Table]) -> list[Table]:
-        """Tables of the SubNet of a code, over the devices of its pieces and the coding alone."""
+        """Tables of the SubNet of a code, only over the devices of its segments and the coding."""
         variables, last = self.space.variables, self.space.coding
         known = with_derived(code[None], self.space.derived)[0].tolist()
         of_subnet = {column: value for column, value in enumerate(known) if not variables <= column <= last}

@@ -1,4 +1,4 @@
-"""The stage "joint": for every latency budget the best SubNet over several devices, with its plan."""
+"""The stage "joint": the best SubNet over several devices for every latency budget, with its plan."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,10 +35,10 @@ def run(
     progress: Progress,
     uncertainty: Uncertainty,
 ) -> StageResult:
-    """Write `joint.json`. tables: of `settings.placement`, in order. losses: folder of `codings.json`; None: in fp32 alone.
+    """Write `joint.json`. tables: tables of `settings.placement`, in order. uncertainty: uncertainty of accuracies.
 
-    uncertainty: of accuracies.
-    UserError: budgets or limits that no SubNet keeps, wherever it runs.
+    losses: folder of `codings.json`; None: values are only sent in fp32. UserError: no SubNet keeps the budgets or limits,
+    whatever its devices.
     """
     net = tailor_ir.load(supernet)
     pieces = find_pieces(net.pre_partition())
@@ -56,7 +56,7 @@ def search_jointly(
     lost: CodingLosses,
     progress: Progress,
 ) -> JointFront:
-    """The winners of all budgets. Errors as `run`."""
+    """The winners of all budgets. Raises the errors of `run`."""
     links = settings.partition.of(settings.placement)
     codings = settings.partition.ascending
     terms = JointTerms(
@@ -88,17 +88,17 @@ def _space(net: SuperNet, pieces: NetworkPieces, devices: int, codings: int) -> 
 
 
 def private_pieces(pieces: NetworkPieces, private: int) -> frozenset[int]:
-    """The pieces that have one of the first so many operators of some SubNet, or read the input in one."""
+    """The segments with one of the first `private` operators of some SubNet, or that read the input; none if `private` is 0."""
     found, before = set[int](), 0
     for number, piece in enumerate(pieces.pieces):
         if private and (before < private or piece.reads_input):
             found.add(number)
-        before += sum(bool((term.features.numbers >= 0).all()) for term in piece.terms)  # those of every SubNet
+        before += sum(bool((term.features.numbers >= 0).all()) for term in piece.terms)  # operators in every SubNet
     return frozenset(found)
 
 
 def limits_of(net: SuperNet, terms: JointTerms, settings: Settings) -> JointLimits:
-    """What a winner keeps besides its budget, by setting."""
+    """The limits of a winner besides its budget, by setting."""
     found: JointLimits = {}
     for name, most in settings.limits.given.items():
         tables = [terms.space.table(table) for table in SIZES[name](net).tables]

@@ -1,10 +1,10 @@
-"""Latency, loss and memory of a SubNet with the devices of its pieces, as sums of tables over few variables each.
+"""Latency, loss and memory of a SubNet with the devices of its segments, as sums of tables over few variables each.
 
-    home's own time  +  Σ pieces: operators on the device  +  Σ cuts where the device changes: latency + bytes / bandwidth
+    coordinator's offset  +  Σ segments: operators on the device  +  Σ cuts with a device change: latency + bytes / bandwidth
 
-The model is that of `solvers.partition.problem`, for plans that change devices where one value crosses: a message for each
-change, a value over the direct link. Bytes follow from the SubNet and the coding. A piece without an operator in a SubNet is
-where the piece before it is, so that nothing goes through a device that computes nothing.
+The model is that of `solvers.partition.problem`, for plans that change devices at cuts that a single value crosses: one message
+per change, the value over the direct link. Bytes follow from the SubNet and the coding. A segment without operators in a SubNet
+is on the device of the segment before it, so that no value passes through a device that computes nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,10 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JointTerms:
-    """What the tables are made from. devices: home first. conditions: of the devices, in their order.
+    """The data of the tables. devices: the coordinator first. conditions: conditions of the devices, in their order.
 
-    codings: the last one is fp32. losses: (pieces + 1, codings) of accuracy by coding what crosses a cut. private: pieces that
-    stay at home.
+    codings: the last one is fp32. losses: accuracy losses (segments + 1, codings) by coding the value that crosses a cut.
+    private: segments that stay on the coordinator.
     """
 
     space: JointSpace
@@ -65,7 +65,7 @@ class JointTerms:
         return found
 
     def memory(self, device: int) -> list[Table]:
-        """Tables whose sum is what the weights of a device take [MiB]."""
+        """Tables whose sum is the memory of the weights on a device [MiB]."""
         there = np.arange(self.space.devices) == self.space.home - device
         found = []
         for column, piece in zip(self.space.placements, self.space.pieces.pieces, strict=True):
@@ -77,7 +77,7 @@ class JointTerms:
         return found
 
     def _computed(self, piece: NetworkPiece, column: int) -> Iterator[Table]:
-        """Operators of a piece on its device; one table for all of them that depend on the same variables."""
+        """Latencies of a segment's operators on its device: one table for all operators with the same variables."""
         sums: dict[tuple[int, ...], Values] = {}
         for term in piece.terms:
             columns = (*self.space.columns(term.variables), column)
@@ -85,7 +85,7 @@ class JointTerms:
         return (Table(columns, values) for columns, values in sums.items())
 
     def _times(self, term: OperatorTerm) -> Values:
-        """Times of an operator under the choices of its variables, on each device (…, D) in the order of choices."""
+        """Times of an operator under the choices of its variables, on each device (…, D) in the order of the device choices."""
         numbers = term.features.numbers
         found = np.zeros((*numbers.shape, self.space.devices))
         slow_down = self.conditions.slow_down
@@ -96,7 +96,7 @@ class JointTerms:
         return found
 
     def _followed(self, piece: NetworkPiece, number: int) -> Iterator[Table]:
-        """A piece without operators is where the piece before it is."""
+        """The table that keeps a segment without operators on the device of the segment before it."""
         if not piece.present.always:
             columns, changes = self._ends(number)
             where = self.space.columns(piece.present.variables)
@@ -105,7 +105,7 @@ class JointTerms:
             yield Table((*where, *columns), values)
 
     def _sent(self, cut: int) -> Iterator[Table]:
-        """What a change of device at a cut takes: a message, and the bytes of the value that crosses."""
+        """The latency of a device change at a cut: a message, and the bytes of the value that crosses."""
         columns, _ = self._ends(cut)
         if not columns:
             return
@@ -123,14 +123,14 @@ class JointTerms:
             yield Table((*self.space.columns(bytes_.columns), *columns), np.multiply.outer(bytes_.values, ms_per_byte))
 
     def _between(self, matrix: NDArray[np.float64], cut: int) -> Values:
-        """A matrix from device to device in the order of choices, over the columns of `_ends`."""
+        """A matrix from device to device in the order of the device choices, over the columns of `_ends`."""
         flipped = matrix[::-1, ::-1]
         if cut == 0:
             return np.asarray(flipped[self.space.home])
         return np.asarray(flipped[:, self.space.home]) if cut == len(self.losses) - 1 else flipped
 
     def _ends(self, cut: int) -> tuple[tuple[int, ...], Values]:
-        """The columns of the devices on both sides of a cut, of which home has none, and where they differ."""
+        """The columns of the devices on both sides of a cut (the coordinator at an end has none), and 1.0 if these differ."""
         placements, home = self.space.placements, self.space.home
         differ = 1.0 - np.eye(self.space.devices)
         if cut == 0:

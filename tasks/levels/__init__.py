@@ -1,4 +1,4 @@
-"""Stage "front": the levels of a device as one table: SubNet, exit, format (runtime and precision), and other devices."""
+"""Stage "front": one table of a device's levels: SubNet, exit, format (runtime and precision), and other devices."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A device of the run as one level: the format of its files, and what predicts the costs of SubNets in it.
+"""A device of the run as one level: the format of its files, and the predictors of SubNets' costs in this format.
 
 Legend: n SubNets, V variables.
 """
@@ -33,7 +33,7 @@ PERCENT = 100
 
 
 class PredictedCosts(NamedTuple):
-    """Of SubNets (n,). known: whether all of their operators have a latency; the other values count there alone."""
+    """Predicted costs of SubNets (n,). known: all operators have a latency; only then the other values are valid."""
 
     known: NDArray[np.bool_]
     accuracy: Values
@@ -45,7 +45,7 @@ class PredictedCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelDevice:
-    """Folders of the stages of one device. rules: how its runtime takes memory, with the bytes of a weight."""
+    """Folders of the stages of one device. rules: memory model of its runtime, with the bytes of a weight."""
 
     name: str
     form: BundleFormat
@@ -55,7 +55,7 @@ class LevelDevice:
     rules: Rules
 
     def costs(self, net: SuperNet, codes: Codes) -> PredictedCosts:
-        """What is predicted for SubNets (n, V)."""
+        """The predicted costs of SubNets (n, V)."""
         latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
         known = latency.unknown.predict(codes) == 0 if latency.missing else np.ones(len(codes), bool)
         memory = MemoryPredictor.compile(net, self.rules)
@@ -73,22 +73,22 @@ class LevelDevice:
 
     @property
     def energy_from(self) -> str:
-        """What energies are predicted from."""
+        """The source of predicted energies."""
         return Resources.read(self.resources / RESOURCES_FILE).energy_from
 
     @property
     def accuracy_error(self) -> float:
-        """Standard deviation of predicted accuracies, by SubNets that were held out."""
+        """Standard deviation of predicted accuracies, from holdout SubNets."""
         stated = AccuracyValidation.read(self.sensitivities / ACCURACY_VALIDATION_FILE)
         return DEVIATION_OF_MEAN_ERROR * stated.mean_error_points / PERCENT
 
     @property
     def latency_error(self) -> float:
-        """Relative standard deviation of predicted latencies, by SubNets that were held out."""
+        """Relative standard deviation of predicted latencies, from holdout SubNets."""
         return latency_error_of(self.latency)
 
 
 def latency_error_of(latency: Path) -> float:
-    """The same of a device whose stage "latency" has this folder."""
+    """Relative standard deviation of the latencies predicted by the "latency" stage in this folder."""
     median = LatencyValidation.read(latency / LATENCY_VALIDATION_FILE).held_out.median_relative_error
     return UNKNOWN_ERROR if median is None else SIGMA_OF_MEDIAN * median

@@ -1,6 +1,7 @@
-"""Rows of one whole SubNet and of its exits, in the format that was measured and in others.
+"""Rows of one whole SubNet and of its exits, in the measured format and in others.
 
-Exits were measured by one device. In another format a SubNet's exits take longer, and lose, as the whole SubNet does there.
+Exits are measured on one device. In another format, a SubNet's exits are assumed to become slower and less accurate like the
+whole SubNet.
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,9 @@ from tasks.levels.rows import LevelRow
 
 
 def with_exits(whole: LevelRow, own: LevelRow, policy: SubnetPolicy | None) -> Iterator[LevelRow]:
-    """The row of a whole SubNet, of each exit before its last, and of early answers by thresholds.
+    """The rows of a whole SubNet, of each exit before its last, and of early answers by thresholds.
 
-    own: the row of the whole SubNet in the format in which its exits were measured. policy: None: it passes none.
+    own: the row of the whole SubNet in the format in which its exits were measured. policy: None if the SubNet has no exits.
     """
     yield whole
     if policy is None or whole.format == "onnx_int8":  # int8 files have no segments

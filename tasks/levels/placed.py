@@ -1,4 +1,4 @@
-"""SubNets over several devices as rows, which are kept where some bandwidth and load prefers them.
+"""SubNets over several devices as rows, which are kept if they are preferred at some bandwidth and load.
 
 Legend: R rows, D columns.
 """
@@ -19,11 +19,11 @@ from tasks.partition.settings import Settings as PartitionSettings
 from tasks.partition.tables import DeviceTimes
 
 BANDWIDTHS = 25
-"""Of links, between the ends of `partition.plans_bandwidth_mbps`, at which rows are compared."""
+"""Number of bandwidths between the ends of `partition.plans_bandwidth_mbps` at which rows are compared."""
 
 
 class PlacedLevel(NamedTuple):
-    """A row over devices, and the plans that send."""
+    """A row over devices, and its plans that send values."""
 
     row: LevelRow
     plans: tuple[PlannedPlacement, ...]
@@ -31,8 +31,9 @@ class PlacedLevel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OtherDevices:
-    """What takes part besides home. tables: of `settings.devices`, home first. latency_error: the largest standard deviation of
-    what these tables predict, relative.
+    """The devices besides the coordinator. tables: tables of `settings.devices`, the coordinator first.
+
+    latency_error: the largest relative standard deviation of latencies predicted by these tables.
     """
 
     tables: Sequence[DeviceTimes]
@@ -40,9 +41,9 @@ class OtherDevices:
     latency_error: float
 
     def level(self, net: SuperNet, whole: LevelRow) -> PlacedLevel | None:
-        """The row of a whole SubNet over devices, over links of the stated bandwidth. whole: at home. None: it sends nothing.
+        """The row of a whole SubNet over devices, with links of the stated bandwidth; None if it sends nothing.
 
-        UserError: as `plans_ahead`.
+        whole: its row on the coordinator. UserError as raised by `plans_ahead`.
         """
         ahead = plans_ahead(net, net.space.canonical(whole.config), self.tables, self.settings)
         plans = placements_ahead(ahead, self.tables, self.settings)
@@ -64,9 +65,10 @@ class OtherDevices:
 def preferred(
     rows: Sequence[LevelRow], placed: Sequence[PlacedLevel], settings: PartitionSettings
 ) -> NDArray[np.bool_]:
-    """Whether some bandwidth and some load of home prefer each placed row: no other row is then as good in all columns.
+    """Whether each placed row is preferred at some bandwidth and load of the coordinator.
 
-    rows: at home. Loads: the ends of `partition.plans_slow_down`, since latencies are linear in it.
+    A row is preferred if no other row is at least as good in all columns and better in one; among equal rows, the first is
+    preferred. rows: on the coordinator. Loads: the ends of `partition.plans_slow_down`, since latencies are linear in it.
     """
     found, coding = np.zeros(len(placed), bool), settings.coding or "fp32"
     for bandwidth_mbps in np.geomspace(*settings.plans_bandwidth_mbps, BANDWIDTHS):
@@ -78,6 +80,6 @@ def preferred(
             columns_RD = np.array(home + over)
             for at, own_D in enumerate(columns_RD[len(rows) :]):
                 no_worse_R, better_R = against(columns_RD, own_D)
-                better_R[: len(rows) + at] |= no_worse_R[: len(rows) + at]  # of equal rows the first one
+                better_R[: len(rows) + at] |= no_worse_R[: len(rows) + at]  # among equal rows, the first is preferred
                 found[at] |= not (no_worse_R & better_R).any()
     return found

@@ -1,4 +1,4 @@
-"""`levels.json`: each combination of SubNet, exit and format on one device, with its costs, and those that are worth having.
+"""`levels.json`: each combination of SubNet, exit and format on one device, with its costs, and whether it is worth keeping.
 
 Legend: R rows, D columns.
 """
@@ -18,12 +18,12 @@ LEVELS_FILE = "levels.json"
 
 
 class LevelRow(Named):
-    """A combination. device: of the run, whose tables it is by. exit: up to which it runs; None: whole, or `early`.
+    """A combination. device: the device of the run whose tables predict it. exit: its last exit; None: whole, or `early`.
 
     early: samples leave by thresholds. accuracy: on validation images; accuracy_error: its standard deviation. latency_error:
-    standard deviation of the latency, relative; of early answers their spread over samples. energy_mj: of one sample; None:
-    unknown. over: the other devices that take part, besides home. on_front: no other row is at least as accurate, fast, frugal
-    and small, and better in one of them. kept: some state of the device prefers it, as the run time chooses.
+    relative standard deviation of the latency; for early answers at least their spread over samples. energy_mj: energy of one
+    sample; None: unknown. over: other devices besides the coordinator. on_front: no other row is at least as accurate, fast,
+    frugal and small, and better in one of them. kept: the run time chooses the row in some state of the device.
     """
 
     device: str
@@ -43,25 +43,25 @@ class LevelRow(Named):
 
     @property
     def memory_mib(self) -> float:
-        """Weights and activations at their peak [MiB]."""
+        """Memory of weights and peak activations [MiB]."""
         return self.weights_mib + self.activations_mib
 
     def columns(self, latency_ms: float | None = None) -> tuple[float, float, float, float]:
-        """What rows are compared by, the less the better: −accuracy, latency, energy, memory. An unknown energy is NaN.
+        """The columns by which rows are compared, less is better: −accuracy, latency, energy, memory. An unknown energy is NaN.
 
-        latency_ms: in the place of its own; None: its own.
+        latency_ms: replaces the row's latency; None: keep it.
         """
         energy_mj = nan if self.energy_mj is None else self.energy_mj
         return -self.accuracy, self.latency_ms if latency_ms is None else latency_ms, energy_mj, self.memory_mib
 
     @property
     def name(self) -> str:
-        """The combination in words; no two rows have one name."""
+        """The combination in words, unique among rows."""
         ending = " by thresholds" if self.early else "" if self.exit is None else f" up to {self.exit}"
         return f"{self.digest} in {self.format}{ending}{' over devices' if self.over else ''}"
 
     def figures(self, split: str) -> NetFigures:
-        """What a bundle says of a whole SubNet in the format; the accuracy is of `split`."""
+        """A bundle's figures of a whole SubNet in the format; the accuracy is that of `split`."""
         memory = SubNetMemory(weights_mib=self.weights_mib, activations_mib=self.activations_mib)
         return NetFigures(
             accuracy={split: self.accuracy},
@@ -73,7 +73,7 @@ class LevelRow(Named):
 
 
 class MissingLevel(Record):
-    """A SubNet that has no row in a format, or over other devices, and why."""
+    """A SubNet that has no row in a format, or over other devices, and the reason."""
 
     digest: str
     format: BundleFormat
@@ -81,7 +81,7 @@ class MissingLevel(Record):
 
 
 class Levels(Stored):
-    """Of one device, which has the bundle. energy_from: what energies are predicted from; None: not alike on all devices."""
+    """The levels of the device that has the bundle. energy_from: source of predicted energies; None: devices differ in it."""
 
     STAGE: ClassVar[str] = "front"
     COMMAND: ClassVar[str] = "export"
@@ -97,7 +97,7 @@ class Levels(Stored):
         return tuple(dict.fromkeys(row.format for row in self.rows))
 
     def whole(self, form: BundleFormat) -> dict[str, LevelRow]:
-        """Of a format the rows of whole SubNets, by digest."""
+        """The rows of whole SubNets in a format, by digest."""
         rows = (row for row in self.rows if row.format == form and not row.over)
         return {row.digest: row for row in rows if row.exit is None and not row.early}
 
@@ -108,9 +108,10 @@ class Levels(Stored):
 
 
 def against(columns_RD: NDArray[np.float64], own_D: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which rows are no worse than another one in all columns (R,), and which are better in one (R,).
+    """Whether each row is no worse than the row `own_D` in all columns (R,), and whether it is better in one (R,).
 
-    What is unknown (NaN) of both rows is left out; what is unknown of one alone could be worse, so that row is not no worse.
+    A column that is unknown (NaN) in both rows is ignored. If it is unknown in only one of them, the row does not count as no
+    worse.
     """
     unknown_RD = np.isnan(columns_RD) & np.isnan(own_D)
     no_worse_R: NDArray[np.bool_] = np.all((columns_RD <= own_D) | unknown_RD, axis=1)

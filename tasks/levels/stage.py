@@ -1,7 +1,7 @@
-"""The stage: rows of all combinations, the exact front over all of their columns, and the rows that some state prefers.
+"""The stage: rows of all combinations, the exact front over all columns, and the rows that some state of the device prefers.
 
-A sum over operators gives each cost of a row, by the tables of its own format (`tasks.predict`). The SubNets are the winners of
-the device that has the bundle, as found or as measured.
+Each cost of a row is a sum over operators, by the tables of its own format (`tasks.predict`). The SubNets are the winners of
+the device that has the bundle, as predicted or as measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,9 @@ def run(
     out: Path,
     others: OtherDevices | None = None,
 ) -> StageResult:
-    """Write and return `levels.json`. devices: the first one has the bundle, and `front` and `policies` are of it.
+    """Write and return `levels.json`. devices: the first has the bundle; `front` and `policies` belong to it.
 
-    others: devices over which the first one's SubNets may run, too.
+    others: further devices over which the first device's SubNets may run.
     """
     net = tailor_ir.load(supernet)
     winners = list({winner.digest: winner for winner in front.winners}.values())
@@ -85,8 +85,8 @@ def _whole(
 ) -> LevelRow:
     """The row of a whole SubNet.
 
-    Its accuracy is the one by which the SubNet has won, plus what the format changes by prediction. Its latency on the first
-    device is the measured one, where it was measured.
+    Its accuracy is the winner's accuracy plus the predicted change by the format. Its latency on the first device is the
+    measured latency if it was measured, else predicted.
     """
     found, is_first = costs[device.name], device is first
     measured_ms = winner.measured_ms if is_first else None
@@ -108,7 +108,7 @@ def _whole(
 
 
 def on_front(rows: Sequence[LevelRow]) -> NDArray[np.bool_]:
-    """Whether no other row is at least as good in all columns and better in one, (R,); of equal rows all count."""
+    """Whether no other row is at least as good in all columns and better in one, (R,); equal rows are all on the front."""
     columns_RD = np.array([row.columns() for row in rows])
     found = np.ones(len(rows), bool)
     for at, own_D in enumerate(columns_RD):
@@ -118,7 +118,7 @@ def on_front(rows: Sequence[LevelRow]) -> NDArray[np.bool_]:
 
 
 def kept(rows: Sequence[LevelRow]) -> NDArray[np.bool_]:
-    """Whether some state of the device prefers a row (R,), as the run time chooses (`VariantLookUp.kept_rows`)."""
+    """Whether the run time chooses a row in some state of the device, (R,); see `VariantLookUp.kept_rows`."""
     latency_ms = tuple(row.latency_ms for row in rows)
     energy_mj = tuple(row.energy_mj for row in rows if row.energy_mj is not None)
     table = VariantTable(

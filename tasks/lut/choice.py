@@ -1,7 +1,7 @@
-"""The implementation that counts for an operator: the fastest measured one, unless its gain is within the noise.
+"""The chosen implementation of an operator: the fastest measured one, unless its gain is within the noise.
 
-A runtime has several implementations of one operator, such as the kernels of a convolution. The choice between them is made in
-the table, so that predictors and searches see one latency for each operator.
+A runtime has several implementations of one operator, such as the kernels of a convolution. The table chooses between them, so
+that predictors and searches see one latency per operator.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import Literal, NamedTuple
 ProfilingMethod = Literal["alone", "in situ"]
 
 LEAST_GAIN = 0.02
-"""Share of the latency under the runtime's own choice that another implementation saves at least."""
+"""Share of the latency of the runtime's own choice that another implementation must save."""
 STANDARD_ERRORS = 2.0
-"""The gain is at least so many standard errors, too."""
+"""Number of standard errors that the gain must also exceed."""
 FEW_SAMPLES, FEW_ERROR = 3, 0.03
-"""Relative standard error of a latency from fewer samples than tell their own."""
+"""A latency from fewer samples than the first number has at least the second as its relative standard error."""
 NORMAL_P10_TO_P90 = 2.563
 """Distance of these quantiles of the normal distribution, in standard deviations."""
 
 
 class TimedImplementation(NamedTuple):
-    """One implementation ("": the runtime's own choice) with its latency [ms], None where it failed, and its samples."""
+    """One implementation ("": the runtime's own choice). ms: latency [ms], None if it failed. n: number of samples."""
 
     implementation: str
     ms: float | None
@@ -30,15 +30,15 @@ class TimedImplementation(NamedTuple):
 
     @property
     def relative_error(self) -> float:
-        """Standard error of the latency, relative to it."""
+        """Relative standard error of the latency."""
         own = self.spread / NORMAL_P10_TO_P90 / math.sqrt(max(self.n, 1))
         return own if self.n >= FEW_SAMPLES else max(own, FEW_ERROR)
 
 
 def position_of_chosen(timed: Sequence[TimedImplementation]) -> int:
-    """The position of the implementation that counts among all of one operator (at least one).
+    """The position of the chosen implementation among all of one operator (at least one).
 
-    Without the runtime's own choice, or where that failed, the fastest counts; where all failed, the runtime's own choice.
+    If the runtime's own choice is absent or failed, the fastest is chosen; if all failed, the runtime's own choice.
     """
     own = next((at for at, one in enumerate(timed) if not one.implementation), None)
     known = [at for at, one in enumerate(timed) if one.ms is not None]

@@ -1,4 +1,4 @@
-"""The records of a look-up table: a device, and one operator that was measured on it; their columns in Parquet."""
+"""The records of a look-up table: a device, and one operator measured on it; their columns in Parquet."""
 
 import json
 import math
@@ -17,7 +17,7 @@ State = Literal["ok", "fused", "failed"]
 Cache = Literal["warm", "cold"]
 Row = dict[str, Any]
 METHODS: tuple[ProfilingMethod, ...] = ("in situ", "alone")
-"""The methods in order of trust: times inside a network come before times alone."""
+"""The methods in order of trust: times inside a network before times of single operators."""
 
 SCHEMA = pa.schema(
     [
@@ -56,11 +56,11 @@ ABSENT: dict[str, Any] = {
     "cost_ms": None,
     "energy_mj": None,
 }
-"""Columns that came later, and their values in parts that were written before."""
+"""Columns that were added later, with their values for older parts."""
 
 
 class DeviceIdentity(TypedDict):
-    """The fields of a `DeviceKey` that tell devices apart."""
+    """The fields of a `DeviceKey` that distinguish devices."""
 
     backend: str
     build: str
@@ -71,9 +71,9 @@ class DeviceIdentity(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKey:
-    """Everything besides the operator that decides a latency. Entries of two keys are never mixed.
+    """Everything besides the operator that determines a latency. Entries of two keys are never mixed.
 
-    `description` is for people (runtime, processor) and tells no devices apart.
+    `description` (runtime, processor) is for people and does not distinguish devices.
     """
 
     backend: str
@@ -89,7 +89,7 @@ class DeviceKey:
         return f"{self.backend}-{self.precision}-{self.threads}t-{digest_of(self.identity())[:12]}"
 
     def identity(self) -> DeviceIdentity:
-        """The fields that tell devices apart, as JSON."""
+        """The fields that distinguish devices, as JSON."""
         return {
             "backend": self.backend,
             "build": self.build,
@@ -101,17 +101,16 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One operator on one device. `feature` is its JSON text. `state` "failed" has a reason and no times; "fused" has no
-    times either: inside networks the device runs no layer for it, and what it takes is in its neighbours' times.
+    """One operator on one device. `feature`: its JSON text. `state` "failed" has a reason and no times; "fused" has no times
+    either: inside networks the device runs no layer for the operator, and its neighbours' times include it.
 
-    Times are milliseconds; `n` counts samples; `spread` = (p90 - p10) / p50; `measured_at` is UTC in ISO 8601.
-    `method`: "alone", as a model of its own, or "in situ", inside whole SubNets. `settings`: how it was measured, as
-    JSON text ("" when unknown). `implementation`: by which of the runtime's implementations, "" for the runtime's own choice.
-    Entries of two methods, settings or implementations are kept apart. `cache`: state of the processor's
-    caches, where it was controlled. `cost_ms`: how long profiling waited for it, where known; of several
-    identical devices, their share. `energy_mj`: of one run, by the device's power sensors, where they told it; unknown is
-    None, never 0.
-    ValueError when a time or an energy is not a positive number.
+    Times are milliseconds; `n` counts samples; `spread` = (p90 - p10) / p50; `measured_at` is UTC in ISO 8601. `method`:
+    "alone", as a separate model, or "in situ", inside whole SubNets. `settings`: settings of the measurement, as JSON text (""
+    if unknown). `implementation`: one of the runtime's implementations, "" for the runtime's own choice. Entries of different
+    methods, settings or implementations are kept apart. `cache`: state of the processor's caches, if it was controlled.
+    `cost_ms`: time that profiling waited for the operator, if known; divided among identical devices. `energy_mj`: energy of
+    one run, if the device's power sensors measured it; unknown is None, never 0. ValueError when a time or an energy is not a
+    positive number.
     """
 
     digest: str
@@ -157,17 +156,17 @@ class Entry:
 
     @property
     def latency_ms(self) -> float | None:
-        """The operator's part in a network's sum; None where its latency is not known."""
+        """The operator's summand in a network's latency; None if its latency is unknown."""
         return 0.0 if self.state == "fused" else self.p50_ms
 
     @property
     def timed(self) -> TimedImplementation:
-        """Its implementation with its latency, to be chosen from."""
+        """The entry's implementation with its latency, for the choice among implementations."""
         return TimedImplementation(self.implementation, self.latency_ms, self.spread or 0.0, self.n)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Operator, method, settings, implementation: a later entry of the device with an equal key replaces this entry."""
+        """Operator, method, settings, implementation. A later entry of the device with an equal key replaces this one."""
         return self.digest, self.method, self.settings, self.implementation
 
 
@@ -177,7 +176,7 @@ def _one_of(where: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None
 
 
 def _is_utc(text: str) -> bool:
-    """Whether a text is a time in UTC in our one spelling, so that texts sort as times."""
+    """Whether a text is a UTC time ending in +00:00; with one spelling, texts sort like times."""
     try:
         return datetime.fromisoformat(text).utcoffset() == timedelta(0) and text.endswith("+00:00")
     except ValueError:
@@ -185,7 +184,7 @@ def _is_utc(text: str) -> bool:
 
 
 def now() -> str:
-    """The `measured_at` of an entry that is made now."""
+    """The `measured_at` of a new entry: the current time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -204,7 +203,7 @@ def _compact(value: Mapping[str, Any]) -> str:
 
 
 def row_of(device: DeviceKey, entry: Entry) -> Row:
-    """All columns."""
+    """The row of an entry, with all columns."""
     return {one.name: getattr(record, one.name) for record in (device, entry) for one in fields(record)}
 
 
@@ -219,7 +218,7 @@ def entry_of(row: Row) -> Entry:
 
 
 def complaint(row: Row) -> str | None:
-    """Why a row is no entry; None when it is one."""
+    """The reason why a row is not a valid entry; None if it is valid."""
     try:
         entry_of(row)
     except ValueError as error:
@@ -228,7 +227,7 @@ def complaint(row: Row) -> str | None:
 
 
 def as_schema(table: pa.Table, where: str) -> pa.Table:
-    """A part as read, with all columns of now. UserError when it is no part, or one of a later version."""
+    """A part with all current columns. UserError if it is no part, or was written by a later version."""
     unknown = [name for name in table.column_names if name not in SCHEMA.names]
     if unknown:
         raise UserError(where, f"has columns from a later version: {', '.join(unknown)}", next_step="update autotailor")

@@ -1,7 +1,7 @@
-"""Parquet parts in one folder: written whole or not at all, by any number of processes, and compacted while others read.
+"""Parquet parts in one folder: written atomically by any number of processes, and compacted while others read.
 
-Nothing is locked. Names are unique; rows say themselves which is the latest, so a row that is there twice does no
-harm; a part is removed only when another that holds its rows is safely on disk.
+There are no locks. Names are unique; rows carry their time, so repeated rows do no harm; a part is removed only when another
+part with its rows is safely on disk.
 """
 
 import hashlib
@@ -26,35 +26,35 @@ from tasks.schemas.operators import PARTS
 LEFTOVERS = ".part-*.tmp"
 LEFTOVER_AGE = timedelta(hours=1)
 DIGEST = re.compile(r"-sha256\.([0-9a-f]{16})\.parquet$")
-"""The digest of a part's content in its name; parts of earlier versions have none."""
+"""The digest of a part's content in its name; parts written by earlier versions have none."""
 ATTEMPTS = 100
 
 
 class DamagedPartError(UserError):
-    """A part is no Parquet file any more."""
+    """A part cannot be read as a Parquet file or does not match its digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A folder as it was read: its files, and their rows in any order."""
+    """The content of a folder: its files, and their rows in any order."""
 
     files: tuple[Path, ...] = ()
     rows: list[Row] = field(default_factory=list)
 
 
 def read(folder: Path) -> Parts:
-    """All parts of `folder` (none when it does not exist). UserError names a part that cannot be read."""
+    """All parts of `folder`; empty if it does not exist. UserError names a part that cannot be read."""
     for _ in range(ATTEMPTS):
         files = _listing(folder)
         try:
             return Parts(files, [row for file in files for row in _read(file)])
         except FileNotFoundError:
-            continue  # compacted meanwhile: its rows are in another part
+            continue  # compacted meanwhile: the rows are in another part
     raise UserError(f"LUT '{folder}'", f"changed {ATTEMPTS} times while it was read", next_step="try again")
 
 
 def mend(folder: Path) -> Iterator[str]:
-    """Set aside, as `part-….parquet.damaged`, each part that cannot be read; a line for each."""
+    """Quarantine each unreadable part as `part-….parquet.damaged`; yields one message for each."""
     for part in _listing(folder):
         try:
             _read(part)
@@ -67,7 +67,7 @@ def mend(folder: Path) -> Iterator[str]:
 
 
 def write(folder: Path, rows: Iterable[Row], name: str | None = None) -> Path:
-    """One more part; it is on disk when this returns. UserError when it cannot be written: then nothing is."""
+    """Write one more part; it is on disk when the call returns. UserError if it cannot be written; then nothing is written."""
     stream = io.BytesIO()
     table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
     parquet.write_table(table, stream, compression="zstd")
@@ -83,10 +83,10 @@ def write(folder: Path, rows: Iterable[Row], name: str | None = None) -> Path:
 
 
 def compact(folder: Path) -> tuple[int, int]:
-    """Put the latest rows of all parts into one part; returns (parts before, rows that are left).
+    """Merge the latest rows of all parts into one part; returns (parts before, remaining rows).
 
-    A reader at the same time finds every row, in the old parts or in the new one; what another process appends
-    meanwhile stays; killed anywhere, nothing is lost.
+    Concurrent readers find every row, in the old parts or in the new part; rows that another process appends meanwhile stay;
+    nothing is lost if the process is killed.
     """
     parts = read(folder)
     rows = sorted(
@@ -97,8 +97,8 @@ def compact(folder: Path) -> tuple[int, int]:
         for file in parts.files:
             file.unlink(missing_ok=True)  # another compaction may have been faster
     oldest = (datetime.now(UTC) - LEFTOVER_AGE).timestamp()
-    for leftover in folder.glob(LEFTOVERS):  # of writers that were killed
-        with suppress(FileNotFoundError):  # of one that is alive, and has just given it its name
+    for leftover in folder.glob(LEFTOVERS):  # written by killed writers
+        with suppress(FileNotFoundError):  # a live writer has just renamed it
             if leftover.stat().st_mtime < oldest:
                 leftover.unlink()
     return len(parts.files), len(rows)
@@ -115,12 +115,12 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def _order(row: Row) -> tuple[object, ...]:
-    """The sort key of rows: time first; the rest decides between rows of one moment, in whatever order they are read."""
+    """The sort key of rows: time first; the rest decides between rows of the same time, in any reading order."""
     return row["measured_at"], row["state"] != "failed", row["n"], str(row["p50_ms"]), str(row["reason"])
 
 
 def _listing(folder: Path) -> tuple[Path, ...]:
-    """All parts. Listed until two listings agree: one alone may miss both a part and the one that took its place."""
+    """All parts, listed until two listings agree: a single listing may miss both a part and its replacement."""
     before: tuple[Path, ...] | None = None
     for _ in range(ATTEMPTS):
         files = tuple(sorted(folder.glob(PARTS)))
@@ -155,7 +155,7 @@ def _digest(content: bytes) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """The names of a folder's files on disk, before anything relies on them."""
+    """Flush the names of a folder's files to disk before anything relies on them."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

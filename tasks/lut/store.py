@@ -1,4 +1,4 @@
-"""A store of look-up tables: one folder for each device, shared by networks, runs and processes."""
+"""A store of look-up tables: one folder per device, shared by networks, runs and processes."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class LutStore:
         methods: Sequence[ProfilingMethod] = METHODS,
         settings: Collection[str] | None = None,
     ) -> Lut:
-        """The table of a device, to be filled; invalid entries count as absent."""
+        """The table of a device, to be filled; invalid entries are treated as absent."""
         folder = self.root / device.name
         return Lut.open(folder, device, methods=methods, settings=settings, leave_out_invalid=True)
 
     def mend(self, device: DeviceKey) -> Iterator[str]:
-        """Set aside the damaged parts of a device's table; a line for each."""
+        """Quarantine the damaged parts of a device's table; yields one message for each."""
         return parts.mend(self.root / device.name)
 
     def folders(self) -> tuple[Path, ...]:
@@ -37,7 +37,7 @@ class LutStore:
         return tuple(path for path in (self.root, *sorted(inner)) if any(path.glob(parts.PARTS)))
 
     def rows(self) -> list[Row]:
-        """The latest row of each device, operator, method and settings. UserError when there is no table here."""
+        """The latest row of each device, operator, method, settings and implementation. UserError if there is no table."""
         folders = self.folders()
         if not folders:
             next_step = "autotailor profile … fills one; another is named with store=FOLDER"
@@ -45,14 +45,14 @@ class LutStore:
         return parts.latest(row for folder in folders for row in parts.read(folder).rows)
 
     def compact(self) -> Iterator[tuple[str, int, int]]:
-        """Each folder with one part in the place of many: (its name, parts before, rows left)."""
+        """Merge the parts of each folder into one; yields (folder name, parts before, remaining rows)."""
         for folder in self.folders():
             yield folder.name, *parts.compact(folder)
 
     def merge(self, sources: Sequence["LutStore"]) -> dict[str, int]:
-        """Append entries of `sources` that this store does not have, or has from earlier; entries added for each device.
+        """Append entries of `sources` that are new or later than this store's; returns the number added per device.
 
-        UserError when a source holds no table or an entry that is not valid; then nothing is added.
+        UserError when a source holds no table or an invalid entry; then nothing is added.
         """
         found = [row for source in sources for row in source.valid_rows()]
         own = self.rows() if self.folders() else []
@@ -66,7 +66,7 @@ class LutStore:
         return {device.name: len(rows) for device, rows in news.items()}
 
     def valid_rows(self) -> list[Row]:
-        """`rows`, each checked. UserError names the first that is not valid."""
+        """The checked `rows`. UserError names the first invalid row."""
         rows = self.rows()
         for row in rows:
             if text := complaint(row):

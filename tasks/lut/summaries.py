@@ -1,4 +1,4 @@
-"""Types of answers about look-up tables, as JSON."""
+"""JSON types of answers about look-up tables."""
 
 from typing import TypedDict
 
@@ -14,7 +14,7 @@ class Failure(TypedDict):
 
 
 class DescribedDevice(DeviceIdentity):
-    """A device, with its runtime and processor for people."""
+    """A device with a description of its runtime and processor for people."""
 
     description: str
 
@@ -22,7 +22,7 @@ class DescribedDevice(DeviceIdentity):
 class LutSummary(TypedDict):
     """A table in numbers. `methods`, `operators`: entries by method and by type, most first.
 
-    `implementations`: operators by the implementation that counts, where it is not the runtime's own choice.
+    `implementations`: number of operators by chosen implementation, without the runtime's own choice.
     """
 
     device: DescribedDevice
@@ -40,7 +40,7 @@ class LutSummary(TypedDict):
 
 
 class EntryCounts(TypedDict):
-    """Numbers of entries; `median_spread`: of those that succeeded, None without any."""
+    """Numbers of entries. `median_spread`: over successful entries; None if there are none."""
 
     entries: int
     ok: int
@@ -51,7 +51,7 @@ class EntryCounts(TypedDict):
 
 
 class TableListing(DescribedDevice, EntryCounts):
-    """One device and method in a store. `oldest`, `newest`: UTC, ISO 8601. `invalid`: a complaint for each bad entry."""
+    """One device and method in a store. `oldest`, `newest`: UTC, ISO 8601. `invalid`: a message for each invalid entry."""
 
     device: str
     method: ProfilingMethod
@@ -66,7 +66,7 @@ class TableListing(DescribedDevice, EntryCounts):
 
 
 class Extreme(TypedDict):
-    """The operator whose latencies on two devices differ most; `p50_ms` of both."""
+    """The operator whose latencies on two devices differ most. `p50_ms`: on both devices."""
 
     ratio: float
     operator: str

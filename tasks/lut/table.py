@@ -11,7 +11,7 @@ from tasks.lut.choice import position_of_chosen
 from tasks.lut.entry import METHODS, DeviceKey, Entry, ProfilingMethod, Row, device_of, entry_of, row_of
 from tasks.lut.summaries import LutSummary
 
-if TYPE_CHECKING:  # tables are also looked at where no network is: without loading torch
+if TYPE_CHECKING:  # reading tables must not load torch
     from tailor_ir import OperatorFeature
 
 MEASURE = "measure it again: autotailor profile … profile.remeasure=[failed]"
@@ -20,11 +20,10 @@ NAMED_IN_ERRORS = 3
 
 
 class Lut:
-    """The entries of one device in one folder, one for each operator.
+    """The entries of one device in one folder, one per operator.
 
-    An operator may have been measured by several methods: the first of `methods` that succeeded counts. It may have been
-    measured with several settings: the latest entry counts. Of several implementations the one counts that
-    `tasks.lut.choice` chooses.
+    If an operator was measured by several methods, the first of `methods` that succeeded is used; with several settings, the
+    latest entry. `tasks.lut.choice` chooses among several implementations.
     """
 
     def __init__(self, folder: Path, device: DeviceKey, methods: Sequence[ProfilingMethod] = METHODS) -> None:
@@ -32,10 +31,10 @@ class Lut:
         self.device = device
         self.methods = tuple(methods)
         self.invalid: tuple[str, ...] = ()
-        """Complaints about entries that were left out."""
+        """Messages about entries that were left out."""
         self._others: set[DeviceKey] = set()
         self._entries: dict[str, dict[str, dict[str, Entry]]] = {}
-        """By operator (digest), method and implementation."""
+        """Operator (digest) -> method -> implementation -> entry."""
 
     @classmethod
     def open(
@@ -93,10 +92,10 @@ class Lut:
             self._take(entry)
 
     def snapshot(self, folder: Path, digests: Iterable[str]) -> "Lut":
-        """A table of these operators alone in a folder of its own, in one part; equal entries make equal files.
+        """Write a table of only these operators to a separate folder, as one part; equal entries make equal files.
 
-        Every operator keeps the entry that counts (`get`) and those of its other implementations. Its energy may be in another
-        entry, which is kept, too.
+        Every operator keeps its chosen entry (`get`) and the entries of its other implementations. If its energy is in another
+        entry, this entry is kept, too.
         """
         found = ((*self.implementations(digest), self._metered(digest)) for digest in sorted(set(digests)))
         chosen = [entry for each in found for entry in dict.fromkeys(each) if entry is not None]
@@ -108,38 +107,38 @@ class Lut:
         return tuple(entry for digest in self._entries if (entry := self.get(digest)))
 
     def get(self, digest: str) -> Entry | None:
-        """The entry that counts for an operator: of the first method that succeeded, else of the first method that failed."""
+        """The chosen entry of an operator: of the first method that succeeded, else of the first method that failed."""
         inorder = self._in_order(digest)
         return next((entry for entry in inorder if entry.state != "failed"), inorder[0] if inorder else None)
 
     def of_method(self, digest: str, method: ProfilingMethod) -> Entry | None:
-        """The entry of an operator that one method gave, of the implementation that counts."""
+        """The entry of an operator by one method, with the chosen implementation."""
         found = list(self._entries.get(digest, {}).get(method, {}).values())
         return found[position_of_chosen([entry.timed for entry in found])] if found else None
 
     def implementations(self, digest: str) -> tuple[Entry, ...]:
-        """The entries of all implementations of an operator by the method that counts, in the order of their names."""
+        """The entries of all implementations of an operator by the chosen entry's method, in the order of their names."""
         counts = self.get(digest)
         found = {} if counts is None else self._entries[digest][counts.method]
         return tuple(found[name] for name in sorted(found))
 
     def chosen(self, digests: Iterable[str]) -> dict[str, str]:
-        """The implementation that counts, by operator (digest), of those for which it is not the runtime's own choice."""
+        """Operator (digest) -> chosen implementation, for operators whose choice is not the runtime's own."""
         counting = ((digest, self.get(digest)) for digest in digests)
         return {digest: entry.implementation for digest, entry in counting if entry and entry.implementation}
 
     def _in_order(self, digest: str) -> list[Entry]:
-        """The entries that count for an operator, one for each method, in order of trust."""
+        """The entries of an operator, one per method, in order of trust."""
         found = (self.of_method(digest, method) for method in self.methods)
         return [entry for entry in found if entry is not None]
 
     def energies_mj(self) -> dict[str, float]:
-        """Energy of one run [mJ] by operator (digest), of all operators whose energy a device's sensors measured."""
+        """Operator (digest) -> energy of one run [mJ], for operators whose energy the device's sensors measured."""
         metered = ((digest, self._metered(digest)) for digest in self._entries)
         return {digest: entry.energy_mj for digest, entry in metered if entry is not None and entry.energy_mj}
 
     def _metered(self, digest: str) -> Entry | None:
-        """The entry with an operator's energy: of the first method that has an energy."""
+        """The entry with an operator's energy, of the first method that has an energy."""
         return next((entry for entry in self._in_order(digest) if entry.energy_mj), None)
 
     def missing(self, digests: Iterable[str]) -> Iterator[str]:
@@ -147,7 +146,7 @@ class Lut:
         return (digest for digest in digests if self.get(digest) is None)
 
     def require(self, features: "Iterable[OperatorFeature]") -> None:
-        """UserError when an operator has no entry; it names the operators, and the way to complete the table."""
+        """Raise UserError if an operator has no entry; it names the operators and the way to complete the table."""
         missing = [feature for feature in features if self.get(feature.digest) is None]
         if not missing:
             return
@@ -166,7 +165,7 @@ class Lut:
         )
 
     def summary(self) -> LutSummary:
-        """For reports: counts by state, method and operator type, every failure by name, the median spread."""
+        """A summary for reports: counts by state, method and operator type, every failure by name, the median spread."""
         entries = self.entries()
         ok = [entry for entry in entries if entry.state == "ok"]
         failed = [entry for entry in entries if entry.state == "failed"]

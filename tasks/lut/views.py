@@ -1,4 +1,4 @@
-"""Look-up tables as answers: the content of a store, the ratios of two devices, everything as CSV."""
+"""Views of look-up tables: the content of a store, the ratios of two devices, all entries as CSV."""
 
 import io
 import json
@@ -32,20 +32,20 @@ SAMPLES_FIRST = {
     ),
     *("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
 }
-"""Operators whose first axis is that of the samples, by ONNX' definition; of others it may be windows or tokens."""
+"""Operators whose first axis is the sample axis, by ONNX' definition; other operators' first axis may be windows or tokens."""
 RECURRENT = {"GRU", "LSTM", "RNN"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """A filter of entries; an empty tuple lets all through. `devices`: parts of the names of tables."""
+    """A filter of entries; an empty tuple accepts all. `devices`: parts of the names of tables."""
 
     devices: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     methods: tuple[ProfilingMethod, ...] = ()
 
     def apply(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that fit. UserError when a wish fits none."""
+        """The rows that pass the filter. UserError when a filter value matches no row, or no row passes all filters."""
         names, types = sorted({_name(row) for row in rows}), sorted({row["operator"] for row in rows})
         for wish in self.devices:
             _known("devices", wish, any(wish in name for name in names), names)
@@ -74,7 +74,7 @@ def _name(row: Row) -> str:
 
 
 def show(rows: Sequence[Row]) -> list[TableListing]:
-    """One answer for each device and method: what was measured, when, what failed or was noisy, what it cost."""
+    """One listing per device and method: measured operators, times of measurement, failures, noise and cost."""
     groups = _grouped(_current(rows), lambda row: (_name(row), row["method"]))
     settings = _grouped(rows, lambda row: (_name(row), row["method"]))
     return [
@@ -104,7 +104,7 @@ def show(rows: Sequence[Row]) -> list[TableListing]:
 
 
 def batch_of(feature: Mapping[str, Any]) -> int | None:
-    """Samples that an operator (its JSON) takes at once; None where its shapes do not tell."""
+    """The batch size of an operator (its JSON); None if its shapes do not determine it."""
     first, *_ = feature.get("steps") or [{"op": "", "inputs": []}]
     shapes = {f"in{number}": shape for number, shape in enumerate(feature.get("input_shapes", ()))}
     shape = shapes.get(next(iter(first["inputs"]), ""))
@@ -129,10 +129,10 @@ def _counts(entries: Sequence[Row]) -> EntryCounts:
 
 
 def diff(first: Sequence[Row], second: Sequence[Row]) -> TableDifference:
-    """Latency of the second device relative to the first, for each operator type; operators that only one has.
+    """Latency of the second device relative to the first, for each operator type; and operators that only one device has.
 
-    Compared is p50 of the same operator, measured by the same method. `worst`: the ratio that is farthest from 1.
-    UserError when the tables share no operator that succeeded on both.
+    The ratio compares p50 of the same operator, measured by the same method. `worst`: the ratio farthest from 1. UserError when
+    no operator succeeded on both devices.
     """
     a, b = ({(row["digest"], row["method"]): row for row in _current(rows)} for rows in (first, second))
     shared = [(a[key], b[key]) for key in a if key in b]
@@ -176,7 +176,7 @@ def _types(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def export(rows: Sequence[Row], file: Path) -> None:
-    """Write all columns as CSV, one line for each entry. UserError when the file cannot be written."""
+    """Write all columns as CSV, one line per entry. UserError when the file cannot be written."""
     ordered = sorted(
         rows,
         key=lambda row: (
@@ -197,10 +197,7 @@ def export(rows: Sequence[Row], file: Path) -> None:
 
 
 def _current(rows: Iterable[Row]) -> list[Row]:
-    """The latest entry of each device, operator and method, with whichever settings it was measured.
-
-    Of several implementations of an operator the one that counts.
-    """
+    """The latest entry of each device, operator and method, with any settings and the chosen implementation."""
     latest: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in sorted(rows, key=lambda row: str(row["measured_at"])):
         latest.setdefault((device_of(row), row["digest"], row["method"]), {})[row["implementation"]] = row
@@ -208,7 +205,7 @@ def _current(rows: Iterable[Row]) -> list[Row]:
 
 
 def _chosen(rows: Sequence[Row]) -> Row:
-    """The row that counts among those of one operator's implementations."""
+    """The row of the chosen implementation among the rows of one operator."""
     timed = [
         TimedImplementation(row["implementation"], _latency_ms(row), row["spread"] or 0.0, row["n"]) for row in rows
     ]

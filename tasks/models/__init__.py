@@ -1,4 +1,4 @@
-"""The user's network: a timm name, an ONNX file, or a Python callable; and where its weights come from."""
+"""The user's network: a timm name, an ONNX file, or a Python callable; and the source of its weights."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The raw output that a network must have for a learning problem, as one number for each class of the data."""
+"""Check of a network's raw output for a learning problem, such as one number per class of the data."""
 
 import inspect
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tasks.models.tracebacks import USERS_ENDS, told
 from tasks.problems import CLASSIFICATION, LearningProblem
 from tasks.problems.record import AtMost
 
-SAMPLES = 2  # networks may drop an axis of 1
+SAMPLES = 2  # networks may drop an axis of size 1
 
 
 def check_answer(
@@ -25,9 +25,10 @@ def check_answer(
     own_code: str | None,
     problem: LearningProblem = CLASSIFICATION,
 ) -> None:
-    """Run the module once, in eval mode. UserError when it fails, wants other inputs, or gives no output of the problem.
+    """Run the module once, in eval mode. UserError if it fails, needs other inputs, or gives no output of the problem.
 
-    form: of the samples that it takes. own_code: a folder of the user's code, whose lines are named; None: not the user's.
+    form: form of the samples that it takes. own_code: folder of the user's code, so that errors name its lines; None: not the
+    user's code.
     """
     _check_inputs(where, module, form)
     modes = [(part, part.training) for part in module.modules()]
@@ -61,7 +62,7 @@ def check_shapes(
     problem: LearningProblem = CLASSIFICATION,
     resolution: int | None = None,
 ) -> None:
-    """UserError for outputs that are not one raw output of the problem. None: a size or a shape that is not known.
+    """Raise UserError unless the outputs are one raw output of the problem. None: an unknown size or shape.
 
     resolution: rows and columns of the images that the network takes.
     """
@@ -86,14 +87,14 @@ def _fits(size: int | None, wanted: int | None) -> bool:
 
 
 def sizes_told(sizes: Sequence[int | None]) -> str:
-    """The sizes of a tensor for messages; None: one that is not known."""
+    """The sizes of a tensor for messages; None: an unknown size."""
     return f"({', '.join('?' if size is None else str(size) for size in sizes)})"
 
 
 def _check_inputs(where: str, module: nn.Module, form: AnyForm) -> None:
     try:
         parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # compiled: running it says what is missing
+    except (TypeError, ValueError):  # compiled: running it reports missing inputs
         return
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p.name for p in parameters if p.kind in positional and p.default is p.empty]

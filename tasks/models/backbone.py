@@ -1,7 +1,7 @@
 """The backbone of a network as a classifier: its feature maps averaged over positions, and a linear layer on all averages.
 
-Modules and tensors of the backbone are called as in the whole network, so that each finds its own there. Legend: B batch,
-C channels, H height, W width, K classes.
+Modules and tensors of the backbone keep their names of the whole network, so that tensors can be matched by name. Legend:
+B batch, C channels, H height, W width, K classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ CLASSIFIER = "classifier"
 
 
 class _Outer(nn.Module):
-    """A module with one inside, called as in the whole network; its answer is the inner one's."""
+    """A module with one inner module under its name of the whole network; its output is the inner module's."""
 
     def __init__(self, name: str, inner: nn.Module) -> None:
         super().__init__()
@@ -42,23 +42,23 @@ class BackboneClassifier(nn.Module):
         self.add_module(CLASSIFIER, nn.Linear(sum(widths), classes))
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """A number for each class."""
+        """The logits (B, K)."""
         maps = maps_of(self.get_submodule(self._first)(x_BCHW))
         logits_BK: torch.Tensor = self.get_submodule(CLASSIFIER)(torch.cat([one.mean((2, 3)) for one in maps], 1))
         return logits_BK
 
 
 def maps_of(answer: Any) -> list[torch.Tensor]:
-    """The feature maps that a backbone gives: one, several in a row, or several by name."""
+    """The feature maps of a backbone's output: a tensor, a sequence, or a mapping by name."""
     if isinstance(answer, torch.Tensor):
         return [answer]
     return list(answer.values() if isinstance(answer, Mapping) else answer)
 
 
 def classifier_of(whole: nn.Module, path: str, where: str, classes: int, form: SampleForm) -> BackboneClassifier:
-    """The classifier of a part of a network for images of a form.
+    """A classifier from a part of a network, for images of a form. where: the network, for messages.
 
-    UserError: there is no such part, or it does not give feature maps (B, C, H, W). where: the network, for messages.
+    UserError: the part does not exist, or does not give feature maps (B, C, H, W).
     """
     try:
         backbone = whole.get_submodule(path)

@@ -19,10 +19,10 @@ from tasks.problems.record import ONE_HEAD
 def create_callable(
     settings: ModelSettings, classes: int, form: AnyForm, heads: Mapping[str, int] = ONE_HEAD
 ) -> nn.Module:
-    """Call `module:function` (of the working folder, or on the Python path) or `FILE.py:function`.
+    """Call `module:function` (in the working folder, or on the Python path) or `FILE.py:function`.
 
-    It gets num_classes, and of images in_chans, of texts num_words and length, of several inputs the shapes by name, and
-    num_words where one is a text; where samples have several targets, heads, the number of classes of each by name.
+    The function gets num_classes; for images in_chans; for texts num_words and length; for several inputs the shapes by name,
+    and num_words if one is a text; if samples have several targets, heads: the number of classes of each target by name.
     """
     facts = {**form.facts, **({"heads": dict(heads)} if heads else {})}
     where, folder, source = f"model.name '{settings.name}'", code_folder(settings.name), source_of(settings.name)
@@ -70,7 +70,7 @@ def _imported(where: str, name: str, source: UserModule | None) -> Callable[...,
 
 
 def _taken(error: BaseException) -> str:
-    """The advice for a user's module that was looked for in a package of ours; "" for other errors."""
+    """The advice if a user's module was searched in a package of AutoTailor with the same name; "" for other errors."""
     room = (getattr(error, "name", None) or "").split(".")[0] if isinstance(error, ImportError) else ""
     if room not in ROOMS:
         return ""
@@ -81,6 +81,6 @@ def _taken(error: BaseException) -> str:
 
 
 def code_folder(name: str) -> str:
-    """The folder that holds the module of a callable, or its package; the working folder where it is not found."""
+    """The folder that holds the module of a callable, or its package; the working folder if the module is not found."""
     source = source_of(name)
     return str(Path.cwd() if source is None else source.folder)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint: a .safetensors file, or one of torch, of which tensors alone are read and no code is run."""
+"""Tensors of a checkpoint: a .safetensors file, or a torch file. Only tensors are read, and no code is run."""
 
 import pickle
 import struct
@@ -16,11 +16,11 @@ from tasks.errors import UserError, shortened
 from tasks.models.refusals import check_checkpoint, is_of_torch
 
 USUAL_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
-"""Under which training scripts keep the weights beside the optimiser's state."""
+"""Keys under which training scripts store the weights, beside the optimiser's state."""
 WRAPPERS = ("module.", "_orig_mod.", "model.", "net.")
-"""What DataParallel, torch.compile and Lightning put before all names."""
+"""Prefixes that DataParallel, torch.compile and Lightning add to all names."""
 COUNTER = ".num_batches_tracked"
-"""Of BatchNorm, which older files lack; it does not matter for outputs."""
+"""A tensor of BatchNorm that older files lack; outputs do not depend on it."""
 UNREADABLE = (
     SafetensorError,
     pickle.UnpicklingError,
@@ -35,11 +35,11 @@ UNREADABLE = (
     AttributeError,
     AssertionError,
 )
-"""What readers of files raise for bytes that are none of theirs."""
+"""Errors that file readers raise for content of another format."""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a checkpoint into `model`, by name and shape; UserError when it cannot be read or a tensor does not fit."""
+    """Load a checkpoint into `model`, by name and shape. UserError when it cannot be read or a tensor does not fit."""
     where = f"checkpoint '{path}'"
     check_checkpoint(path)
     found = tensors_of(path)
@@ -64,7 +64,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name; UserError for one that is no checkpoint, or holds more than tensors."""
+    """The tensors of a file by name. UserError if it is no checkpoint, or holds more than tensors."""
     where = f"checkpoint '{path}'"
     allowed = "a .safetensors file, or torch.save(model.state_dict(), 'FILE.pt')"
     try:
@@ -81,7 +81,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def _state_dict(content: Any) -> dict[str, Tensor] | None:
-    """The content, or what it has under one of the usual keys, where that is tensors by name."""
+    """The tensors by name: the content itself or its value under one of the usual keys; None if neither holds only tensors."""
     if not isinstance(content, Mapping):
         return None
     if content and all(isinstance(value, Tensor) for value in content.values()):
@@ -91,7 +91,7 @@ def _state_dict(content: Any) -> dict[str, Tensor] | None:
 
 
 def _tied(named: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Names of one tensor that has several, of which files keep one."""
+    """For each tensor with several names, name -> all its names; files keep only one of them."""
     places: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     for name, tensor in named.items():
         places.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append(name)

@@ -1,4 +1,4 @@
-"""Networks of all kinds, made and tried once."""
+"""Creation of networks of all kinds, with one test run."""
 
 import threading
 
@@ -17,7 +17,7 @@ from tasks.models.settings import ModelSettings
 from tasks.problems import CLASSIFICATION, LearningProblem, require
 
 _DRAWING = threading.RLock()
-"""Initial weights come from the random numbers that all threads share."""
+"""Initial weights are drawn from the random generator that all threads share."""
 
 
 def create(
@@ -28,11 +28,11 @@ def create(
     seed: int = 0,
     problem: LearningProblem = CLASSIFICATION,
 ) -> nn.Module | onnx.ModelProto:
-    """The network for `classes` classes and samples of this form: a module, or what an .onnx file has.
+    """The network for `classes` classes and samples of this form: a module, or the content of an .onnx file.
 
-    Weights: the checkpoint, else timm's, else random ones by `seed`. A module has been run once.
-    Raises UserError for an unknown name, bad options, weights that do not fit, a missing or corrupt file, and a network that
-    fails, or gives anything but the problem's raw output, such as (B, classes).
+    Weights: the checkpoint, else timm's, else random ones by `seed`. A module has been run once. UserError for an unknown name,
+    bad options, weights that do not fit, a missing or corrupt file, and a network that fails or gives anything but the
+    problem's raw output, such as (B, classes).
     """
     if settings.kind == "onnx":
         return network_of_file(settings, classes, form, problem)

@@ -1,4 +1,4 @@
-"""Networks with several heads give one raw output: the logits of all heads, side by side."""
+"""One raw output for networks with several heads: the logits of all heads, side by side."""
 
 from collections.abc import Mapping, Sequence
 from functools import wraps
@@ -11,10 +11,10 @@ Outputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 
 def join_heads(module: nn.Module, heads: Mapping[str, int]) -> None:
-    """Have a module whose outputs are logits (B, K) of each head give one tensor (B, sum of K). Its tensors keep their names.
+    """Make a module with outputs (B, K) for each head return one tensor (B, sum of K). Its tensors keep their names.
 
-    heads: K by target, in the order of the outputs; outputs by name may be in any order. A module that gives one tensor stays
-    as it is. Running it raises ValueError for other heads than these.
+    heads: K by target, in the order of the outputs; outputs by name may be in any order. If a module returns one tensor, its
+    output stays unchanged. Running the module raises ValueError if its heads differ from these.
     """
     own: Any = type(module)
 

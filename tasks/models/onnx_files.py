@@ -1,4 +1,4 @@
-"""Networks in ONNX files: checked before anything is worked with them, and left one output where they have several.
+"""Networks in ONNX files: checked before use, and reduced to one output if they have several.
 
 Legend: B batch, K classes of a target.
 """
@@ -16,15 +16,15 @@ from tasks.models.settings import ModelSettings
 from tasks.problems import CLASSIFICATION, LearningProblem
 
 JOINED = "heads"
-"""Name of the output that has those of several heads, where the file has no value of this name."""
+"""Name of the output that joins several heads, unless the file has a value of this name."""
 
 
 def network_of_file(
     settings: ModelSettings, classes: int, form: AnyForm, problem: LearningProblem = CLASSIFICATION
 ) -> onnx.ModelProto:
-    """What a file has, with one output: where samples have several targets, the logits of all heads side by side.
+    """The network of a file, with one output: if samples have several targets, the logits of all heads side by side.
 
-    UserError: there is no file, or it has inputs or outputs that do not fit the data. ImportFailed: it cannot be read.
+    UserError: the file does not exist, or its inputs or outputs do not fit the data. ImportFailed: it cannot be read.
     """
     path = settings.path
     assert path is not None
@@ -49,7 +49,7 @@ def network_of_file(
 def _taken(
     where: str, given: Sequence[str], asked: Sequence[str] | None, classes: int, problem: LearningProblem
 ) -> Sequence[str]:
-    """Names of the outputs that are taken: one, or one for each target in their order. UserError: it is not told which."""
+    """Names of the used outputs: one, or one per target in the targets' order. UserError: the choice is unclear or invalid."""
     heads = problem.heads
     if asked is not None:
         if set(asked) <= set(given) and len(asked) in (1, len(heads)):
@@ -71,7 +71,7 @@ def _taken(
 
 
 def _keep(where: str, graph: onnx.GraphProto, names: Sequence[str], heads: Mapping[str, int]) -> None:
-    """Leave a network one output: these side by side. UserError: of several, one is not (B, K) of its target."""
+    """Reduce a network to one output: the named outputs side by side. UserError: one of several is not (B, K) of its target."""
     given = {value.name: value for value in graph.output}
     kept = onnx.ValueInfoProto()
     kept.CopyFrom(given[names[0]])
@@ -97,7 +97,7 @@ def _check_head(where: str, value: onnx.ValueInfoProto, target: str, classes: in
 
 
 def _unused(graph: onnx.GraphProto, name: str) -> str:
-    """The name, longer where the graph has a value or a node of it."""
+    """The name, extended by underscores while the graph has a value or a node of this name."""
     used = {one for node in graph.node for one in (*node.output, node.name)}
     used |= {value.name for value in (*graph.input, *graph.initializer)}
     while name in used:
@@ -106,7 +106,7 @@ def _unused(graph: onnx.GraphProto, name: str) -> str:
 
 
 def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
-    """The sizes of a value, None for each that is open; None where the file does not say how many there are."""
+    """The sizes of a value, None for each open size; None if the file gives no shape."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     dims = value.type.tensor_type.shape.dim
@@ -114,7 +114,7 @@ def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
 
 
 def _check_input(where: str, value: onnx.ValueInfoProto, form: SampleForm, samples: AnyForm) -> None:
-    """UserError when the file takes another input than it is of the data's samples."""
+    """Raise UserError if the file's input differs from that of the data's samples."""
     wanted, sizes, element = form.shape, _sizes(value), value.type.tensor_type.elem_type
     if form.words is not None and element != onnx.TensorProto.INT64:
         got = f"takes {onnx.TensorProto.DataType.Name(element)}"

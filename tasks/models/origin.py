@@ -1,4 +1,4 @@
-"""The network that a SuperNet was made of, beside it: how runs that adapt it are called, and what their cards name."""
+"""The network from which a SuperNet was made, stored beside it: used to name runs that adapt it, and for model cards."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ NETWORK_FILE = "network.json"
 
 
 class NetworkOrigin(Stored):
-    """`weights`: where its first weights came from."""
+    """The network of a SuperNet. `weights`: source of its first weights."""
 
     STAGE: ClassVar[str] = "compile"
 
@@ -23,17 +23,17 @@ class NetworkOrigin(Stored):
 
     @classmethod
     def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """The first files said no version."""
+        """The content with a version: the first files had none."""
         return {"version": 1, **content}
 
 
 def remember_origin(settings: ModelSettings, supernet: Path) -> None:
-    """Write into a SuperNet's folder which network it was made of."""
+    """Write the network from which a SuperNet was made into its folder."""
     NetworkOrigin(**weights_source(settings)).write(supernet / NETWORK_FILE)
 
 
 def carry_origin(supernet: Path, trained: Path) -> None:
-    """The same network, in the folder of the trained SuperNet."""
+    """Copy the file of the network to the folder of the trained SuperNet."""
     if (supernet / NETWORK_FILE).is_file():
         shutil.copyfile(supernet / NETWORK_FILE, trained / NETWORK_FILE)
 
@@ -41,7 +41,7 @@ def carry_origin(supernet: Path, trained: Path) -> None:
 def origin_of(supernet: Path) -> NetworkOrigin:
     """The network of a SuperNet.
 
-    It is called by its folder where nobody wrote it, or what was written cannot be read: nothing is computed from it.
+    If the file is missing or unreadable, the folder's name is used: no result depends on it.
     """
     try:
         return NetworkOrigin.read(supernet / NETWORK_FILE)

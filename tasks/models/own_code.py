@@ -1,4 +1,4 @@
-"""Modules of the user's: found in the working folder first, and importable where a package of the house has their name."""
+"""The user's modules: found in the working folder first, and importable even if a package of AutoTailor has their name."""
 
 import builtins
 import importlib
@@ -20,25 +20,25 @@ INSTALLED = frozenset(("site-packages", "dist-packages"))
 ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
 HOME = Path(__file__).resolve().parents[2]
 WORLD = "own_code_"
-"""The beginning of the packages under which modules with taken names are imported."""
+"""Prefix of the packages under which modules with taken names are imported."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserModule:
-    """Module `module` (dotted) of the files in `folder`."""
+    """The module `module` (dotted) below `folder`."""
 
     folder: Path
     module: str
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders in which the module finds others of the user's: its own, and the working folder."""
+        """The folders in which the module finds other modules of the user: its own folder and the working folder."""
         here = Path.cwd()
         return (self.folder,) if here in (self.folder, HOME) or _is_library(self.folder) else (self.folder, here)
 
 
 def source_of(name: str) -> UserModule | None:
-    """The place of `module:function` (working folder, else Python path) or `FILE.py:function`; None: there is none."""
+    """The module of `module:function` (working folder, else Python path) or `FILE.py:function`; None if it is not found."""
     module = name.split(":")[0]
     if module.endswith(".py"):
         return _source_of_file(Path.cwd() / module)
@@ -47,7 +47,7 @@ def source_of(name: str) -> UserModule | None:
 
 
 def _folders_by_finders(module: str) -> list[Path]:
-    """Folders of a package that Python finds without its path (projects that are installed to be edited)."""
+    """Folders of a package that Python finds without its path (projects in editable installation)."""
     try:
         spec = importlib.util.find_spec(module.split(".")[0])
     except (ImportError, ValueError, AttributeError):
@@ -59,7 +59,7 @@ def _folders_by_finders(module: str) -> list[Path]:
 
 
 def _source_of_file(file: Path) -> UserModule | None:
-    """The module of a file, below the packages that hold it."""
+    """The module of a file, with the names of the packages that contain it."""
     if not file.is_file():
         return None
     parts, folder = [file.stem] if file.stem != "__init__" else [], file.parent
@@ -70,19 +70,19 @@ def _source_of_file(file: Path) -> UserModule | None:
 
 
 def file_of(folder: Path, module: str) -> Path | None:
-    """The source file of a module below `folder`."""
+    """The source file of a module below `folder`; None if it does not exist."""
     path = folder.joinpath(*module.split("."))
     return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
 
 
 def imported(source: UserModule) -> ModuleType:
-    """The module, imported under its own name; where that is taken, inside a package that stands for its folders."""
+    """The module, imported under its own name; if this is taken, inside a package that stands for its folders."""
     return importlib.import_module(source.module if _is_free(source) else f"{_world(source.folders)}.{source.module}")
 
 
 @contextmanager
 def findable(folders: Iterable[Path]) -> Iterator[None]:
-    """While inside, modules of `folders` are found after all others."""
+    """Context in which modules of `folders` are found, after all others."""
     entries = [str(folder) for folder in folders if str(folder) not in sys.path]
     sys.path.extend(entries)
     try:
@@ -93,7 +93,7 @@ def findable(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def own_names(text: str) -> str:
-    """A message with the names that the user gave."""
+    """A message with the user's names of modules."""
     return re.sub(rf"\b{WORLD}[0-9a-f]+\.", "", text)
 
 
@@ -102,7 +102,7 @@ def _is_library(folder: Path) -> bool:
 
 
 def _is_free(source: UserModule) -> bool:
-    """Whether Python itself finds the module there, and nothing that it imports is taken for packages of the house."""
+    """Whether Python itself finds the module there and none of the user's modules has the name of a package of AutoTailor."""
     if _is_library(source.folder):
         return True
     with findable(source.folders):
@@ -113,7 +113,7 @@ def _is_free(source: UserModule) -> bool:
 
 
 def _has_code(folders: Iterable[Path], module: str) -> bool:
-    """Whether one of `folders` has this module, or a folder of its name with Python files, which is a package too."""
+    """Whether one of `folders` has this module, or a folder of its name with Python files, which is a package, too."""
     for folder in folders:
         path = folder.joinpath(*module.split("."))
         if file_of(folder, module) or any(any(path.glob(files)) for files in ("*.py", "*/*.py")):
@@ -122,7 +122,7 @@ def _has_code(folders: Iterable[Path], module: str) -> bool:
 
 
 def _world(folders: Sequence[Path]) -> str:
-    """A package of the modules in `folders`, which find each other there by their own names."""
+    """The name of a package of the modules in `folders`, in which they find each other by their own names."""
     name = f"{WORLD}{digest_of([str(folder) for folder in folders])[:8]}"
     if name not in sys.modules:
         package = ModuleType(name)
@@ -133,7 +133,7 @@ def _world(folders: Sequence[Path]) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules of a world as Python does, and gives them an `import` of their own."""
+    """Finds modules of a world like Python does, and gives them their own `import`."""
 
     def __init__(self, world: str, folders: Sequence[Path]) -> None:
         self._world, self._folders = world, folders
@@ -156,7 +156,7 @@ class _Finder(MetaPathFinder):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """`__import__` of the user's modules: what the folders have comes from there, everything else from Python."""
+        """`__import__` of the user's modules: modules in the folders come from there, all others from Python."""
         if level or not _has_code(self._folders, name):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         module = builtins.__import__(f"{self._world}.{name}", globals, locals, fromlist or (), 0)
@@ -165,7 +165,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Runs a module whose `import` statements are those of a finder."""
+    """Runs a module whose `import` statements use a finder."""
 
     def __init__(self, finder: _Finder, fullname: str, path: str) -> None:
         super().__init__(fullname, path)

@@ -1,4 +1,4 @@
-"""What settings name that cannot be a network or its weights, found without a library, in milliseconds."""
+"""Checks of the network and the weights that settings name, without loading a library, in milliseconds."""
 
 import difflib
 import importlib.util
@@ -16,20 +16,20 @@ SAFETENSORS = ".safetensors"
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 OLD_TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 MOST_BEFORE_NUMBER = 32
-"""Files of torch that are no zip archives begin with this number, behind some bytes of pickle."""
+"""Torch files that are no zip archives begin with `OLD_TORCH`, after at most this number of bytes of pickle."""
 PICKLE, LIST_BYTES = b"/data.pkl", 2**20
-"""In other files of torch, and the end of the file in which it stands."""
+"""A name in the file list of torch's zip archives, and the number of bytes at the end of the file that contain the list."""
 ANOTHER = "choose another with model.checkpoint=FILE"
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
-"""Of a .safetensors file: its first bytes are the length of the header, which has a limit."""
+"""Largest header of a .safetensors file; the file's first `LENGTH_BYTES` bytes are the header's length."""
 REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
 
 
 def check_named(settings: ModelSettings) -> None:
-    """UserError: a file that is not there, a checkpoint that is none, or a network that timm does not have.
+    """Raise UserError if a file is missing, a checkpoint has another format, or timm does not have the network.
 
-    What only the network itself can tell, such as weights that do not fit, is told when it is made.
+    Errors that depend on the network itself, such as weights that do not fit, are raised when it is created.
     """
     if settings.kind == "onnx":
         assert settings.path is not None
@@ -44,13 +44,13 @@ def check_named(settings: ModelSettings) -> None:
 
 
 def check_network_file(path: Path) -> None:
-    """UserError: there is no such file."""
+    """Raise UserError if the file does not exist."""
     if not path.is_file():
         raise UserError(f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx")
 
 
 def check_source(name: str) -> None:
-    """UserError: the file of `FILE.py:function` is not there."""
+    """Raise UserError if the file of `FILE.py:function` does not exist."""
     module = name.split(":")[0]
     if module.endswith(".py") and source_of(name) is None:
         raise UserError(
@@ -59,13 +59,13 @@ def check_source(name: str) -> None:
 
 
 def check_checkpoint(path: Path) -> None:
-    """UserError: there is no such file."""
+    """Raise UserError if the file does not exist."""
     if not path.is_file():
         raise UserError(f"checkpoint '{path}'", "does not exist", next_step=ANOTHER)
 
 
 def is_of_torch(path: Path) -> bool:
-    """Whether torch reads a file: by its name, or by its first bytes, of a zip archive, or of an old file of pickle."""
+    """Whether torch reads a file, judged by its first bytes (a zip archive, or an old pickle file) or its name."""
     with path.open("rb") as stream:
         first = stream.read(LENGTH_BYTES + 1)
     by_content = first[:2] in (b"PK", b"\x80\x02")
@@ -73,7 +73,7 @@ def is_of_torch(path: Path) -> bool:
 
 
 def _check_content(path: Path) -> None:
-    """UserError: a file that is neither one of torch nor one of safetensors, or not all of one. No code of it is run."""
+    """Raise UserError unless the file is a complete torch or safetensors file. No code in it is run."""
     try:
         of_torch = is_of_torch(path)
         is_one = _is_saved_by_torch(path) if of_torch else _has_header(path)
@@ -88,18 +88,18 @@ def _check_content(path: Path) -> None:
 
 
 def _is_saved_by_torch(path: Path) -> bool:
-    """A zip archive whose list of files has a pickle, or a file that begins with the number of torch's older form."""
+    """Whether a file is a zip archive that lists a pickle, or begins with the number of torch's older format."""
     with path.open("rb") as stream:
         if OLD_TORCH in stream.read(MOST_BEFORE_NUMBER + len(OLD_TORCH)):
             return True
         if not zipfile.is_zipfile(stream):
             return False
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - LIST_BYTES))  # the list stands at the end
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - LIST_BYTES))  # the file list is at the end
         return PICKLE in stream.read()
 
 
 def _has_header(path: Path) -> bool:
-    """Whether a file begins with a header of safetensors."""
+    """Whether a file begins with a safetensors header."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         header = stream.read(size) if 0 < size <= MOST_HEADER_BYTES else b""
@@ -110,9 +110,9 @@ def _has_header(path: Path) -> bool:
 
 
 def _unknown_to_timm(name: str) -> tuple[str, str] | None:
-    """The error for a network whose name stands nowhere in timm's sources, and names like it; None: it may have it.
+    """The error for a network whose name is nowhere in timm's sources, and similar names; None: timm may have it.
 
-    Importing timm, which alone knows for sure, takes seconds.
+    Only timm itself could decide, but importing it takes seconds.
     """
     plain = name.split(".")[0]
     spec = importlib.util.find_spec("timm")

@@ -1,4 +1,4 @@
-"""Settings of the network, and of the SuperNet that is made of it."""
+"""Settings of the network, and of the SuperNet that is made from it."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from tasks.artifacts import OutsideKey
 
 
 class ModelSettings(BaseModel):
-    """Which network, and its weights. Classes, channels and resolution come from the data."""
+    """The network and its weights. Classes, channels and resolution come from the data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -69,7 +69,7 @@ class ModelSettings(BaseModel):
 
 
 class CompileSettings(BaseModel):
-    """How the SuperNet is made, apart from its space."""
+    """Settings for making the SuperNet, apart from its space."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

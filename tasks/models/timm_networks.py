@@ -1,4 +1,4 @@
-"""Networks of timm by name, with published weights where they are asked for."""
+"""Networks of timm by name, with published weights on request."""
 
 import difflib
 from typing import Any
@@ -14,14 +14,14 @@ from tasks.models.settings import ModelSettings
 
 
 def _timm_options(settings: ModelSettings, resolution: int) -> dict[str, Any]:
-    """`img_size` where the architecture has a fixed input size (vision transformers)."""
+    """The model options, with `img_size` if the architecture has a fixed input size (vision transformers)."""
     config = timm.get_pretrained_cfg(settings.name)
     fixed = config is not None and config.fixed_input_size
     return {**({"img_size": resolution} if fixed else {}), **settings.options}
 
 
 def unknown(name: str) -> tuple[str, str] | None:
-    """The error for a network that timm does not have, and the allowed names. None when timm has it."""
+    """The error for a network that timm does not have, and the allowed names; None if timm has it."""
     plain = name.split(".")[0]
     if timm.is_model(plain):
         return None
@@ -30,7 +30,7 @@ def unknown(name: str) -> tuple[str, str] | None:
 
 
 def published_config(settings: ModelSettings) -> PretrainedCfg | None:
-    """The facts that timm has on the published weights of the network; None without any."""
+    """timm's facts about the published weights of the network; None if no published weights are used."""
     return timm.get_pretrained_cfg(settings.name) if settings.pretrained else None
 
 

@@ -7,11 +7,11 @@ from tasks.errors import shortened
 from tasks.models.own_code import INSTALLED, own_names
 
 USERS_ENDS = (Exception, SystemExit)
-"""What a user's code may end in: `sys.exit(0)` in it would end the whole command as if it were done."""
+"""Errors of the user's code. SystemExit is one: `sys.exit(0)` there would end the whole command as if it had succeeded."""
 
 
 def told(error: BaseException, folder: str | None) -> str:
-    """Kind and message of an exception, and the innermost line below `folder` that it passed."""
+    """Type and message of an exception, and the innermost line below `folder` in its traceback."""
     kind, message = type(error).__name__, own_names(shortened(error))
     text = f"{kind} ({message})" if message else kind
     place = None if folder is None else line_of(error, folder)
@@ -19,7 +19,7 @@ def told(error: BaseException, folder: str | None) -> str:
 
 
 def line_of(error: BaseException, folder: str) -> str | None:
-    """FILE:LINE of the innermost line below `folder` that the exception passed; a syntax error's own place."""
+    """FILE:LINE of the innermost line below `folder` in the exception's traceback; for a syntax error, its own position."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{_shown(error.filename)}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_below(frame.filename, folder)]
@@ -32,6 +32,6 @@ def _is_below(file: str, folder: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Relative to the working folder where it is inside."""
+    """The path, relative to the working folder if it is inside."""
     path, here = Path(file), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file

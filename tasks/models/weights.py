@@ -1,4 +1,4 @@
-"""Weights of a network: whether it has any, where they come from, and how they are loaded."""
+"""Weights of a network: whether it has any, their source, and loading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def needs_training(settings: ModelSettings, classes: int) -> bool:
 
 
 def _published(settings: ModelSettings) -> PretrainedCfg | None:
-    """The facts on the published weights of a network of timm; None without any. timm takes seconds."""
+    """timm's facts about published weights of the network; None if it uses none. Importing timm takes seconds."""
     if not settings.pretrained:
         return None
     from tasks.models.timm_networks import published_config
@@ -35,7 +35,7 @@ def _published(settings: ModelSettings) -> PretrainedCfg | None:
 def load_part(model: nn.Module, path: Path, part: str) -> None:
     """Load the tensors of one part from a .safetensors file of another network that has the same part.
 
-    part: the path of a module in both. UserError when a tensor of the part is in one of the two alone, or of another shape.
+    part: the path of a module in both. UserError when a tensor of the part is only in one of the two, or its shapes differ.
     """
     from safetensors.torch import load_file  # torch takes seconds
 
@@ -52,7 +52,7 @@ def load_part(model: nn.Module, path: Path, part: str) -> None:
 
 
 def weights_source(settings: ModelSettings) -> dict[str, str]:
-    """For model cards: the network's name, where its first weights came from, and their licence where it is known."""
+    """For model cards: the network's name, the source of its first weights, and their licence if known."""
     known = {"name": settings.name, "licence": "unknown"}
     if settings.checkpoint is not None:
         return {**known, "weights": f"checkpoint {settings.checkpoint.name}"}

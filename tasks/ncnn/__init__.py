@@ -1,1 +1,1 @@
-"""NCNN's files: written by pnnx from ONNX, many operators in one call, and read layer by layer."""
+"""NCNN files: written by pnnx from ONNX, many operators per call, and read layer by layer."""

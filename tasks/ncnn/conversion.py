@@ -1,7 +1,7 @@
-"""ONNX to NCNN through pnnx's binary, each call a killable child in a private temporary folder.
+"""Conversion from ONNX to NCNN by pnnx's binary. Each call is a killable child process in a private temporary folder.
 
-One call costs about 0.25 s, nearly all of it start-up, so operators travel many at a time:
-`convert_operators` joins them to one graph of unconnected parts and splits the result: 1 ms an operator.
+One call takes about 0.25 s, nearly all of it start-up. `convert_operators` therefore joins many operators to one graph of
+unconnected parts and splits the result: 1 ms per operator.
 """
 
 import importlib.util
@@ -39,10 +39,10 @@ def convert(
 ) -> NcnnFiles:
     """NCNN files (weights in fp32, or fp16) of an ONNX model with static input shapes and folded BatchNorm.
 
-    Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs. implementations: of convolutions, by
-    the value that the ONNX node writes (`tasks.ncnn.kernels`). trimmed: kernels lose the positions that read padding alone.
-    ncnn would read all of their weights, eight of nine for nothing where a 3×3 convolution stands over a single position.
-    Raises ConversionError: pnnx crashed, ran past a limit, wrote nothing, or left a layer that ncnn has not.
+    Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs. implementations: implementations of
+    convolutions, by the value that the ONNX node writes (`tasks.ncnn.kernels`). trimmed: remove kernel positions that only read
+    padding, since ncnn would read their weights, too: eight of nine in vain for a 3×3 convolution on a single position.
+    ConversionError: pnnx crashed, exceeded a limit, wrote nothing, or left a layer that ncnn lacks.
     """
     model = _trimmed(model) if trimmed else model
     files = _checked(_converted(model, limits, fp16=fp16))
@@ -53,9 +53,9 @@ def convert(
 
 
 def convert_operators(models: Sequence[bytes], limits: ConversionLimits = DEFAULT_LIMITS) -> list[Outcome]:
-    """NCNN files of many models of one operator each, as the operator runs inside a network (no batch axis).
+    """NCNN files of many single-operator models, as the operators run inside a network (no batch axis).
 
-    Each has its own result or its own error.
+    Each model has its own result or error.
     """
     models = [_trimmed(content) for content in models]
     results: dict[int, Outcome] = {}
@@ -77,7 +77,7 @@ def convert_operators(models: Sequence[bytes], limits: ConversionLimits = DEFAUL
 
 
 def _constant(content: bytes) -> NcnnFiles | None:
-    """The file of an operator without inputs: numbers that lie in memory. None for all others."""
+    """The files of an operator without inputs: a constant in memory. None for all other operators."""
     graph = onnx.load_from_string(content).graph
     if graph.input or len(graph.output) != 1:
         return None
@@ -90,7 +90,7 @@ def _constant(content: bytes) -> NcnnFiles | None:
 
 
 def _convert_part(models: Sequence[bytes], limits: ConversionLimits) -> Sequence[Outcome | None]:
-    """The results of one call of pnnx; None for those to be tried again among fewer others."""
+    """The results of one call of pnnx; None for models to be converted again in a smaller group."""
     failure = ConversionError("pnnx dropped an input or an output")
     parts: Sequence[NcnnFiles | None] = [None] * len(models)
     try:
@@ -113,7 +113,7 @@ def _outcome(converted: NcnnFiles) -> Outcome:
 
 
 def _checked(converted: NcnnFiles) -> NcnnFiles:
-    """ConversionError for layers that pnnx passed through and ncnn does not have: 'aten::erf', 'Det', …"""
+    """The files, checked: ConversionError if pnnx passed through a layer that ncnn does not have: 'aten::erf', 'Det', …"""
     for layer in converted.layers():
         if ncnn.layer_to_index(layer.kind) < 0:
             raise ConversionError(f"ncnn has no layer for '{layer.kind}'")
@@ -137,7 +137,7 @@ def _trimmed(content: bytes) -> bytes:
     try:
         model = onnx.load_from_string(content)
     except DecodeError:
-        return content  # `_prepared` says what is wrong with it
+        return content  # `_prepared` raises the error
     if not any(node.op_type == "Conv" and any(_pads(node)) for node in model.graph.node):
         return content
     found = tailor_ir.convert(model, check=False, rules=[tailor_ir.UNREACHED_KERNELS])
@@ -149,7 +149,10 @@ def _pads(node: onnx.NodeProto) -> Sequence[int]:
 
 
 def _prepared(model: bytes) -> bytes:
-    """The model without names that pnnx would write into its text files, in forms that ncnn has; order and numbers stay."""
+    """The model with neutral names, since pnnx writes names into its text files, and in forms that ncnn has.
+
+    The order and number of inputs and outputs stay.
+    """
     try:
         return fit_pools(read_onnx(model, OwnNames())).SerializeToString()
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""NCNN's two files: `.param`, a text of layers, and `.bin`, their weights one after another, unnamed."""
+"""NCNN's two files: `.param`, a text of layers, and `.bin`, their weights in order, without names."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Layer:
         return Layer(self.kind, self.name, inputs, outputs, self.parameters)
 
     def line(self) -> str:
-        """The text of this layer."""
+        """The text line of this layer."""
         counts = (str(len(self.inputs)), str(len(self.outputs)))
         return " ".join((self.kind, self.name, *counts, *self.inputs, *self.outputs, *self.parameters))
 
@@ -56,7 +56,7 @@ class NcnnFiles:
 
 
 def weights_of(layers: Sequence[Layer], content: bytes) -> list[bytes]:
-    """Each layer's part of a `.bin` file of fp32. ValueError when the parts do not add up to the file."""
+    """Each layer's part of a `.bin` file in fp32. ValueError when the parts do not add up to the file."""
     parts: list[bytes] = []
     position = 0
     for layer in layers:
@@ -70,7 +70,7 @@ def weights_of(layers: Sequence[Layer], content: bytes) -> list[bytes]:
 
 
 def _weight_counts(layer: Layer) -> tuple[tuple[int, ...], int]:
-    """Sizes of the arrays with a flag in front, and of all others together. Other kinds have no weights."""
+    """Sizes of the arrays with a flag in front, and the total size of all others. Other kinds of layers have no weights."""
     number = layer.number
     match layer.kind:
         case "Convolution" | "ConvolutionDepthWise" | "Deconvolution" | "DeconvolutionDepthWise" | "Convolution1D":

@@ -1,10 +1,10 @@
-"""Many operators' ONNX models as unconnected parts of one graph, and the converted NCNN model as one model for each part.
+"""Joins many operators' ONNX models as unconnected parts of one graph, and splits the converted NCNN model into these parts.
 
-ncnn has no batch axis. pnnx infers which axis is the batch from operators such as convolutions, and removes it. A Softmax or
-Reshape alone tells nothing of the batch axis, so pnnx would keep it, and the operator would differ from that in a network.
-Therefore every input first passes a BatchNorm, the mark of the batch axis. The mark is cut away after the conversion.
+ncnn has no batch axis. pnnx infers the batch axis from operators such as convolutions, and removes it. A single Softmax or
+Reshape does not reveal the batch axis, so pnnx would keep it, and the operator would differ from the one in a network.
+Therefore every input first passes a BatchNorm, which marks the batch axis and is removed after the conversion.
 
-An NCNN model is a text of layers, and the weights of these layers one after another (`tasks.ncnn.files`).
+An NCNN model is a text of layers, and the weights of these layers in order (`tasks.ncnn.files`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ MAX_BYTES = 64 * MIB
 
 
 class SplitError(Exception):
-    """The models cannot be joined, or the converted model cannot be divided."""
+    """The models cannot be joined, or the converted model cannot be split."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedModel:
-    """The joined model. inputs, outputs: for each part, their numbers in the joined model. marked: inputs with a mark."""
+    """The joined model. inputs, outputs: for each part, the numbers of its inputs and outputs. marked: inputs with a mark."""
 
     model: bytes
     inputs: tuple[tuple[int, ...], ...]
@@ -117,7 +117,7 @@ def _part(
 
 
 def _mark_batch_axis(graph: onnx.GraphProto) -> Iterator[int]:
-    """Put a BatchNorm behind each input whose first axis is a batch of 1; the numbers of these inputs."""
+    """Insert a BatchNorm behind each input whose first axis is a batch of 1; yields the numbers of these inputs."""
     normalised = {node.input[0] for node in graph.node if node.op_type == "BatchNormalization"}  # would fuse
     for number, value in enumerate(graph.input):
         shape = [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]

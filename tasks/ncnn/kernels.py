@@ -1,7 +1,7 @@
-"""The kernels of ncnn's convolutions, and how a file names them: a mask at each layer switches kernels off.
+"""The choice of kernels for ncnn's convolutions: a mask at each layer of a file switches kernels off.
 
-ncnn prefers Winograd's algorithm (3x3, stride 1), then matrix products (sgemm), then its direct convolution. It prefers them
-whatever the sizes are, and can be several times slower than with another kernel.
+ncnn prefers Winograd's algorithm (3x3, stride 1), then matrix products (sgemm), then its direct convolution, regardless of the
+sizes. The preferred kernel can be several times slower than another.
 """
 
 import re
@@ -17,18 +17,18 @@ from tasks.errors import UserError
 from tasks.ncnn.files import FLAG_BYTES, Layer, NcnnFiles, weights_of
 
 MASK_KEY: Final = 31
-"""The parameter of a layer with its mask."""
+"""Key of the layer parameter that holds the mask."""
 NO_SGEMM, NO_WINOGRAD = 1 << 5, 1 << 6
 MASKS: Mapping[str, int] = {"sgemm": NO_WINOGRAD, "direct": NO_WINOGRAD | NO_SGEMM}
-"""Implementations by name, with the mask that leaves no faster-ranked kernel."""
+"""Implementation -> mask that switches off all kernels that ncnn would prefer."""
 MASKS_SINCE = "1.0.20221128"
-"""The oldest version of ncnn in which masks were seen to change the kernel; what is older passes over them in silence."""
+"""The oldest version of ncnn in which masks were seen to change the kernel; older versions silently ignore masks."""
 DENSE = frozenset({"Convolution", "Deconvolution"})
 GROUPED = frozenset({"ConvolutionDepthWise", "DeconvolutionDepthWise"})
 
 
 def require_masks(version: str, chosen: Iterable[str]) -> None:
-    """UserError unless these implementations are known here, and ncnn of this version on the device knows their masks."""
+    """Raise UserError unless these implementations are known, and the device's version of ncnn supports masks."""
     names = set(chosen)
     if unknown := sorted(names - set(MASKS)):
         raise UserError(
@@ -46,14 +46,14 @@ def require_masks(version: str, chosen: Iterable[str]) -> None:
 
 
 def has_kernels(layer: Layer) -> bool:
-    """Whether masks decide the layer's kernel: convolutions with stored weights, but for depthwise ones."""
+    """Whether masks decide the layer's kernel: convolutions with stored weights, except depthwise ones."""
     if layer.number(19):  # its weights are an input
         return False
     return layer.kind in DENSE or (layer.kind in GROUPED and layer.number(7, 1) != layer.number(0))
 
 
 def implementations(files: NcnnFiles) -> tuple[str, ...]:
-    """The implementations that an operator may have besides ncnn's own choice, () where no kernel can be chosen."""
+    """The implementations of an operator besides ncnn's own choice; () if no kernel can be chosen."""
     layers = [layer for layer in files.layers() if has_kernels(layer)]
     if not layers:
         return ()
@@ -61,19 +61,19 @@ def implementations(files: NcnnFiles) -> tuple[str, ...]:
 
 
 def _takes_winograd(layer: Layer) -> bool:
-    """3x3 with stride 1, not dilated."""
+    """Whether the layer is a 3x3 convolution with stride 1 and without dilation."""
     width, stride, dilation = layer.number(1), layer.number(3, 1), layer.number(2, 1)
     square = (layer.number(11, width), layer.number(13, stride), layer.number(12, dilation))
     return layer.kind == "Convolution" and (width, stride, dilation) == (3, 1, 1) and square == (3, 1, 1)
 
 
 def with_implementation(files: NcnnFiles, name: str) -> NcnnFiles:
-    """The files of an operator that runs by an implementation. KeyError for an unknown one; "": ncnn's own choice."""
+    """The files of an operator with an implementation; "": ncnn's own choice. KeyError for an unknown implementation."""
     return with_masks(files, {layer.name: MASKS[name] for layer in files.layers()}) if name else files
 
 
 def with_masks(files: NcnnFiles, masks: Mapping[str, int]) -> NcnnFiles:
-    """The files with masks at the layers of these names that have kernels to choose from."""
+    """The files with masks at the named layers; layers without a choice of kernels are skipped."""
     return replace(files, param=NcnnFiles.of(_masked(files.layers(), masks), b"").param)
 
 
@@ -87,16 +87,16 @@ def _masked(layers: Iterable[Layer], masks: Mapping[str, int]) -> Sequence[Layer
 
 
 def masks_of(files: NcnnFiles) -> dict[str, int]:
-    """The masks that a file names, by layer."""
+    """The masks in a file, by layer."""
     found = {layer.name: layer.number(MASK_KEY) for layer in files.layers()}
     return {name: mask for name, mask in found.items() if mask}
 
 
 def masks_for(model: bytes, files: NcnnFiles, wanted: Mapping[str, str]) -> dict[str, int]:
-    """The masks by layer for files that pnnx made of an ONNX model in fp32.
+    """The masks by layer for files that pnnx made from an ONNX model in fp32.
 
-    wanted: implementations of convolutions, by the name of the value that the ONNX node writes. pnnx keeps no names, but the
-    weights: a layer is the convolution with equal weights. A convolution whose weights pnnx has changed gets no mask.
+    wanted: implementations of convolutions, by the name of the value that the ONNX node writes. pnnx keeps the weights, but no
+    names: a layer matches the convolution with equal weights. A convolution whose weights pnnx changed gets no mask.
     """
     by_weights: dict[bytes, list[str]] = {}
     for value, weights in _convolutions(onnx.load_from_string(model).graph):

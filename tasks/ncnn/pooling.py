@@ -1,7 +1,7 @@
-"""Pooling that rounds its output up, in the form that ncnn computes as ONNX does.
+"""Average pooling with `ceil_mode`, rewritten such that ncnn and ONNX compute the same.
 
-ncnn divides by the whole kernel where ONNX divides by the part of it that is over the map. Kernels are no larger than their
-padded maps: SubNets are written so (`tailor_ir/ops/pooling.py`).
+ncnn divides by the whole kernel, but ONNX by the part of the kernel over the map. Kernels are no larger than their padded maps:
+SubNets are written in this way (`tailor_ir/ops/pooling.py`).
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from onnx import helper
 
 
 def fit_pools(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, whose average pools with `ceil_mode` count no padding where there is none to count; changed in place."""
+    """Set `count_include_pad` to 0 in average pools with `ceil_mode` but without padding; changes and returns the model."""
     for node in model.graph.node:
         found = _attributes(node)
         if found.get("ceil_mode") and found.get("count_include_pad") and not any(found.get("pads", ())):

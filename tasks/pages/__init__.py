@@ -1,4 +1,4 @@
-"""Parts that all HTML pages share: a frame that loads nothing, a style, escaping, numbers as short text."""
+"""Parts that all HTML pages share: a self-contained frame, a style, escaping, numbers as short text."""
 
 import json
 from importlib import resources
@@ -33,12 +33,12 @@ def environment(package: str) -> Environment:
 
 
 def style(package: str) -> Markup:
-    """The shared style, then that of `package`."""
+    """The shared style, followed by the style of `package`."""
     return Markup("\n").join(_read(name, STYLE_FILE) for name in (__name__, package))
 
 
 def script(package: str, name: str) -> Markup:
-    """A script of `package`, to stand in the page itself."""
+    """A script of `package`, to be inlined in the page."""
     return _read(package, name)
 
 

@@ -1,4 +1,4 @@
-"""The console of all commands: what it shows of devices, servers and files has no power over the terminal."""
+"""The console of all commands: text from devices, servers and files cannot control the terminal."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from profiling_agents.lines import printable
 
 
 class PlainConsole(Console):
-    """A console that makes all text printable; colours and the moves of bars are its own, and stay."""
+    """A console that makes all text printable; its own colours and cursor movements stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The pieces of what is shown."""
+        """The segments of the output, with printable text."""
         for piece in super().render(renderable, options):
             yield piece if piece.control else Segment(printable(piece.text), piece.style)

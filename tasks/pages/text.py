@@ -2,7 +2,7 @@
 
 
 def count(value: float | str) -> str:
-    """A big count: exact below a million, then scientific. Takes the text of integers beyond 2**53."""
+    """A large count: exact below a million, then scientific. Takes text for integers beyond 2**53."""
     number = int(value)
     if number < 1_000_000:
         return f"{number:,}"
@@ -19,7 +19,7 @@ def amount(value: int) -> str:
 
 
 def millions(value: float) -> str:
-    """A count in millions, three digits."""
+    """A count in millions with three digits."""
     return f"{value / 1e6:.3g} M"
 
 

@@ -1,8 +1,8 @@
-"""The half of a deployment that runs on the device, sent there as text. Each module needs the standard library only.
+"""The half of a deployment that runs on the device, sent there as text. The modules need only the standard library.
 
-FOLDER/releases/DIGEST/    bundle/, serve (a program), release.json; confirmed, once it was checked and served
-FOLDER/software/DIGEST/    a virtual environment, or the unpacked wheel; installed, once it is complete
-FOLDER/packages/           wheels that are to be installed
+FOLDER/releases/DIGEST/    bundle/, serve (a program), release.json; `confirmed` after it was checked and activated
+FOLDER/software/DIGEST/    a virtual environment, or the unpacked wheel; `installed` after it is complete
+FOLDER/packages/           wheels to be installed
 FOLDER/current             link to the release that serves
 FOLDER/token, service.log, service.pid
 """

@@ -1,7 +1,7 @@
 """Requests on stdin, answers on stdout.
 
-A request is the length of a JSON text as ten digits, then the text: [step, arguments]. After step `put` the bytes follow.
-An answer is a line of JSON: {"found": …}, or {"refused": line}, after which the process ends.
+A request is the length of a JSON text as ten digits, then the text: [step, arguments]. After step `put` the file's bytes
+follow. An answer is a line of JSON: {"found": …}, or {"refused": line}, after which the process ends.
 """
 
 import errno
@@ -17,7 +17,7 @@ LENGTH_DIGITS = 10
 
 
 def line_of(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """The error's message in one line."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no room is left there ({error.filename or error.strerror}); make some, or deploy.folder=ANOTHER"
     if isinstance(error, OSError) and error.filename is not None:
@@ -26,7 +26,7 @@ def line_of(error: Exception) -> str:
 
 
 def main() -> int:
-    """Answer requests until stdin ends, or one is refused."""
+    """Answer requests until stdin ends or a step is refused."""
     steps, requests = DeploymentSteps(), sys.stdin.buffer
     while len(head := requests.read(LENGTH_DIGITS)) == LENGTH_DIGITS:
         step, arguments = json.loads(requests.read(int(head)))

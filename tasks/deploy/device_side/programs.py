@@ -8,11 +8,11 @@ CHUNK = 1 << 20
 
 
 class StepRefused(Exception):
-    """A step that cannot be done: one line, with what to do."""
+    """A step cannot be done. The message is one line, with a next step."""
 
 
 def program(words: list[str], paths: str = "") -> str:
-    """The output of a program. StepRefused: the last line of what it said, when it fails. paths: its PYTHONPATH."""
+    """The output of a program. paths: its PYTHONPATH. StepRefused with the last line of the output if the program fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if paths:
         environment["PYTHONPATH"] = paths
@@ -24,7 +24,7 @@ def program(words: list[str], paths: str = "") -> str:
 
 
 def sha256(path: str) -> str:
-    """Of a file."""
+    """sha256 of a file (hex)."""
     found = hashlib.sha256()
     with open(path, "rb") as stream:
         while chunk := stream.read(CHUNK):
@@ -33,7 +33,7 @@ def sha256(path: str) -> str:
 
 
 def write(path: str, text: str, mode: int = 0o644) -> None:
-    """A small file, whole or not at all."""
+    """Write a small file atomically."""
     temporary = f"{path}.partial"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with open(descriptor, "w", encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""The service of a deployment's folder: started, stopped, asked whether it is ready."""
+"""The service of a deployment's folder: start, stop, readiness."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tasks.deploy.device_side.programs import StepRefused, program, write
 POLL_S = 0.1
 EXEC_LOOKS = 20
 STOP_S = 35.0
-"""The service answers what it has accepted, for 30 s at most."""
+"""When stopped, the service answers its accepted requests, for 30 s at most."""
 KILL_S = 5.0
 ASK_S = 5.0
 READY = re.compile(r"service ready: (\S+)")
@@ -38,11 +38,11 @@ StandardError=append:{root}/service.log
 [Install]
 WantedBy=default.target
 """
-"""A service that ends is started again, 20 times in ten minutes: as often as SubNets may crash, one after the other."""
+"""systemd restarts a service that ends, up to 20 times in ten minutes, since several SubNets may crash one after the other."""
 
 
 class Service:
-    """The service of a folder: a unit of the user's systemd where that runs, else a process with a pid file."""
+    """The service of a folder: a unit of the user's systemd if systemd runs, else a process with a pid file."""
 
     def __init__(self, root: str) -> None:
         self.root, self.log = root, os.path.join(root, "service.log")
@@ -51,7 +51,7 @@ class Service:
         self._pid_file = os.path.join(root, "service.pid")
 
     def start(self) -> None:
-        """Start what `current` links to, with a log of its own; that of the run before is kept beside it."""
+        """Start the release that `current` links to, with a new log; the log of the run before is kept beside it."""
         if os.path.exists(self.log):
             os.replace(self.log, f"{self.log}.1")
         if self.by_systemd:
@@ -69,20 +69,20 @@ class Service:
         os.makedirs(folder, exist_ok=True)
         write(os.path.join(folder, self.unit), UNIT.format(root=self.root))
         program(["systemctl", "--user", "daemon-reload"])
-        _succeeds("systemctl", "--user", "reset-failed", self.unit)  # starts so far do not count
+        _succeeds("systemctl", "--user", "reset-failed", self.unit)  # earlier starts must not count
         program(["systemctl", "--user", "enable", self.unit])
         program(["systemctl", "--user", "restart", self.unit])
         if shutil.which("loginctl") is not None:
             _succeeds("loginctl", "enable-linger")  # the unit also runs while the user is not logged in
 
     def is_running(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """Whether the service has been started and has not ended."""
         if self.by_systemd:
             return _succeeds("systemctl", "--user", "is-active", "--quiet", self.unit)
         return self._pid() is not None
 
     def _pid(self) -> int | None:
-        """None: it has ended, and its number may be another process's now."""
+        """The service's pid; None if the service has ended. Another process may have the recorded pid by now."""
         try:
             with open(self._pid_file, encoding="utf-8") as stream:
                 pid = int(stream.read())
@@ -92,7 +92,7 @@ class Service:
             return None
 
     def stop(self) -> None:
-        """Ask it to end; make it."""
+        """Ask the service to end; kill it if it does not."""
         if self.by_systemd:
             _succeeds("systemctl", "--user", "stop", self.unit)
             return
@@ -106,7 +106,7 @@ class Service:
                 time.sleep(POLL_S)
 
     def address(self) -> str | None:
-        """Where it listens and answers that it is ready; None: it does not."""
+        """The address at which the service reports ready; None if it does not."""
         found = READY.search(self._said())
         if found is None or not self.is_running():
             return None
@@ -114,7 +114,7 @@ class Service:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(url.hostname or "", url.netloc.rpartition(":")[0])
         asked = urllib.request.Request(f"{url.scheme}://{host}:{url.port}/v2/health/ready")
         asked.add_header("Authorization", f"Bearer {self._token()}")
-        context = ssl._create_unverified_context()  # the service of this very folder, on this very machine
+        context = ssl._create_unverified_context()  # the request stays on this machine
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
@@ -125,7 +125,7 @@ class Service:
             return None
 
     def wait_until_ready(self, within_s: float) -> str:
-        """Its address. StepRefused: it ended, or is not ready in time, with the last line of its log."""
+        """The service's address. StepRefused with the last line of the log if it ended or is not ready in time."""
         until = time.monotonic() + within_s
         while time.monotonic() < until:
             if (address := self.address()) is not None:
@@ -154,7 +154,7 @@ class Service:
 
 
 def _command_line(pid: int) -> bytes:
-    """Of a process; OSError: it has ended. While it becomes another program (`exec`), the system shows none for a moment."""
+    """The command line of a process; OSError: it has ended. During `exec`, the command line is empty for a moment."""
     found = b""
     for _ in range(EXEC_LOOKS):
         with open(f"/proc/{pid}/cmdline", "rb") as stream:
@@ -170,7 +170,7 @@ def _succeeds(*words: str) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Let an ended child go; a process of an earlier deployment is none."""
+    """Reap an ended child. A process of an earlier deployment is not a child of this one."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

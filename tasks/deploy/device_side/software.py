@@ -16,9 +16,9 @@ def is_installed(target: str) -> bool:
 
 
 def install(target: str, packages: str, wheel: str, extra: str, kind: str, offline: bool) -> None:
-    """Make the environment in folder `target`, unless it is there, from the wheel in folder `packages`.
+    """Make the environment in folder `target`, unless it is complete, from the wheel in folder `packages`.
 
-    kind: "unpack" writes the wheel's modules alone. offline: all other wheels come from `packages`, too.
+    kind: "unpack" only unpacks the wheel's modules. offline: all other wheels come from `packages`, too.
     """
     if is_installed(target):
         return

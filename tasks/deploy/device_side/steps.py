@@ -1,4 +1,4 @@
-"""The steps of a deployment. Each leaves the device right, whenever it is killed: the same command goes on."""
+"""The steps of a deployment. Each may be killed at any time: it leaves the device consistent, and the same command resumes."""
 
 import fcntl
 import hashlib
@@ -21,12 +21,12 @@ POLL_S = 0.1
 
 
 class DeploymentSteps:
-    """The steps of a deployment into one folder, each public method one; the first is `open`."""
+    """The steps of a deployment into one folder: each public method is a step, the first is `open`."""
 
     root = ""
 
     def open(self, folder: str) -> dict[str, Any]:
-        """Make the folder, hold it for this deployment alone, and make a token in it."""
+        """Create the folder, lock it for this deployment, and create a token in it if it has none."""
         self.root = os.path.abspath(os.path.expanduser(folder))
         for name in ("releases", "software", "packages"):
             os.makedirs(self._at(name), mode=0o700, exist_ok=True)
@@ -37,7 +37,7 @@ class DeploymentSteps:
         return {"root": self.root, "python": [sys.executable, platform.python_version(), platform.machine()]}
 
     def missing(self, software: str, packages: dict[str, Any], release: str, bundle: dict[str, Any]) -> dict[str, Any]:
-        """Places of files that are to be sent, and free bytes. Files that the current release has, too, are linked."""
+        """Places of the files to be sent, and free bytes. Files that the current release has, too, are linked instead."""
         installs = not is_installed(self._at("software", software))
         wanted = {f"packages/{name}": facts for name, facts in packages.items() if installs}
         places = [place for place, facts in wanted.items() if not _is(self._at(place), *facts)]
@@ -47,7 +47,7 @@ class DeploymentSteps:
         return {"places": places, "free_bytes": shutil.disk_usage(self.root).free, "installs": installs}
 
     def _has(self, place: str, digest: str, size: int) -> bool:
-        """Whether a release has a file of the bundle, if only by a link to that of the current release."""
+        """Whether a release has a file of the bundle; links the current release's file into it if that is the same."""
         path, other = self._at(place), self._at("current", "bundle", os.path.basename(place))
         if _is(path, digest, size):
             return True
@@ -61,7 +61,7 @@ class DeploymentSteps:
         return True
 
     def put(self, place: str, digest: str, size: int) -> None:
-        """Write a file whose bytes follow on stdin, whole or not at all."""
+        """Write a file atomically; its bytes follow on stdin."""
         path, found, left = self._at(place), hashlib.sha256(), size
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(f"{path}.partial", "wb") as stream:
@@ -79,13 +79,13 @@ class DeploymentSteps:
         os.replace(f"{path}.partial", path)
 
     def install(self, software: str, wheel: str, extra: str, kind: str, offline: bool) -> None:
-        """Install the run time, unless it is there; then no package is needed any more."""
+        """Install the run time unless it is installed, then remove the packages."""
         install(self._at("software", software), self._at("packages"), wheel, extra, kind, offline)
         shutil.rmtree(self._at("packages"))
         os.mkdir(self._at("packages"), 0o700)
 
     def release(self, release: str, software: str, kind: str, serve: list[str], check: list[str]) -> None:
-        """Write how the release is run. serve, check: words after the bundle."""
+        """Write the release's program `serve` and its `release.json`. serve, check: command-line words after the bundle."""
         target, bundle = self._at("software", software), self._at("releases", release, "bundle")
         python = sys.executable if kind == "unpack" else os.path.join(target, "bin", "python")
         paths = target if kind == "unpack" else ""
@@ -98,7 +98,7 @@ class DeploymentSteps:
         write(self._at("releases", release, "release.json"), json.dumps(facts, indent=1) + "\n")
 
     def check(self, release: str) -> list[str]:
-        """Compare the answers. Where they differ, the release is removed, unless it is the current one."""
+        """Compare the answers. If they differ, the release is removed, unless it is the current one."""
         facts = self._facts(release)
         try:
             return program(facts["check"], facts["paths"]).splitlines()
@@ -107,7 +107,7 @@ class DeploymentSteps:
             raise StepRefused(f"{refused}; {self._left()}") from refused
 
     def activate(self, release: str, start: bool, ready_s: float) -> dict[str, Any]:
-        """Go over to a release. Where its service is not ready in time, the former one is back, and serves if it did."""
+        """Switch to a release. If its service is not ready in time, the former release is restored, and serves if it did."""
         former, service = self._former(), self._service
         served = service.is_running()
         address = service.address() if start and former == self._current() == release else None
@@ -126,7 +126,7 @@ class DeploymentSteps:
         return {"former": former, "address": address, "by": by if start else None}
 
     def clean(self, keep: int) -> list[str]:
-        """Remove releases but the current one and the latest others, and software that none of them needs."""
+        """Remove all releases except the current one and the latest others, and software that no kept release needs."""
         current = self._current()
         assert current is not None
         others = [name for name in self._confirmed() if name != current]
@@ -139,7 +139,7 @@ class DeploymentSteps:
         return gone
 
     def _lock(self) -> None:
-        """Hold the folder as long as this process lives. One of a deployment that was killed ends within moments."""
+        """Lock the folder as long as this process lives. The process of a killed deployment ends within moments."""
         self._held = os.open(self._at(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         until = time.monotonic() + LOCK_S
         while True:
@@ -168,18 +168,18 @@ class DeploymentSteps:
         return os.path.basename(os.readlink(path)) if os.path.islink(path) else None
 
     def _confirmed(self) -> list[str]:
-        """Releases that were checked and served, the latest first."""
+        """Releases that were checked and activated, the latest first."""
         marks = {name: self._at("releases", name, "confirmed") for name in os.listdir(self._at("releases"))}
         found = [name for name, mark in marks.items() if os.path.exists(mark)]
         return sorted(found, key=lambda name: os.path.getmtime(marks[name]), reverse=True)
 
     def _former(self) -> str | None:
-        """The release to go back to: the current one, or the latest confirmed one where that was never confirmed."""
+        """The release to restore: the current one if it is confirmed, else the latest confirmed one."""
         confirmed, current = self._confirmed(), self._current()
         return current if current in confirmed else next(iter(confirmed), None)
 
     def _point(self, release: str) -> None:
-        """Let `current` link to a release, in one step."""
+        """Let `current` link to a release, atomically."""
         temporary = self._at("current.partial")
         if os.path.islink(temporary):
             os.unlink(temporary)
