@@ -271,13 +271,15 @@ class _RemoteFiles(_Files):
         self.system.ftp.posix_rename(arriving, path)
 
     def _name(self, arriving: str, path: str) -> bool:
-        try:
-            self.system.ftp.rename(arriving, path)  # SFTP's own rename replaces nothing
-        except OSError:
-            if not self.system.exists(path):
-                raise
-            return False
-        return True
+        for _ in range(MAKINGS):
+            try:
+                self.system.ftp.rename(arriving, path)  # SFTP's own rename replaces nothing
+                return True
+            except OSError as error:
+                if self.system.exists(path):
+                    return False
+                refused = error  # another file had the name, and was removed before this look; or the machine refuses
+        raise refused
 
 
 KINDS: dict[str, type[Objects]] = {

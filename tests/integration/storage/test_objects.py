@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,3 +133,25 @@ def test_an_output_folder_of_another_version_is_refused(bucket: str, tmp_path: P
     mirror.objects.write("autotailor.json", b'{"format": 2}')
     with pytest.raises(UserError, match=r"'autotailor.json' there says .*2.*reads format 1; choose another"):
         mirror.check()
+
+
+@pytest.mark.parametrize("url", ["ssh"], indirect=True)
+def test_a_name_that_another_file_had_for_a_moment_is_taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFTP's rename fails; the other file is removed before anybody can look at it."""
+    storage: Any = open_objects(url)
+    rename = storage.system.ftp.rename
+    names = iter(["theirs"])
+
+    def renamed(source: str, target: str) -> None:
+        for other in names:
+            storage.write("lock", other.encode())
+            try:
+                rename(source, target)
+            finally:
+                storage.remove("lock")
+        rename(source, target)
+
+    monkeypatch.setattr(storage.system.ftp, "rename", renamed)
+    assert storage.create("lock", b"ours")
+    assert storage.read("lock") == b"ours"
+    assert not storage.create("lock", b"later")
