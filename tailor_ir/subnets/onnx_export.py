@@ -20,7 +20,13 @@ from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.segments import Part
 from tailor_ir.subnets.standalone import SubnetTensors
-from tailor_ir.subnets.standard_operators import WRITERS, guard_padding, set_element_types, standard_nodes
+from tailor_ir.subnets.standard_operators import (
+    WRITERS,
+    guard_padding,
+    guard_resizing,
+    set_element_types,
+    standard_nodes,
+)
 
 Take = Callable[[str, Subnet], tuple[gs.Tensor, list[gs.Node]] | None]
 """A SubNet's part of a weight, with the nodes that cut it out; None: the weight is stored."""
@@ -43,8 +49,9 @@ def emit(
         guard_padding(inputs)
     if op in WRITERS:
         return standard_nodes(op, name, inputs, outputs, attributes)
+    inputs, guards = guard_resizing(name, inputs, outputs, attributes) if op == "Resize" else (inputs, [])
     attrs = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    return [gs.Node(op, name, attrs=attrs, inputs=list(inputs), outputs=list(outputs))]
+    return [*guards, gs.Node(op, name, attrs=attrs, inputs=list(inputs), outputs=list(outputs))]
 
 
 def to_onnx(

@@ -275,3 +275,41 @@ def guard_padding(inputs: Inputs) -> None:
     value = pad.inputs[2].values if len(pad.inputs) > 2 and isinstance(pad.inputs[2], gs.Constant) else np.zeros(())
     if not value.any():
         pad.inputs = [*pad.inputs[:2], gs.Constant(f"{pad.name}/value", np.full((), np.finfo(np.float32).tiny))]
+
+
+MOVED_THROUGH = frozenset(
+    ("Identity", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "Neg", "Abs", "Sqrt", "Exp", "Erf", "Cast")
+)
+"""Operators through which onnxruntime moves a Transpose towards the outputs, besides sums and products with constants."""
+
+
+def guard_resizing(name: str, inputs: Inputs, outputs: Inputs, attributes: Attributes) -> tuple[Inputs, list[gs.Node]]:
+    """Inputs of a Resize, and a product with ones in front of it if onnxruntime would refuse the graph that it makes itself.
+
+    It moves a Transpose in front of a Resize behind it, and resizes linearly along neighbouring axes of four alone.
+    """
+    x, *rest = inputs
+    perm = _moved_order(x) if attributes.get("mode", "nearest") != "nearest" else None
+    if perm is None:
+        return inputs, []
+    resized = {perm[axis] for axis, (old, new) in enumerate(zip(x.shape, outputs[0].shape, strict=True)) if old != new}
+    several = [axis for axis in range(1, len(perm)) if x.shape[axis] > 1]
+    if len(perm) < 4 or resized <= {2, 3} or resized <= {1, 2} or not several:
+        return inputs, []
+    ones = gs.Constant(f"{name}/ones", np.ones(x.shape[several[-1] :], np.float32))  # a single one would be taken away
+    kept = gs.Variable(f"{name}/kept", x.dtype, x.shape)
+    return (kept, *rest), [gs.Node("Mul", f"{name}/Mul", inputs=[x, ones], outputs=[kept])]
+
+
+def _moved_order(x: gs.Tensor) -> list[int] | None:
+    """The order of axes of a Transpose that onnxruntime may move behind the reader of a value; None if there is none."""
+    while x.inputs:
+        node = x.inputs[0]
+        if node.op == "Transpose":
+            return list(node.attrs["perm"])
+        read = [each for each in node.inputs if not isinstance(each, gs.Constant)]
+        same = node.op == "Reshape" and tuple(read[0].shape or ()) == tuple(x.shape or ())
+        if len(read) != 1 or not (same or node.op in MOVED_THROUGH or node.op in ("Add", "Sub", "Mul", "Div")):
+            return None
+        (x,) = read
+    return None

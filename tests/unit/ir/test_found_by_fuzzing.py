@@ -405,3 +405,23 @@ def test_a_norm_of_a_constant_that_the_runtime_gives_no_number_for_is_not_compar
     net = tailor_ir.compile(network.model(2))
     with torch.no_grad():
         assert net.elastic.eval()(torch.zeros(2, 8, dtype=torch.int64)).isfinite().all()
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("between", ["MatMul", "Relu"])
+def test_a_resize_that_onnxruntime_would_move_a_transpose_behind(between: str, mode: str) -> None:
+    """It then refuses its own graph, whose first resized axis is the channels; a SubNet may lack the layer between."""
+    steps = (
+        Step("Transpose", "x", "t", {"perm": [0, 2, 3, 1]}),
+        Step("MatMul", "t w", "m"),
+        Step("Relu", "m", "r"),
+        Step("Resize", f"{'m' if between == 'MatMul' else 'r'} _ factors", "y", {"mode": mode}),
+    )
+    network = Network(
+        inputs={"x": ("float32", ("N", 3, 4, 4))},
+        steps=steps,
+        outputs=("y",),
+        weights={"w": (3, 3)},
+        constants={"factors": [1.0, 1.0, 0.5, 0.5]},
+    )
+    holds(network.needed())
