@@ -5,7 +5,7 @@ prediction around the search's winner (`candidates`). Candidates are measured in
 measurements guide the search for candidates: predicted latencies are multiplied by their measured error, which near a winner is
 one factor, and accuracies are learned (`learned`). A budget that no candidate keeps gets more candidates.
 
-Of many candidates, the one with the luckiest measurement would win. A winner must therefore keep its budget by its own
+Among many candidates, the luckiest measurement would win. A winner must therefore keep its budget by its own
 measurement and by its latency smoothed over similar SubNets. It is measured again before it counts; if it then misses the
 budget, the next best candidate is the winner. Budgets that the search made are moved if they are useless (`budgets`).
 """
