@@ -3,7 +3,7 @@
 A trace freezes each `if` as decided for one input. If decisions depend on values, the two networks give different answers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,17 +42,17 @@ Batches = tuple[torch.Tensor, ...]
 """A batch of each input, in order."""
 
 
-def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
-    """Compare the answers; return one remark per line of Python code that branches on values of the input.
+def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs, known: Iterable[str]) -> PlacesOfValues:
+    """Compare the answers to more inputs than those of the Reference. known: lines that read values, of earlier runs.
 
-    Places that decided both ways get no remark, because the answers were equal for both. A module in half or bfloat16 rounds in
-    each layer, so ROUNDINGS of its type are allowed. Inputs are a batch and a single sample; if Python reads values, also
-    batches with other signs and sizes. Inputs that the module itself refuses are skipped.
+    A module in half or bfloat16 rounds in each layer, so ROUNDINGS of its type are allowed. Inputs are a batch and a single
+    sample; if Python reads values, also batches with other signs and sizes. Inputs that the module itself refuses are skipped.
     ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by more than rounding explains.
+    MixedSamples: the compiled network cannot run a batch of another size.
     """
-    places: PlacesOfValues = {}
     where = f"network '{type(module).__name__}'"
     tolerance = tolerance_of(module, examples)
+    places: PlacesOfValues = {place: set() for place in known}
     compared = False
     with (
         evaluated(module),
@@ -65,16 +65,24 @@ def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> 
         for samples, batches in _inputs(examples):
             if compared and not places and samples > 1:
                 continue
-            expected = _answer(module, examples, batches, places)
+            expected = recorded_answer(module, examples, batches, places)
             if expected is None:
                 continue
             compared = True
             found = answer_of(compiled, batches, where, samples)
             if samples == 1:
                 found = shaped_like(found, expected)
-            difference = _excess(module, compiled, examples, batches, expected, found)
-            if difference > tolerance:
+            difference = difference_of_answers(expected, found)
+            if difference > tolerance and exceeds(difference, batches, lambda given: _tensors(compiled(*given))):
                 raise ImportFailed(_refusal(module, difference, places))
+    return places
+
+
+def remarks_on(module: nn.Module, examples: ExampleInputs, places: PlacesOfValues) -> tuple[str, ...]:
+    """One remark per line of Python code that branches on values of the input, and one on caches that are left out.
+
+    Places that decided both ways get no remark, because the answers were equal for both.
+    """
     decided = (
         f"values of the input decide at {place}: the compiled network keeps what was decided for the example input"
         for place, values in places.items()
@@ -88,9 +96,9 @@ def _states_left_out(module: nn.Module, examples: ExampleInputs) -> tuple[str, .
     if not gives_caches(module):
         return ()
     with evaluated(module), torch.no_grad(), plain_attention(), uncompiled():
-        own = _answer(module, examples, examples.batches(1), {})
+        own = recorded_answer(module, examples, examples.batches(1), {})
         with plain_transformers(module):
-            plain = _answer(module, examples, examples.batches(1), {})
+            plain = recorded_answer(module, examples, examples.batches(1), {})
     left = len(own or ()) - len(plain or ())
     return (STATES_LEFT_OUT.format(left),) if left > 0 else ()
 
@@ -171,7 +179,9 @@ def _moved(batch: torch.Tensor, axis: int) -> torch.Tensor:
     return torch.stack([sample.roll(index, -1) for index, sample in enumerate(batch)])
 
 
-def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: PlacesOfValues) -> Answer | None:
+def recorded_answer(
+    module: nn.Module, examples: ExampleInputs, batches: Batches, places: PlacesOfValues
+) -> Answer | None:
     """The module's answer; None for inputs that the module refuses. Records in `places` the lines that read values.
 
     Refused inputs add only the place, not the values that were read, because no answer is compared.
@@ -194,38 +204,25 @@ def _tensors(answer: object) -> Answer:
     return [tensor.detach().cpu() for tensor in tensors_in(answer)]
 
 
-def _excess(
-    module: nn.Module,
-    compiled: nn.Module,
-    examples: ExampleInputs,
-    batches: Batches,
-    expected: Answer,
-    found: Answer,
-) -> float:
-    """Difference relative to the answer; 0 if rounding of inputs or intermediate values changes the answer as much."""
-    difference = difference_of_answers(expected, found)
-    if difference <= TOLERANCE:
-        return difference
-    moved = _answer(module, examples, tuple(map(nudged, batches)), {})
-    uncertain = 0.0 if moved is None else difference_of_answers(expected, moved)
-    return difference if exceeds(difference, uncertain, lambda: _tensors(compiled(*batches))) else 0.0
+def exceeds(difference: float, given: Batches, answer: Callable[[Batches], Answer | None]) -> bool:
+    """Whether a difference of answers to a batch is more than TOLERANCE, and more than rounding explains.
 
-
-def exceeds(difference: float, uncertain: float, answer: Callable[[], Answer | None]) -> bool:
-    """Whether a difference is more than rounding explains.
-
-    uncertain: change of the answer by rounding of the inputs. answer: runs a torch network; it is repeated with differently
-    rounded intermediate values, because near a jump (such as a comparison) the last bit decides.
+    answer: runs a torch network. It is repeated with slightly moved inputs, and with differently rounded intermediate values,
+    because near a jump (such as a comparison) the last bit decides.
     """
-    if difference <= NUDGES * uncertain:
+    if difference <= TOLERANCE:
         return False
-    if not (TOLERANCE < difference < float("inf")):
+    own, moved = answer(given), answer(tuple(map(_nudged, given)))
+    if own is None:
         return True
-    own = answer()
+    if moved is not None and difference <= NUDGES * difference_of_answers(own, moved):
+        return False
+    if difference == float("inf"):
+        return True
     with rounded_otherwise():
-        moved = [answer() for _ in range(ROUNDED_RUNS)]
-    known = [one for one in moved if one is not None]
-    return own is None or difference > NUDGES * max((difference_of_answers(own, one) for one in known), default=0.0)
+        rounded = [answer(given) for _ in range(ROUNDED_RUNS)]
+    changes = (difference_of_answers(own, one) for one in rounded if one is not None)
+    return difference > NUDGES * max(changes, default=0.0)
 
 
 @contextmanager
@@ -251,15 +248,12 @@ def rounded_otherwise(seed: int = 0) -> Iterator[None]:
         hook.remove()
 
 
-def nudged(batch: torch.Tensor) -> torch.Tensor:
+def _nudged(batch: torch.Tensor) -> torch.Tensor:
     return batch + NUDGE * (float(batch.abs().max()) or 1.0) if batch.is_floating_point() else batch
 
 
 def difference_of_answers(expected: Answer, found: Answer) -> float:
-    """Largest difference of two answers, each tensor relative to its largest number; infinite if shapes differ.
-
-    Places where the expected answer has no number (NaN) are not compared: runtimes answer 0 / 0 differently.
-    """
+    """Largest difference of two answers, each tensor relative to its largest number; infinite if shapes differ."""
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in found]:
         return float("inf")
     return max((_one_difference(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
@@ -269,8 +263,8 @@ def _one_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     if not expected.is_floating_point():  # labels: the share of different ones
         return float((expected != found).double().mean()) if expected.numel() else 0.0
     one, other = expected.double(), found.double()
-    finite, known = one.isfinite(), ~one.isnan()
-    if not torch.equal(finite[known], other.isfinite()[known]):
+    finite = one.isfinite()
+    if not torch.equal(finite, other.isfinite()):
         return float("inf")
     if not finite.any():
         return 0.0

@@ -15,7 +15,7 @@ from tailor_ir.alternatives import add_alternatives
 from tailor_ir.errors import CheckFailed, MixedSamples
 from tailor_ir.exits import add_exits
 from tailor_ir.graph import NO_BATCH, Graph, Tensors
-from tailor_ir.reading.comparison import compare
+from tailor_ir.reading.comparison import PlacesOfValues, compare, remarks_on
 from tailor_ir.reading.files.element_types import Float32Module
 from tailor_ir.reading.inputs import GivenExample
 from tailor_ir.rewriting.kernel_transforms import transform_kernels
@@ -23,7 +23,7 @@ from tailor_ir.spaces.proposal import few_subnets, propose
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.finding import find_axes_and_regions
-from tailor_ir.supernet.checking import BATCHES, Reference
+from tailor_ir.supernet.checking import Reference
 from tailor_ir.supernet.file_networks import Batching
 from tailor_ir.supernet.network import SuperNet
 from tailor_ir.supernet.reading import PlainFile, ReadNetwork, read_network
@@ -90,15 +90,23 @@ def _compared(net: SuperNet, origin: Float32Module | PlainFile) -> tuple[str, ..
     draw = partial(_drawn, net)
     remarks: tuple[str, ...] = ()
     if isinstance(origin, PlainFile):
-        net.original = Reference.of_file(origin.model, draw, Batching.of(net.structure), origin.constants)
         where = "file"
+        net.original = Reference.of_file(origin.model, draw, Batching.of(net.structure), origin.constants)
+        _refuse_other_answers(net, where)
     else:
         module, examples = origin.reference
         examples = replace(examples, batch_axes=net.structure.graph.batch_axes)
         where = f"network '{type(module).__name__}'"
-        remarks = compare(module, net.elastic, examples)
-        net.original = Reference.of_module(module, examples, draw)
-    _refuse_other_answers(net, where)
+        places: PlacesOfValues = {}
+        net.original = Reference.of_module(module, examples, draw, places)
+        try:
+            _refuse_other_answers(net, where)
+        except MixedSamples:
+            compare(module, net.elastic, examples, places)  # raises an error of its own if code decides by values
+            raise
+        if places or not net.original.is_complete:
+            places = compare(module, net.elastic, examples, places)
+        remarks = remarks_on(module, examples, places)
     _refuse_mixed_samples(net, net.original, where)
     return remarks if net.original.answers else (*remarks, NOT_COMPARED)
 
@@ -113,9 +121,9 @@ def _refuse_mixed_samples(net: SuperNet, original: Reference, where: str) -> Non
     Compares the original's answers, or the SuperNet's if the original takes no batch, like files of one sample.
     """
     batching = Batching.of(net.structure)
-    if {known.samples for known in original.answers} != {*BATCHES}:
+    if not original.is_complete:
         original = Reference.of_network(net.elastic, partial(_drawn, net), batching)
-    if difference := original.mixed_samples(batching):
+    if difference := original.mixed_samples(batching, net.elastic):
         raise MixedSamples(
             f"{where}: its answer to a sample is another one beside other samples ({difference}): its first axis is not the "
             "batch, or it mixes samples; allowed: networks that treat all samples alike; give an example of one sample, "

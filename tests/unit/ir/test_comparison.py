@@ -181,13 +181,13 @@ def test_sizes_of_stored_tensors_are_no_values() -> None:
 @pytest.mark.parametrize(
     ("expected", "found", "difference"),
     [
-        ([math.nan, 4.0], [0.0, 3.0], 0.25),
-        ([math.nan, 4.0], [math.inf, 4.0], 0.0),
+        ([math.nan, 4.0], [0.0, 4.0], math.inf),
+        ([math.nan, 4.0], [math.nan, 3.0], 0.25),
         ([0.0, 4.0], [math.nan, 4.0], math.inf),
         ([math.inf, 4.0], [0.0, 4.0], math.inf),
     ],
 )
-def test_only_numbers_that_the_original_lacks_are_not_compared(
+def test_numbers_that_one_answer_lacks_are_a_difference(
     expected: list[float], found: list[float], difference: float
 ) -> None:
     assert difference_of_answers([torch.tensor(expected)], [torch.tensor(found)]) == difference
