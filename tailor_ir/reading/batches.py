@@ -4,14 +4,15 @@ A trace holds values made for its own batch: a row per sample, positions that co
 folded graphs that differ in the batch size alone reveals them; the first graph is rewritten for any batch size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from tailor_ir.errors import MixedSamples
-from tailor_ir.reading.folding import has_fixed_shape, is_laid_aside
+from tailor_ir.reading.folding import cleaned, has_fixed_shape, is_laid_aside
 
 OTHER_BATCH = 5  # batch size of the second trace
 # input positions of numbers that are settings, not values: their dependence on the batch follows later from the axes
@@ -24,6 +25,20 @@ STRETCHING = {
     "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or", "Pow", "Sub",
     "Where",
 }  # fmt: skip
+CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
+ELEMENTWISE = STRETCHING | {
+    "Cast",
+    "Clip",
+    "Erf",
+    "Gelu",
+    "Identity",
+    "LayerNormalization",
+    "Relu",
+    "Sigmoid",
+    "Sqrt",
+    "Tanh",
+}
+"""Operators whose results have the axes of their operands."""
 ALLOWED = "allowed: networks that treat all samples alike, in batches of any size"
 
 
@@ -55,19 +70,23 @@ def _floats(tensor: gs.Constant) -> bool:
 
 def may_hold_samples(graph: gs.Graph, samples: int) -> bool:
     """Whether a folded graph may hold values made for the traced batch, so that a second trace is needed."""
-    return any(_may_hold(node, samples) for node in graph.nodes)
+    computed = {id(tensor) for tensor in graph.inputs}  # tensors that depend on the network's inputs
+    for node in graph.nodes:
+        if any(id(operand) in computed for operand in node.inputs):
+            computed.update(map(id, node.outputs))
+    return any(_may_hold(node, samples, computed) for node in graph.nodes)
 
 
-def _may_hold(node: gs.Node, samples: int) -> bool:
+def _may_hold(node: gs.Node, samples: int, computed: Container[int]) -> bool:
     if node.inputs and node.inputs[0].inputs and node.op != "Slice" and _takes_samples_apart(node, samples):
-        return True
+        return not _holds_features(node.inputs[0], 0, computed)
     settings = SETTINGS.get(node.op, ())
     for position, operand in enumerate(node.inputs):
         if not isinstance(operand, gs.Constant) or position in settings:
             continue
         if node.op == "Tile":
             return bool((operand.values % samples == 0).any())
-        first, *others = operand.shape or (1,)
+        first, *others = (operand.shape or (1,))[: 2 if node.op in CONVOLUTIONS else None]
         if (first > 0 and first % samples == 0) or samples in others:
             return True
     return False
@@ -102,7 +121,7 @@ def follow_samples(graph: gs.Graph, other: gs.Graph, samples: int, others: int) 
 
 def _clean(graph: gs.Graph) -> None:
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
-    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    cleaned(graph)
 
 
 def follow_fixed_batch(graph: gs.Graph, samples: int) -> None:
@@ -121,6 +140,44 @@ def _takes_samples_apart(node: gs.Node, samples: int) -> bool:
     if node.op not in ("Gather", "Split", "Slice") or not has_fixed_shape(node.inputs[0]):
         return False
     return node.attrs.get("axis", 0) == 0 and list(node.inputs[0].shape[:1]) == [samples]
+
+
+def _holds_features(tensor: gs.Tensor, axis: int, computed: Container[int]) -> bool:
+    """Whether an axis holds features of a linear layer or convolution, or a part of them: then it cannot hold samples.
+
+    False if the operators that made the axis do not tell. computed: ids of tensors that depend on the network's inputs.
+    """
+    while len(tensor.inputs) == 1 and has_fixed_shape(tensor):
+        node = tensor.inputs[0]
+        sources = [operand for operand in node.inputs if id(operand) in computed]
+        if len(sources) != 1 or not has_fixed_shape(sources[0]):
+            return False
+        (source,) = sources
+        if node.op in ("Gemm", "MatMul") and source is node.inputs[0]:
+            return axis == len(tensor.shape) - 1
+        if node.op in CONVOLUTIONS and source is node.inputs[0]:
+            return axis == 1
+        if node.op == "Transpose":
+            axis = node.attrs.get("perm", range(len(source.shape))[::-1])[axis]
+        elif node.op == "Reshape":
+            whole = _axis_around(tensor.shape, axis, source.shape)
+            if whole is None:
+                return False
+            axis = whole
+        elif node.op not in ELEMENTWISE or len(source.shape) != len(tensor.shape):
+            return False
+        tensor = source
+    return False
+
+
+def _axis_around(shape: Sequence[int], axis: int, source: Sequence[int]) -> int | None:
+    """The axis of the source of a Reshape that holds an axis of the result, alone or with others; None if no axis does."""
+    end, start = prod(shape[axis:]), prod(shape[axis + 1 :])
+    for position in range(len(source)):
+        outer, inner = prod(source[position:]), prod(source[position + 1 :])
+        if outer % end == 0 and end <= outer and start >= inner and start % inner == 0:
+            return position
+    return None
 
 
 def _pairs(graph: gs.Graph, other: gs.Graph) -> Iterator[_Pair]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
+from tailor_ir.reading.inputs import ExampleInputs
+from tailor_ir.supernet import reading
 
 STEPS, WIDTH, HEADS = 8, 16, 4
 BATCHES = (1, 2, 3, 5)
@@ -180,3 +183,36 @@ def test_a_file_that_reads_one_sample_for_all_is_refused_in_one_line() -> None:
     ) as told:
         tailor_ir.compile(strided_file(positions, 2))
     assert "\n" not in str(told.value)
+
+
+class Attention(nn.Module):
+    """Query, key and value are three parts of the features: as many as the trace has samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.last = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.parts(x).reshape(x.shape[0], STEPS, 3, WIDTH)
+        query, key, value = parts.permute(2, 0, 1, 3).unbind(0)
+        return self.last((query @ key.transpose(-2, -1)).softmax(-1) @ value)
+
+
+def test_parts_of_features_are_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network is traced once more only if a value might be made for the samples of the trace."""
+    samples: list[int] = []
+    trace = reading.trace_module
+
+    def noted(model: nn.Module, examples: ExampleInputs, count: int) -> Any:
+        samples.append(count)
+        return trace(model, examples, count)
+
+    monkeypatch.setattr(reading, "trace_module", noted)
+    model = Attention().eval()
+    net = tailor_ir.compile(model, torch.randn(1, STEPS, WIDTH))
+    x = torch.randn(2, STEPS, WIDTH)
+    torch.testing.assert_close(net.elastic.eval()(x), model(x), rtol=TOLERANCE, atol=TOLERANCE)
+    assert samples == [3]
+    with pytest.raises(tailor_ir.ImportFailed):
+        tailor_ir.compile(Reader(one_by_one).eval(), torch.randint(0, 20, (1, STEPS)))
+    assert samples == [3, 3, 5]
