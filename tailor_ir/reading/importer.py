@@ -14,7 +14,7 @@ from tailor_ir.reading.files.frozen_graph import GraphEnds, refuse_unread_inputs
 from tailor_ir.reading.files.layouts import InputLayout, layouts_of, leaves_batch_open, pin_squeezes
 from tailor_ir.reading.files.preparing import at_least, imported, quiet_surgeon, refuse_unsupported
 from tailor_ir.reading.files.weights import unshare_vectors, weight_names, weights_in_constants
-from tailor_ir.reading.folding import constants_to_tensors, fold, lay_aside, restore
+from tailor_ir.reading.folding import cleaned, constants_to_tensors, fold, lay_aside, restore
 from tailor_ir.reading.normal_forms import (
     drop_default_states,
     drop_idle,
@@ -84,7 +84,7 @@ def _folded(
     _fix_inputs(surgeon, layout)
     resolve_identities(surgeon)
     separate_outputs(surgeon)
-    surgeon.cleanup(remove_unused_graph_inputs=False).toposort()
+    cleaned(surgeon)
     if state is None:
         constants_to_tensors(surgeon)
         weights |= weights_in_constants(surgeon)

@@ -11,7 +11,7 @@ from onnx import helper
 
 from tailor_ir.dims import from_begin
 from tailor_ir.errors import ImportFailed
-from tailor_ir.reading.folding import has_fixed_shape
+from tailor_ir.reading.folding import cleaned, has_fixed_shape
 from tailor_ir.reading.trace import OPSET
 
 # reductions that take their axes as an attribute up to opset 17
@@ -89,7 +89,7 @@ def drop_idle(graph: gs.Graph) -> None:
         if _is_idle(node) and not gives_output_alone(graph, node):
             bypass(graph, node)
     graph.nodes[:] = [node for node in graph.nodes if node.outputs]
-    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    cleaned(graph)
 
 
 def _has_no_elements(tensor: gs.Tensor) -> bool:
@@ -116,7 +116,7 @@ def share_rows(graph: gs.Graph, samples: int) -> None:
         for position, operand in enumerate(node.inputs):
             if len(operand.shape or ()) == rank and _has_equal_rows(operand, samples):
                 node.inputs[position] = gs.Constant(f"{operand.name}/row", operand.values[:1])
-    graph.toposort()
+    cleaned(graph)
 
 
 def _has_equal_rows(operand: gs.Tensor, samples: int) -> bool:

@@ -6,7 +6,7 @@ from math import gcd
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tailor_ir.reading.folding import has_fixed_shape, is_laid_aside
+from tailor_ir.reading.folding import cleaned, has_fixed_shape, is_laid_aside
 
 MOST_BLOCKS = 8
 
@@ -30,7 +30,7 @@ def reorder_blocks(graph: gs.Graph) -> None:
         order = [start // length + i for start, stop in ranges for i in range((stop - start) // length)]
         if sorted(order) == list(range(size // length)) and 1 < len(order) <= MOST_BLOCKS:
             _write(graph, node, source, order)
-    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    cleaned(graph)
 
 
 def split_slices(graph: gs.Graph) -> None:
@@ -51,7 +51,7 @@ def split_slices(graph: gs.Graph) -> None:
             gapless = len(ranges) > 1 and ranges == list(zip([0, *bounds[1:-1]], bounds[1:], strict=True))
             if gapless and not _is_roll(axis, [node for nodes in pieces.values() for node in nodes]):
                 _split(graph, value, axis, [pieces[piece] for piece in ranges])
-    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    cleaned(graph)
 
 
 def _is_roll(axis: int, pieces: Sequence[gs.Node]) -> bool:
