@@ -7,6 +7,9 @@ import onnx
 import onnxruntime
 
 QUIET = 4  # of onnxruntime's levels: nothing but what ends the process
+WRONG_REWRITES = ("Pad_Fusion", "TransposeOptimizer")
+"""Optimisers of onnxruntime that change answers: padding with zeros becomes padding of a MaxPool, with minus infinity; a
+Transpose moves behind a linear Resize, which onnxruntime then refuses."""
 OLD_IR_VERSION = 10
 """onnxruntime takes files of this version of the format; libraries write later ones before it knows them."""
 
@@ -23,8 +26,8 @@ def run(
 def session_of(model: onnx.ModelProto, *, folded: bool = False) -> onnxruntime.InferenceSession:
     """A model ready to run, once or often. Raises as `run`.
 
-    folded: what depends on constants alone is computed first. Else BatchNorms in training form, which standardise weights,
-    write into stored tensors whenever they run, and so change the next answer.
+    folded: what depends on constants alone is computed first, and nothing is rewritten wrongly. Else BatchNorms in training
+    form, which standardise weights, write into stored tensors whenever they run, and so change the next answer.
     """
     levels = onnxruntime.GraphOptimizationLevel
     options = onnxruntime.SessionOptions()
@@ -34,4 +37,6 @@ def session_of(model: onnx.ModelProto, *, folded: bool = False) -> onnxruntime.I
     model.ir_version = min(written, OLD_IR_VERSION)
     content = model.SerializeToString()
     model.ir_version = written
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=WRONG_REWRITES
+    )

@@ -6,7 +6,7 @@ import logging
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ import onnxruntime
 import torch
 
 import tailor_ir
+from tailor_ir.conversion.running import WRONG_REWRITES
 from tailor_ir.reading.comparison import rounded_otherwise
 from tailor_ir.spaces.variables import Config
 from tests.fuzzing.modules import draw_module
@@ -125,7 +126,7 @@ class FromGraph:
         self.batches: tuple[int, ...] = BATCHES[1:] if network.drops_a_batch_of_one else BATCHES
         self.feeds = network.feeds
         try:
-            self.session = session_of(network.model())
+            self.session = session_of(network.model(), WRONG_REWRITES)
         except Exception as error:
             raise NoReference(str(error)) from error
 
@@ -171,11 +172,14 @@ class Reference:
                 raise NoReference("numbers without a bound")
 
 
-def session_of(model: onnx.ModelProto | Path) -> onnxruntime.InferenceSession:
+def session_of(model: onnx.ModelProto | Path, disabled: Sequence[str] = ()) -> onnxruntime.InferenceSession:
+    """disabled: names of onnxruntime's optimisers that change answers."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     content = str(model) if isinstance(model, Path) else model.SerializeToString()
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
+    )
 
 
 def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> Answers:

@@ -173,23 +173,25 @@ def leaves_batch_open(model: onnx.ModelProto, layout: InputLayout) -> bool:
 
 
 def pin_squeezes(model: onnx.ModelProto, layout: InputLayout) -> onnx.ModelProto:
-    """The model with axes written into Squeezes that have none, if its batch is open and it is read with one sample.
+    """The model with axes written into Squeezes that have none, if it is read with one sample.
 
     The Squeezes would otherwise drop the batch; the written axes have size 1 for every batch size.
     """
     where = {info.name: layout.batch_axes.get(info.name, NO_BATCH) for info in model.graph.input}
     sizes = {info.name: _sizes(info) for info in model.graph.input if where[info.name] != NO_BATCH}
-    is_open = [name for name, each in sizes.items() if not isinstance(each[where[name]], int)]
     squeezes = [node for node in model.graph.node if node.op_type == "Squeeze" and len(node.input) == 1]
-    if not squeezes or not is_open or any(layout.shapes[name][where[name]] != 1 for name in is_open):
+    if not squeezes or not sizes or any(layout.shapes[name][where[name]] != 1 for name in sizes):
         return model
     pinned = onnx.ModelProto()
     pinned.CopyFrom(model)
+    del pinned.graph.value_info[:]
     for info in pinned.graph.input:
         dims = info.type.tensor_type.shape.dim
         for axis, size in enumerate(layout.shapes.get(info.name, ())):
-            if info.name not in is_open or axis != where[info.name]:
+            if info.name not in sizes or axis != where[info.name]:
                 dims[axis].dim_value = size
+            else:
+                dims[axis].dim_param = "batch"
     found = onnx.shape_inference.infer_shapes(pinned, data_prop=True)
     known = {info.name: info.type.tensor_type for info in (*found.graph.value_info, *found.graph.input)}
     for number, node in enumerate(pinned.graph.node):

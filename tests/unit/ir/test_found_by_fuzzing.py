@@ -390,7 +390,20 @@ def test_a_squeeze_that_would_drop_a_single_sample_is_compared_with_several() ->
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants={"axes": [1]}))
 
 
-def test_a_norm_of_a_constant_that_the_runtime_gives_no_number_for_is_not_compared() -> None:
+@pytest.mark.parametrize("opset", [15, 17])
+def test_a_squeeze_without_axes_keeps_the_batch_of_a_file_for_one_sample(opset: int) -> None:
+    network = Network(
+        inputs={"x": ("float32", ("N", 4, 1)), "z": ("float32", ("N", 4))},
+        steps=(Step("Squeeze", "x", "s"), Step("Add", "s z", "y")),
+        outputs=("y",),
+        opset=opset,
+        fixed_batch=1,
+    )
+    holds(network)
+    assert tailor_ir.compile(network.model(1)).structure.graph.batch_axes == (), "of both inputs the first axis"
+
+
+def test_a_norm_of_words_that_are_masked_is_compared_with_its_definition() -> None:
     """ONNX divides by the deviation plus 1e-9; onnxruntime by the deviation, which is 0 in words that are masked."""
     words = (Step("Gather", "table x", "t"), Step("Greater", "x limit", "g"), Step("Cast", "g", "m", {"to": 1}))
     masked = (*words, Step("Unsqueeze", "m last", "u"), Step("Mul", "t u", "v"))
@@ -425,3 +438,13 @@ def test_a_resize_that_onnxruntime_would_move_a_transpose_behind(between: str, m
         constants={"factors": [1.0, 1.0, 0.5, 0.5]},
     )
     holds(network.needed())
+
+
+def test_a_padding_that_onnxruntime_would_merge_into_a_pooling() -> None:
+    """It takes zeros for minus infinity, in the given file, too, whose answers are compared."""
+    steps = (CONVOLUTION, Step("Pad", "u c", "p"), Step("MaxPool", "p", "m", {"kernel_shape": [3, 3]}))
+    constants = {"c": [0, 0, 0, 1, 0, 0, 1, 0]}
+    negative = (Step("Abs", "m", "a"), Step("Neg", "a", "y"))
+    holds(Network(inputs=IMAGE, steps=(*steps, *negative), outputs=("y",), weights=KERNEL, constants=constants))
+    pooled = (Step("Pad", "x c", "p"), Step("MaxPool", "p", "y", {"kernel_shape": [3, 3]}))
+    holds(Network(inputs=IMAGE, steps=pooled, outputs=("y",), constants=constants))
