@@ -1,13 +1,17 @@
 """Two checkouts of this project side by side: the same counts and results, and how their times compare.
 
     python -m benchmarks.pairs OTHER [--pairs 5] [--json FILE] [PRESET …]
+    python -m benchmarks.pairs OTHER --zoo [--pairs 1] [--json FILE] [NETWORK …]
 
 OTHER: the folder of another checkout, such as a worktree of an earlier commit. Both run with this Python, in turn, each
 time in a process of its own, the order changing from pair to pair, after another network that is not timed. Times are of
-processor time, one thread; of each the least over all pairs, as a ratio (here / OTHER). "compile" leaves out the comparison
-of the compiled network with the original, which older checkouts do not have; its own time is "comparison". Results (counts,
-costs of winners, bytes, sums of predictions, outputs of the largest SubNet) have to be equal: floats to 1e-9 of their size,
-outputs to 1e-6. Without names, the seven presets of AutoTailor's Table 3.
+processor time, one thread; of each the least over all pairs, as a ratio (here / OTHER). "comparison" is the part of "compile"
+in which the compiled network is compared with the original. Results (counts, costs of winners, bytes, sums of predictions,
+outputs of the largest SubNet) have to be equal: floats to 1e-9 of their size, outputs to 1e-6. Without names, the seven
+presets of AutoTailor's Table 3.
+
+--zoo: networks of timm, which are compiled alone; without names, the 60 of `benchmarks/zoo.txt`. None may have fewer variables
+or SubNets than in OTHER, and all together may take 1.05 of its time, as a geometric mean.
 """
 
 import argparse
@@ -16,6 +20,7 @@ import importlib
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +31,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
+NETWORKS = Path(__file__).with_name("zoo.txt")
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
 SUBNETS, POPULATION, BUDGETS, REPEATS = 50, 100_000, 10, 3
 MODULES = ("tasks.predict.memory", "tasks.search.stage", "benchmarks.search")
@@ -54,9 +60,17 @@ class Stopwatch:
 
 def child(preset: str) -> dict[str, Any]:
     """Times [s] and results of the checkout whose modules are imported; public names and modules that both have."""
+    from benchmarks.elastic import compiled
+
     import_libraries(preset)
     watch = Stopwatch()
-    net = compiled_net(watch, preset)
+    if preset not in PRESETS:
+        net = compiled_net(watch, lambda: compiled_of_zoo(preset))
+        return {
+            "seconds": watch.seconds,
+            "results": {"variables": len(net.space.variables), "distinct": net.space.distinct},
+        }
+    net = compiled_net(watch, lambda: compiled(preset))
     unique = watch.timed("enumerate", lambda: dict(net.unique_operators()))
     codes = watch.timed("codes", lambda: net.space.random_codes(POPULATION, np.random.default_rng(1)), REPEATS)
     results = {
@@ -85,10 +99,9 @@ def import_libraries(preset: str) -> None:
     gc.freeze()  # the collector leaves the libraries alone
 
 
-def compiled_net(watch: Stopwatch, preset: str) -> Any:
-    """The SuperNet of a preset; the comparison with the original network has a time of its own."""
+def compiled_net(watch: Stopwatch, compiled: Callable[[], Any]) -> Any:
+    """What a function compiles; the comparison with the original network has a time of its own, too."""
     import tailor_ir
-    from benchmarks.elastic import compiled
 
     watch.seconds["comparison"] = 0.0
     home: Any = getattr(tailor_ir.supernet, "compiling", tailor_ir.supernet)
@@ -96,9 +109,20 @@ def compiled_net(watch: Stopwatch, preset: str) -> Any:
     compare = getattr(home, name)
     setattr(home, name, lambda *words: watch.timed("comparison", lambda: compare(*words)))
     tailor_ir.compile = lambda *words: watch.timed("compile", lambda: made(*words))
-    net = compiled(preset)
-    watch.seconds["compile"] -= watch.seconds["comparison"]
-    return net
+    return compiled()
+
+
+def compiled_of_zoo(name: str) -> Any:
+    """The SuperNet of a network of timm, from random weights."""
+    import timm
+    import torch
+
+    import tailor_ir
+
+    torch.manual_seed(0)
+    model = timm.create_model(name)
+    known: Any = model.pretrained_cfg
+    return tailor_ir.compile(model.eval(), torch.randn(1, *known["input_size"]))
 
 
 def macs_of_subnets(watch: Stopwatch, net: Any) -> int:
@@ -182,25 +206,45 @@ def compare(other: Path, preset: str, pairs: int) -> dict[str, Any]:
         "ratios": {name: least[here][name] / least[other][name] for name in names if least[other][name]},
         "seconds": least[here],
         "results": results[0],
+        "others": results[1],
         "different": [name for name in results[0] if not same(name, results[0][name], results[1][name])],
     }
+
+
+def told_of_presets(rows: list[dict[str, Any]]) -> str:
+    """A line on the last of the rows."""
+    row = rows[-1]
+    marked = [f"{name} {ratio:.2f}{' (!)' if ratio > MOST else ''}" for name, ratio in row["ratios"].items()]
+    return f"{row['preset']}: {', '.join(marked)}; different: {', '.join(row['different']) or 'nothing'}"
+
+
+def told_of_zoo(rows: list[dict[str, Any]]) -> str:
+    """A line on the last of the rows, and on all of them."""
+    row = rows[-1]
+    fewer = [row["preset"] for row in rows if any(row["results"][name] < row["others"][name] for name in row["others"])]
+    mean = statistics.geometric_mean(row["ratios"]["compile"] for row in rows)
+    compared = statistics.geometric_mean(row["seconds"]["comparison"] / row["seconds"]["compile"] for row in rows)
+    return (
+        f"{row['preset']}: compile {row['ratios']['compile']:.2f} ({row['seconds']['compile']:.2f} s); of {len(rows)}: mean "
+        f"{mean:.3f}, of which the comparison takes {compared:.0%}; fewer variables or SubNets: {', '.join(fewer) or 'none'}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
-    parser.add_argument("presets", nargs="*", metavar="PRESET", default=PRESETS)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("names", nargs="*", metavar="PRESET")
+    parser.add_argument("--zoo", action="store_true")
+    parser.add_argument("--pairs", type=int)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_intermixed_args()
+    names, pairs, told = (
+        (NETWORKS.read_text().split(), 1, told_of_zoo) if options.zoo else (PRESETS, 5, told_of_presets)
+    )
     rows = []
-    for preset in options.presets:
-        row = compare(options.other.resolve(), preset, options.pairs)
-        rows.append(row)
-        marked = [f"{name} {ratio:.2f}{' (!)' if ratio > MOST else ''}" for name, ratio in row["ratios"].items()]
-        share = row["seconds"]["comparison"] / row["seconds"]["compile"]
-        marked.append(f"comparison {share:.0%} of compile")
-        print(f"{preset}: {', '.join(marked)}; different: {', '.join(row['different']) or 'nothing'}", flush=True)
+    for name in options.names or names:
+        rows.append(compare(options.other.resolve(), name, options.pairs or pairs))
+        print(told(rows), flush=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -11,16 +11,12 @@ bit-equal in the SuperNet, and the operators of random SubNets among the listed 
 
 --exits: a few exits beside the proposed sizes, and the same conditions; and for the largest and random SubNets, what the chain
 of segments gives at the last exit is what the whole network gives, and at each exit what the SubNet that ends there gives.
-
---earlier FILE: the rows of another checkout, by the same command there. No network may have fewer variables or SubNets, nor
-take longer to compile, in the mean of all (limit 1.05).
 """
 
 import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,8 +40,6 @@ EXIT_HEADS = ("exits, with shares of the MACs", "parameters of heads", "differen
 KINDS = ("resolution", "depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
 TOLERANCE, CHAIN_TOLERANCE = 1e-4, 1e-5
-SHORT_S = 0.05
-"""Shorter times are rounded."""
 CHAINS = 3
 """SubNets whose segments are compared."""
 
@@ -66,7 +60,6 @@ def measure(name: str, subnets: int, space: str) -> dict[str, Any]:
     known: Any = model.pretrained_cfg
     sample = torch.randn(1, *known["input_size"])
     before_mib = _peak_mib()
-    compared_s = _timed_comparison()
     start = time.perf_counter()
     net = tailor_ir.compile(model, sample, SPACES[space])
     compile_s = time.perf_counter() - start
@@ -80,7 +73,6 @@ def measure(name: str, subnets: int, space: str) -> dict[str, Any]:
             **{kind: kinds[kind] for kind in KINDS},
             "distinct": str(net.space.distinct),
             "compile_s": round(compile_s, 2),
-            "compared_s": round(sum(compared_s), 2),
             "compile_and_export_s": round(export_s, 2),
             "peak_mib": round(peak_mib),
             "peak_allowed_mib": round(6 * weights_mib + 1024),
@@ -96,24 +88,6 @@ def measure(name: str, subnets: int, space: str) -> dict[str, Any]:
         return row
     own = _alternatives(net) if space == "alternatives" else _exits(net) | _chains(net)
     return row | own | _listed(net, model, subnets)
-
-
-def _timed_comparison() -> list[float]:
-    """The times [s] of comparisons of compiled networks with their originals, from now on."""
-    from tailor_ir.supernet import compiling
-
-    home: Any = compiling
-    compare, taken_s = home._compared, list[float]()
-
-    def timed(*words: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return compare(*words)
-        finally:
-            taken_s.append(time.perf_counter() - start)
-
-    home._compared = timed
-    return taken_s
 
 
 def _alternatives(net: Any) -> dict[str, Any]:
@@ -252,41 +226,6 @@ def bars(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
         ("compile and export, largest", "<= 120 s", f"{times[-1]:.1f} s"),
         ("memory within 6 x weights + 1 GiB", "all", count(lambda r: r["peak_mib"] <= r["peak_allowed_mib"])),
     ]
-
-
-def bars_against(rows: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Bar, limit, measured, against the rows of an earlier checkout."""
-    known = {row["network"]: row for row in earlier if "error" not in row}
-    pairs = [(row, known[row["network"]]) for row in rows if "error" not in row and row["network"] in known]
-    fewer = [
-        f"{row['network']}: {_variables(before)} variables, {int(before['distinct']):.3g} SubNets, now {_variables(row)}, "
-        f"{int(row['distinct']):.3g}"
-        for row, before in pairs
-        if _variables(row) < _variables(before) or int(row["distinct"]) < int(before["distinct"])
-    ]
-    ratios = [_seconds(row, "compile_s") / _seconds(before, "compile_s") for row, before in pairs]
-    compared = statistics.geometric_mean([_seconds(row, "compared_s") / _seconds(row, "compile_s") for row, _ in pairs])
-    larger = sum(int(row["distinct"]) > int(before["distinct"]) for row, before in pairs)
-    return [
-        (
-            "fewer variables or SubNets than earlier",
-            "none",
-            "; ".join(fewer) or f"none of {len(pairs)}, {larger} have more",
-        ),
-        (
-            "time to compile / earlier, geometric mean",
-            "<= 1.05",
-            f"{statistics.geometric_mean(ratios):.2f}, of which the comparison with the original takes {compared:.0%}",
-        ),
-    ]
-
-
-def _seconds(row: dict[str, Any], name: str) -> float:
-    return max(float(row[name]), SHORT_S)
-
-
-def _variables(row: dict[str, Any]) -> int:
-    return sum(row[kind] for kind in KINDS)
 
 
 def bars_beside_sizes(rows: list[dict[str, Any]], space: str) -> list[tuple[str, str, str]]:
@@ -430,7 +369,6 @@ def main() -> None:
         parser.add_argument(f"--{space}", action="store_const", const=space, dest="space", default="sizes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the tables of the README")
-    parser.add_argument("--earlier", type=Path, metavar="FILE", help="compare with the rows of an earlier checkout")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -444,11 +382,7 @@ def main() -> None:
         if file:
             with file.open("a") as stream:
                 stream.write(json.dumps(rows[-1]) + "\n")
-    if arguments.earlier:
-        earlier = [json.loads(line) for line in arguments.earlier.read_text().splitlines()]
-        for bar in bars_against(rows, earlier):
-            print(f"| {' | '.join(bar)} |")
-    elif arguments.markdown:
+    if arguments.markdown:
         if arguments.space == "sizes":
             _markdown(rows)
         else:
