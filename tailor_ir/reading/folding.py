@@ -1,6 +1,8 @@
 """Constant folding on ONNX graphs: values that depend on shapes and plain constants alone become constants."""
 
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +22,8 @@ EVALUATED_AT = {
 MAX_FOLD_ROUNDS = 40  # nested branches take two rounds each
 AT_POSITIONS = {"GatherND": read_block, "ScatterElements": write_block, "ScatterND": write_block}
 """Operators that are rewritten if their positions are constant."""
+REWRITTEN = frozenset(("CastLike", "If", "Loop", "Resize", "Scan", *AT_POSITIONS))
+"""Operators that become others once their operands are constant."""
 SHAPE_KEEPING = frozenset(
     ("GroupNormalization", "RMSNormalization", "Swish")
 )  # ONNX functions that shape inference does not expand
@@ -58,12 +62,18 @@ def fold(graph: gs.Graph, samples: int) -> gs.Graph:
         graph = gs.import_onnx(_infer_shapes(graph))
         if _settle_resizes(graph):
             continue
-        known = _copy_shapes(graph)
+        known, settled = _copy_shapes(graph), REWRITTEN.isdisjoint(node.op for node in graph.nodes)
         if not _fold_once(graph, samples) and not known:
             return graph
         graph.nodes[:] = [node for node in graph.nodes if node.outputs]
         cleaned(graph)
+        if settled and all(map(_is_known, (result for node in graph.nodes for result in node.outputs))):
+            return graph
     return graph
+
+
+def _is_known(tensor: gs.Tensor) -> bool:
+    return has_fixed_shape(tensor) and tensor.dtype is not None
 
 
 def cleaned(graph: gs.Graph) -> gs.Graph:
@@ -210,6 +220,8 @@ def _depth_first(graph: gs.Graph) -> list[gs.Node]:
 def _fold_once(graph: gs.Graph, samples: int) -> bool:
     folded = False
     for node in _depth_first(graph):
+        if not all(map(_is_known, node.outputs)):
+            folded |= _infer_results(node, graph.opset)
         if node.op == "Shape" and has_fixed_shape(node.inputs[0]):
             shape = node.inputs[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
             _become_constant(node, [np.asarray(shape, np.int64)])
@@ -228,6 +240,34 @@ def _fold_once(graph: gs.Graph, samples: int) -> bool:
             continue
         folded = True
     return folded
+
+
+def _infer_results(node: gs.Node, opset: int) -> bool:
+    """Infer shapes and types of a node's results from its operands alone. Returns whether all of them became known."""
+    operands = [operand for operand in node.inputs if not operand.is_empty()]
+    if not all(map(_is_known, operands)) or any(True for _ in node.subgraphs()):
+        return False
+    known = {operand.name: operand for operand in operands}
+    copies = {
+        name: gs.Constant(name, one.values) if isinstance(one, gs.Constant) else gs.Variable(name, one.dtype, one.shape)
+        for name, one in known.items()
+    }
+    inputs = [copies[one.name] if not one.is_empty() else gs.Variable.empty() for one in node.inputs]
+    results = [gs.Variable(one.name) for one in node.outputs]
+    single = gs.Graph(
+        nodes=[gs.Node(op=node.op, name=node.name, attrs=dict(node.attrs), inputs=inputs, outputs=results)],
+        inputs=[one for one in copies.values() if isinstance(one, gs.Variable)],
+        outputs=results,
+        opset=opset,
+    )
+    try:
+        model = onnx.shape_inference.infer_shapes(gs.export_onnx(single, do_type_check=False), data_prop=True)
+        found = [gs.import_onnx(model).tensors()[one.name] for one in results]
+    except Exception:  # noqa: BLE001 - the inference of the whole graph tells errors
+        return False
+    for result, one in zip(node.outputs, found, strict=True):
+        result.shape, result.dtype = one.shape, one.dtype
+    return all(map(_is_known, node.outputs))
 
 
 def take_branch(graph: gs.Graph, node: gs.Node) -> None:
@@ -264,38 +304,40 @@ def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
     if node.op == "GatherElements":
         data, positions = (given.values for given in node.inputs)
         return [_gathered(data, positions, int(node.attrs.get("axis", 0)))]
-    single = gs.Graph(
-        nodes=[
-            gs.Node(
-                op=node.op,
-                attrs=dict(node.attrs),
-                inputs=[gs.Variable.empty() if i.is_empty() else gs.Variable(i.name) for i in node.inputs],
-                outputs=[gs.Variable(o.name) for o in node.outputs],
-            )
-        ],
-        opset=EVALUATED_AT.get(node.op, opset),
-    )
-    single.outputs = list(single.nodes[0].outputs)
+    given = {str(place): operand.values for place, operand in enumerate(node.inputs) if not operand.is_empty()}
+    attributes = {name: tuple(value) if isinstance(value, list) else value for name, value in node.attrs.items()}
+    plain = all(isinstance(value, int | float | str | tuple) for value in attributes.values())
+    make = _evaluator if plain else _evaluator.__wrapped__
+    names = tuple(str(place) if str(place) in given else "" for place in range(len(node.inputs)))
     try:
-        model = gs.export_onnx(single, do_type_check=False)
+        evaluator = make(node.op, tuple(attributes.items()), names, len(node.outputs), EVALUATED_AT.get(node.op, opset))
         with np.errstate(all="ignore"):  # numbers that are masked later may overflow
-            return _values(model, {i.name: i.values for i in node.inputs if not i.is_empty()})
+            found = [np.asarray(value) for value in evaluator.run(None, given)]
     except Exception as error:  # the evaluator raises several types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
         raise ImportFailed(f"{where}: its constant result cannot be computed ({reason}); store the result") from error
+    # parts of larger arrays are copied, so that the arrays are freed
+    return [value.copy() if value.base is not None and value.base.nbytes > value.nbytes else value for value in found]
+
+
+@lru_cache(maxsize=1024)
+def _evaluator(
+    op: str, attributes: tuple[tuple[str, Any], ...], inputs: tuple[str, ...], outputs: int, opset: int
+) -> ReferenceEvaluator:
+    """Runs one operator. inputs: names of the given operands, "" for absent ones."""
+    node = gs.Node(
+        op=op,
+        attrs={name: list(value) if isinstance(value, tuple) else value for name, value in attributes},
+        inputs=[gs.Variable(name) if name else gs.Variable.empty() for name in inputs],
+        outputs=[gs.Variable(f"result{number}") for number in range(outputs)],
+    )
+    return ReferenceEvaluator(
+        gs.export_onnx(gs.Graph(nodes=[node], outputs=list(node.outputs), opset=opset), do_type_check=False)
+    )
 
 
 def _gathered(data: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
     """GatherElements in NumPy, because the evaluator of onnx takes from 32 entries at most."""
     ends = [slice(None if at == axis % data.ndim else size) for at, size in enumerate(index.shape)]
     return np.take_along_axis(data[tuple(ends)], index.astype(np.int64), axis)
-
-
-def _values(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Results of a model for the values of its inputs, which the graph does not have to list.
-
-    Parts of larger arrays are copied, so that the arrays are freed.
-    """
-    found = [np.asarray(value) for value in ReferenceEvaluator(model).run(None, dict(given))]
-    return [value.copy() if value.base is not None and value.base.nbytes > value.nbytes else value for value in found]
