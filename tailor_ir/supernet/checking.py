@@ -41,6 +41,8 @@ from tailor_ir.supernet.file_networks import Answering, Batching, file_network
 
 BATCHES = (1, 3)
 """Sizes of the batches that are compared."""
+BATCHES_OF_MODULES = (1, 2)
+"""The same for modules: sizes other than that of the trace, which holds constants that were made for its own batch."""
 Draw = Callable[[np.random.Generator, int], Sequence[np.ndarray]]
 
 
@@ -79,9 +81,9 @@ class Reference:
         def answer(given: Batches) -> Answer | None:
             return recorded_answer(module, examples, tuple(one.to(device) for one in given), places)
 
-        candidates = _candidates(draw, examples.axes, examples)
+        candidates = _candidates(draw, BATCHES_OF_MODULES, examples.axes, examples)
         with _as_evaluated(module), plain_attention(), plain_transformers(module), uncompiled():
-            return cls(tuple(_known(answer, BATCHES, candidates)), tolerance_of(module, examples))
+            return cls(tuple(_known(answer, BATCHES_OF_MODULES, candidates)), tolerance_of(module, examples))
 
     @classmethod
     def of_file(
@@ -93,19 +95,19 @@ class Reference:
         kernels of onnxruntime leave out the definition's small summands and so divide by zero.
         """
         network = file_network(inline_defined(model), batching, constants)
-        candidates = _candidates(draw, batching.inputs, None)
+        candidates = _candidates(draw, BATCHES, batching.inputs)
         return cls(() if network is None else tuple(_known(partial(_tried, network), BATCHES, candidates)))
 
     @classmethod
     def of_network(cls, network: nn.Module, draw: Draw, batching: Batching) -> "Reference":
         """Answers of a torch network to drawn inputs."""
         with _as_evaluated(network):
-            return cls(tuple(_known(_answering(network), BATCHES, _candidates(draw, batching.inputs, None))))
+            return cls(tuple(_known(_answering(network), BATCHES, _candidates(draw, BATCHES, batching.inputs))))
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is an answer to a batch of each size."""
-        return [known.samples for known in self.answers] == [*BATCHES]
+        """Whether there are answers to a single sample and to a batch."""
+        return [known.samples == 1 for known in self.answers] == [True, False]
 
     def mixed_samples(self, batching: Batching, in_torch: nn.Module) -> str:
         """How the answer to a sample in a batch differs from that to the sample alone; "" if it does not.
@@ -116,12 +118,12 @@ class Reference:
         if not self.is_complete:
             return "no answer" if any(known.samples == 1 for known in self.answers) else ""
         alone, among = self.answers
-        if not all(map(torch.equal, alone.given, map(_sample_between, among.given, batching.inputs))):
+        if not all(map(torch.equal, alone.given, map(_second_sample, among.given, batching.inputs))):
             return ""
         parted = [axis is not None for axis in batching.outputs]
         axes = [axis for axis in batching.outputs if axis is not None]
         one = [*compress(alone.expected, parted)]
-        other = shaped_like([*map(_sample_between, compress(among.expected, parted), axes)], one)
+        other = shaped_like([*map(_second_sample, compress(among.expected, parted), axes)], one)
         difference = difference_of_answers(one, other)
         with _as_evaluated(in_torch):
             answer = _answering(in_torch)
@@ -210,22 +212,25 @@ def _batches_of(draw: Draw, sizes: Sequence[int]) -> list[Batches]:
     return [tuple(map(torch.from_numpy, draw(np.random.default_rng(size), size))) for size in sizes]
 
 
-def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None) -> list[list[Batches]]:
+def _candidates(
+    draw: Draw, sizes: tuple[int, int], axes: Sequence[int], examples: ExampleInputs | None = None
+) -> list[list[Batches]]:
     """For each size of batches, some to try in turn: drawn numbers, numbers from 0 to 1, and the example for all samples.
 
-    In the larger batch, the first sample is the example, and the last has other signs and magnitudes. The smaller batch is the
-    sample between them.
+    In the larger batch, the first sample is the example, unless that is one number everywhere, and the first or third sample
+    has other signs and magnitudes. The smaller batch is the second sample.
     """
-    (large,) = _batches_of(draw, BATCHES[1:])
+    (large,) = _batches_of(draw, sizes[1:])
     for position, (one, axis) in enumerate(zip(large, axes, strict=True)):
         if axis == NO_BATCH:
             continue
         if one.is_floating_point():
-            one.select(axis, -1).mul_(-4)
-        example = None if examples is None else examples.tensors[position].select(axis, 0).detach().cpu()
-        if example is not None and example.shape == one.select(axis, 0).shape:
-            one.select(axis, 0).copy_(example)
-    small = tuple(map(_sample_between, large, axes))
+            one.select(axis, 2 if sizes[1] > 2 else 0).mul_(-4)
+        first = one.select(axis, 0)
+        example = first if examples is None else examples.tensors[position].select(axis, 0).detach().cpu()
+        if example.shape == first.shape and not bool((example == example.flatten()[0]).all()):
+            first.copy_(example)
+    small = tuple(map(_second_sample, large, axes))
     found = [
         [given, tuple(one.sigmoid() if one.is_floating_point() else one for one in given)] for given in (small, large)
     ]
@@ -234,11 +239,11 @@ def _candidates(draw: Draw, axes: Sequence[int], examples: ExampleInputs | None)
     types = [one.dtype for one in examples.tensors]
     typed = [[tuple(map(torch.Tensor.to, given, types)) for given in each] for each in found]
     return [
-        [*each, tuple(one.cpu() for one in examples.batches(size))] for each, size in zip(typed, BATCHES, strict=True)
+        [*each, tuple(one.cpu() for one in examples.batches(size))] for each, size in zip(typed, sizes, strict=True)
     ]
 
 
-def _sample_between(batch: torch.Tensor, axis: int) -> torch.Tensor:
+def _second_sample(batch: torch.Tensor, axis: int) -> torch.Tensor:
     return batch if axis == NO_BATCH else batch.narrow(axis, 1, 1)
 
 
