@@ -81,12 +81,15 @@ def _may_hold(node: gs.Node, samples: int, computed: Container[int]) -> bool:
     if node.inputs and node.inputs[0].inputs and node.op != "Slice" and _takes_samples_apart(node, samples):
         return not _holds_features(node.inputs[0], 0, computed)
     settings = SETTINGS.get(node.op, ())
+    of_weights = node.op in ("BatchNormalization", "Concat") and all(id(each) not in computed for each in node.inputs)
     for position, operand in enumerate(node.inputs):
         if not isinstance(operand, gs.Constant) or position in settings:
             continue
         if node.op == "Tile":
             return bool((operand.values % samples == 0).any())
         first, *others = (operand.shape or (1,))[: 2 if node.op in CONVOLUTIONS else None]
+        if of_weights and not others:  # a bias or scale of weights, not of samples
+            continue
         if (first > 0 and first % samples == 0) or samples in others:
             return True
     return False

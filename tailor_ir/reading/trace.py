@@ -10,10 +10,12 @@ import logging
 import math
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -32,6 +34,10 @@ from tailor_ir.reading.written_out.functions import WrittenOut, complex_as_pairs
 OPSET = 17  # the newest opset that onnx2torch's converters cover
 LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
 TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis is recognisable
+DIFFERENCE = (
+    1e-6  # of the values of one tensor of the probe from those of the tensor before; float32 resolves it near 0.5
+)
+CONTAINERS = (OrderedDict, dict, list, set)
 PLAIN_SETTINGS = {"_attn_implementation_internal": "eager", "use_cache": False}
 """Settings of transformers' configurations for tracing: attention that uses the given mask, and no caches as outputs."""
 
@@ -111,10 +117,17 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    """A copy of a module whose attributes may be computed tensors, as with torch.nn.utils.weight_norm."""
-    found = (value for module in model.modules() for value in vars(module).values())
-    computed = [value for value in found if isinstance(value, torch.Tensor) and not value.is_leaf]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
+    """A copy of a module whose attributes may be computed tensors, as with torch.nn.utils.weight_norm.
+
+    Empty containers, such as the dozen that each module has for hooks, are copied first, since `deepcopy` is slow with them.
+    """
+    copies: dict[int, Any] = {}
+    for value in (value for module in model.modules() for value in vars(module).values()):
+        if isinstance(value, torch.Tensor) and not value.is_leaf:
+            copies[id(value)] = value.detach().clone()
+        elif type(value) in CONTAINERS and not value:
+            copies[id(value)] = type(value)()
+    return copy.deepcopy(model, copies)
 
 
 def _refuse_too_large(where: str, size: int) -> None:
@@ -232,12 +245,15 @@ def plain_attention() -> Iterator[None]:
 
 
 def _make_values_unique(module: nn.Module, kept: frozenset[str]) -> None:
-    generator = torch.Generator().manual_seed(0)
+    """Fill the tensors of a module's state with the same noise around 0.5, plus a difference for each tensor."""
+    named = module.state_dict().items()  # other buffers are exported by value
+    changed = [tensor for name, tensor in named if tensor.is_floating_point() and name not in kept]
+    entries = max((tensor.numel() for tensor in changed), default=0)
+    noise = torch.rand(entries, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.5
     with torch.no_grad():
-        for name, tensor in module.state_dict().items():  # other buffers are exported by value
-            if tensor.is_floating_point() and name not in kept:
-                noise = torch.rand(tensor.shape, generator=generator).to(tensor)
-                tensor.copy_(noise * 0.1 + 0.5)
+        for number, tensor in enumerate(changed):
+            tensor.copy_(noise[: tensor.numel()].reshape(tensor.shape))
+            tensor.add_(number * DIFFERENCE)
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:

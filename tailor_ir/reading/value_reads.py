@@ -53,7 +53,11 @@ class ValueReads(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in SHAPES or (type(result) in PLAIN and func not in READS):
             return result
-        found = [self._origins[tensor] for tensor in tensors_in((args, kwargs)) if tensor in self._origins]
+        found = [
+            self._origins[tensor]
+            for tensor in tensors_in((args, kwargs) if kwargs else args)
+            if tensor in self._origins
+        ]
         if not found:
             return result
         origins = frozenset[str]().union(*found)
@@ -75,7 +79,13 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Tensors in a value, in order: the value itself, or the members of a dictionary, tuple, list or dataclass."""
     if isinstance(value, torch.Tensor):
         yield value
-    else:
+    elif type(value) is tuple or type(value) is list:  # most values; this runs for every call of a function
+        for part in value:
+            if isinstance(part, torch.Tensor):
+                yield part
+            elif part is not None and type(part) not in PLAIN:
+                yield from tensors_in(part)
+    elif value is not None:
         for _, part in _parts(value):
             yield from tensors_in(part)
 
