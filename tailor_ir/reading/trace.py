@@ -245,15 +245,14 @@ def plain_attention() -> Iterator[None]:
 
 
 def _make_values_unique(module: nn.Module, kept: frozenset[str]) -> None:
-    """Fill the tensors of a module's state with the same noise around 0.5, plus a difference for each tensor."""
+    """Fill the tensors of a module's state with noise around 0.5, each from another place on."""
     named = module.state_dict().items()  # other buffers are exported by value
     changed = [tensor for name, tensor in named if tensor.is_floating_point() and name not in kept]
-    entries = max((tensor.numel() for tensor in changed), default=0)
+    entries = len(changed) + max((tensor.numel() for tensor in changed), default=0)
     noise = torch.rand(entries, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.5
     with torch.no_grad():
         for number, tensor in enumerate(changed):
-            tensor.copy_(noise[: tensor.numel()].reshape(tensor.shape))
-            tensor.add_(number * DIFFERENCE)
+            tensor.copy_(noise[number : number + tensor.numel()].reshape(tensor.shape))
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:
