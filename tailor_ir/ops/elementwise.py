@@ -210,12 +210,19 @@ def _unary_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (p.of(node.inputs[0]),)
 
 
+def _layer_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    if node.op in ("LogSoftmax", "Softmax"):
+        p.put_together((x[node.int("axis", -1)],), node)
+    return (x,)
+
+
 def _broadcast_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (p.broadcast(node, [p.of(name) for name in node.inputs]),)
 
 
 def _cumulative_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    p.constant(node, 1)
+    p.put_together(_accumulated(node, p), node)
     return (p.of(node.inputs[0]),)
 
 
@@ -301,7 +308,7 @@ def _lower_tile(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 
 
 OPERATORS = (
-    Operator(names=tuple(LAYERS), axes=_unary_axes, order=no_order, lower=_lower_layer),
+    Operator(names=tuple(LAYERS), axes=_layer_axes, order=no_order, lower=_lower_layer),
     Operator(names=tuple(FUNCTIONS), axes=_unary_axes, order=no_order, lower=_lower_function),
     Operator(names=(*BINARY, *SEVERAL), axes=_broadcast_axes, order=no_order, lower=_lower_function),
     Operator(names=("Mod",), axes=_broadcast_axes, order=no_order, lower=_lower_modulo),

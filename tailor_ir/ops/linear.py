@@ -66,6 +66,7 @@ class EinsteinSum(nn.Module):
 
 def _linear_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, weight = p.of(node.inputs[0]), p.of(node.inputs[1])
+    p.put_together(x[-1:], node)
     p.unify(x[-1], weight[1], node)
     if len(node.inputs) > 2:
         p.unify(p.of(node.inputs[2])[0], weight[0], node)
@@ -74,6 +75,7 @@ def _linear_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _matmul_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     a, b = p.of(node.inputs[0]), p.of(node.inputs[1])
+    p.put_together(a[-1:], node)
     p.unify(a[-1], b[-2] if len(b) > 1 else b[-1], node)
     outer = p.broadcast(node, (a[:-2], b[:-2])) if len(a) > 2 or len(b) > 2 else ()
     return ((*outer, *(a[-2:-1] if len(a) > 1 else ()), *(b[-1:] if len(b) > 1 else ())),)
@@ -83,6 +85,7 @@ def _gemm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     a, b = p.of(node.inputs[0]), p.of(node.inputs[1])
     rows, inner = a[::-1] if node.int("transA", 0) else a
     columns, other = b if node.int("transB", 0) else b[::-1]
+    p.put_together((inner,), node)
     p.unify(inner, other, node)
     result = (rows, columns)
     if len(node.inputs) > 2 and node.inputs[2]:
@@ -120,6 +123,7 @@ def _einsum_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
                 axes[letter] = dim
             elif dim.size > 1:
                 axes[letter] = p.unify(known, dim, node)
+    p.put_together([dim for letter, dim in axes.items() if letter not in result], node)
     return (tuple(axes[letter] for letter in result),)
 
 

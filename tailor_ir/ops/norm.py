@@ -123,6 +123,7 @@ def _batch_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 def _layer_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     normalised = x[node.int("axis", -1) % len(x) :]
+    p.put_together(normalised, node)
     for name in node.inputs[1:]:
         own = p.of(name) if name else ()
         if own and len(own) != len(normalised):
@@ -149,6 +150,7 @@ def _group_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _rms_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
+    p.put_together((x[node.int("axis", -1)],), node)
     p.unify(x[node.int("axis", -1)], p.of(node.inputs[1])[0], node)
     return (x,)
 

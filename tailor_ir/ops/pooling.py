@@ -222,7 +222,9 @@ def _reduced(node: Node, axes: Sequence[int] | None, rank: int) -> tuple[int, ..
 def _reduce_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     given = p.constant(node, 1).reshape(-1).tolist() if len(node.inputs) > 1 and node.inputs[1] else None
-    return (_without(node, p, x, _reduced(node, given, len(x))),)
+    reduced = _reduced(node, given, len(x))
+    p.put_together([x[position] for position in reduced], node)
+    return (_without(node, p, x, reduced),)
 
 
 def _without(node: Node, p: Propagation, x: Dims, reduced: Sequence[int]) -> Dims:
@@ -245,6 +247,7 @@ def _lower_reduce(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 def _argument_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     axis = node.int("axis", 0) % len(x)
+    p.put_together((x[axis],), node)
     p.freeze((x[axis],), node, "gives positions along the axis")
     return (_without(node, p, x, (axis,)),)
 

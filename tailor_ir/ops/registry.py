@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tailor_ir.dims import Dim, DimPool
-from tailor_ir.errors import ImportFailed
+from tailor_ir.dims import Dim, DimPool, factors_of
+from tailor_ir.errors import ImportFailed, MixedSamples
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.reading.places import unknown_operator
 
@@ -64,6 +64,14 @@ class Propagation:
     def freeze(self, dims: Sequence[Dim], node: Node, why: str) -> None:
         for dim in dims:
             self.pool.freeze(dim, f"operator '{node.op}' at '{node.name}': {why}")
+
+    def put_together(self, dims: Sequence[Dim], node: Node) -> None:
+        """Note that an operator computes with all entries along some dimensions. MixedSamples: the batch is among them."""
+        if any(self.pool.is_batch(factor) for factor in factors_of(dims)):
+            raise MixedSamples(
+                f"operator '{node.op}' at '{node.name}': computes with all samples of a batch; allowed: networks that treat "
+                "all samples alike, each by itself; leave this operator to the code around the network"
+            )
 
     def unify(self, a: Dim, b: Dim, node: Node) -> Dim:
         return self.pool.unify(a, b, f"operator '{node.op}' at '{node.name}'")

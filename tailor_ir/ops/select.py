@@ -71,6 +71,7 @@ def _largest_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, sizes = p.of(node.inputs[0]), p.output_sizes(node)
     axis = _axis(node, len(x), -1)
     p.constant(node, 1)
+    p.put_together((x[axis],), node)
     p.freeze((x[axis],), node, "takes the largest of the axis")
     dims = (*x[:axis], p.pool.fixed(sizes[axis]), *x[axis + 1 :])
     return dims, dims

@@ -54,7 +54,7 @@ def compile(
         except MixedSamples as error:
             mixed.append(error)
         else:
-            net.remarks += tuple(_batch_elsewhere(net.structure.graph)) if mixed else ()
+            net.remarks += tuple(_batch_elsewhere(net.structure.graph)) if mixed or network.other_batch else ()
             for remark in net.remarks:
                 logging.getLogger(__name__).warning(remark)
             return net

@@ -40,7 +40,7 @@ class ReadNetwork:
     """A network as a graph, and in the form with which its SuperNet is compared.
 
     remarks: messages about how it was read. traced: the model to whose nodes error messages refer. modules: names of a module's
-    parts.
+    parts. other_batch: whether a likelier choice of the batch axes would have mixed samples.
     """
 
     graph: Graph
@@ -49,6 +49,7 @@ class ReadNetwork:
     remarks: tuple[str, ...]
     traced: onnx.ModelProto
     modules: Collection[str] = ()
+    other_batch: bool = False
 
     def located(self) -> AbstractContextManager[None]:
         """A context in which error messages name the module and the line of the user's code."""
@@ -83,7 +84,7 @@ def _read_module(model: nn.Module, example: GivenExample | None) -> Iterator[Rea
                 break
         else:
             read = True
-            yield network
+            yield replace(network, other_batch=any(isinstance(each, MixedSamples) for each in failures))
     if not read:
         raise failures[0]
 
@@ -131,7 +132,8 @@ def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator
                 failures.append(error)
             else:
                 read = True
-                yield _read(given, prepared, layout, graph, tensors)
+                network = _read(given, prepared, layout, graph, tensors)
+                yield replace(network, other_batch=any(isinstance(each, MixedSamples) for each in failures))
         if read:
             return
         told = Counter(map(str, failures)).most_common(1)[0][0]  # most frequent, then of the likeliest layout

@@ -163,6 +163,30 @@ def strided_file(positions: np.ndarray, batch: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
 
 
+TOGETHER: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x - x.mean(0),
+    lambda x: x.softmax(0),
+    lambda x: x.cumsum(0),
+    lambda x: x * 1e-9 + (1e-9 * x).prod() * x,  # in the largest SubNet nothing of it is seen
+    lambda x: F.layer_norm(x.transpose(0, 2), x.shape[:1]).transpose(0, 2),
+    lambda x: x + torch.einsum("bnd,bnd->nd", x, x),
+    lambda x: x + x.flatten(0, 1).mean(0),
+    lambda x: x + x.argmax(0),
+]
+
+
+@pytest.mark.parametrize("together", TOGETHER)
+def test_operators_that_put_samples_together_are_refused_by_their_axes(
+    together: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def use(m: Reader, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return together(h)
+
+    with pytest.raises(tailor_ir.ImportFailed, match=r"^operator '\w+' at .*computes with all samples") as told:
+        tailor_ir.compile(Reader(use).eval(), torch.randint(0, 20, (1, STEPS)))
+    assert "\n" not in str(told.value)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("order", [np.arange(32), np.random.default_rng(1).permutation(32)])
 def test_strided_reads_of_a_file_are_those_of_each_sample(order: np.ndarray, batch: int) -> None:
