@@ -45,8 +45,8 @@ def emit(
     further nodes.
     """
     set_element_types(op, inputs, outputs, attributes)
-    if op == "MaxPool":
-        guard_padding(inputs)
+    if op in ("AveragePool", "MaxPool"):
+        guard_padding(op, inputs, attributes)
     if op in WRITERS:
         return standard_nodes(op, name, inputs, outputs, attributes)
     inputs, guards = guard_resizing(name, inputs, outputs, attributes) if op == "Resize" else (inputs, [])

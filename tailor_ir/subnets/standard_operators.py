@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -267,11 +268,20 @@ def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attr
         outputs[1].dtype = np.int64
 
 
-def guard_padding(inputs: Inputs) -> None:
-    """Pad by almost zero, since onnxruntime merges a zero padding into a following MaxPool, where it means minus infinity."""
+def guard_padding(op: str, inputs: Inputs, attributes: Attributes) -> None:
+    """Pad by almost zero in front of a pooling into which onnxruntime would merge a zero padding wrongly.
+
+    In a MaxPool it means minus infinity. An AveragePool rounds sizes up otherwise, and may not pad by as much as its kernel.
+    """
     pad = inputs[0].inputs[0] if inputs[0].inputs else None
     if pad is None or pad.op != "Pad" or pad.attrs.get("mode", "constant") != "constant":
         return
+    if op == "AveragePool" and not attributes.get("ceil_mode") and isinstance(pad.inputs[1], gs.Constant):
+        kernel: Any = attributes["kernel_shape"]
+        own = np.reshape(attributes.get("pads", (0,) * 2 * len(kernel)), (2, -1))
+        sides = pad.inputs[1].values.reshape(2, -1)[:, 2:] + own
+        if (sides < kernel).all():
+            return
     value = pad.inputs[2].values if len(pad.inputs) > 2 and isinstance(pad.inputs[2], gs.Constant) else np.zeros(())
     if not value.any():
         pad.inputs = [*pad.inputs[:2], gs.Constant(f"{pad.name}/value", np.full((), np.finfo(np.float32).tiny))]

@@ -32,6 +32,8 @@ NUDGES, UNCERTAIN = 6, 3.0
 BATCHES = (1, 3)
 LONGEST_LINE = 400
 LARGEST_NUMBER = 1e6
+SMALLEST_NUMBER = 1e-4
+"""Differences of smaller answers are relative to it: runtimes approximate sigmoids to an absolute error."""
 MOST_MODELS = 12
 WITH_TRANSFORMS, WITH_FILES = 5, 3
 """One network in so many has learned transforms of kernels, or is saved and loaded."""
@@ -348,7 +350,7 @@ def _differences(expected: Answers, found: Answers) -> list[float]:
                 differences.append(np.inf)
                 continue
             apart = np.abs(one - other)[both].max(initial=0.0)
-            differences.append(float(apart / max(np.abs(one)[both].max(initial=0.0), 1e-6)))
+            differences.append(float(apart / max(np.abs(one)[both].max(initial=0.0), SMALLEST_NUMBER)))
     return differences
 
 

@@ -448,3 +448,13 @@ def test_a_padding_that_onnxruntime_would_merge_into_a_pooling() -> None:
     holds(Network(inputs=IMAGE, steps=(*steps, *negative), outputs=("y",), weights=KERNEL, constants=constants))
     pooled = (Step("Pad", "x c", "p"), Step("MaxPool", "p", "y", {"kernel_shape": [3, 3]}))
     holds(Network(inputs=IMAGE, steps=pooled, outputs=("y",), constants=constants))
+
+
+@pytest.mark.parametrize("ceil", [0, 1])
+@pytest.mark.parametrize("end", [1, 2])
+def test_a_padding_that_onnxruntime_would_merge_into_an_average(end: int, ceil: int) -> None:
+    """It refuses pads as wide as the kernel, and rounds other sizes up."""
+    average = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0], "ceil_mode": ceil}
+    steps = (CONVOLUTION, Step("Pad", "u c", "p"), Step("AveragePool", "p", "y", average))
+    constants = {"c": [0, 0, end, 1, 0, 0, end, 0]}
+    holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
