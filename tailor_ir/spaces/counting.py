@@ -44,18 +44,14 @@ def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices], deriv
 
 
 def _primes_beyond(number: int) -> tuple[int, ...]:
-    """The largest primes below 2^31: the fewest whose product exceeds a number."""
-    found: list[int] = []
-    primes = _primes()
-    while prod(found) <= number:
-        found.append(primes[len(found)])
-    return tuple(found)
+    """Some of the largest primes below 2^31, whose product exceeds a number; each of them is above 2^30."""
+    return _primes(number.bit_length() // 30 + 1)
 
 
 @cache
-def _primes(most: int = 64) -> tuple[int, ...]:
+def _primes(count: int) -> tuple[int, ...]:
     """The largest primes below 2^31, in descending order."""
-    return tuple(islice(_descending(), most))
+    return tuple(islice(_descending(), count))
 
 
 def _descending() -> Iterator[int]:
