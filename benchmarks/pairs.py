@@ -100,7 +100,7 @@ def import_libraries(preset: str) -> None:
 
 
 def compiled_net(watch: Stopwatch, compiled: Callable[[], Any]) -> Any:
-    """What a function compiles; the comparison with the original network has a time of its own, too."""
+    """The SuperNet that a function compiles; the comparison with the original network has a time of its own, too."""
     import tailor_ir
 
     watch.seconds["comparison"] = 0.0

@@ -78,8 +78,9 @@ def may_hold_samples(graph: gs.Graph, samples: int) -> bool:
 
 
 def _may_hold(node: gs.Node, samples: int, computed: Container[int]) -> bool:
-    if node.inputs and node.inputs[0].inputs and node.op != "Slice" and _takes_samples_apart(node, samples):
-        return not _holds_features(node.inputs[0], 0, computed)
+    apart = node.inputs and node.inputs[0].inputs and node.op != "Slice" and _takes_samples_apart(node, samples)
+    if apart and not _holds_features(node.inputs[0], 0, computed):
+        return True
     settings = SETTINGS.get(node.op, ())
     of_weights = node.op in ("BatchNormalization", "Concat") and all(id(each) not in computed for each in node.inputs)
     for position, operand in enumerate(node.inputs):
