@@ -331,9 +331,9 @@ def _same(
 
 
 def _differences(expected: Answers, found: Answers) -> list[float]:
-    """Of each output, relative to its largest number; of whole numbers and truth values, the share that differs.
+    """Differences of each output, relative to its largest number; for whole numbers and truth values, the share that differs.
 
-    0 where a number is too large: products of it are more than float32 holds in one order, and not in another.
+    If a number is very large, entries that only one answer holds are left out: products overflow in one order alone.
     """
     differences = []
     for one, other in zip(expected, found, strict=True):
@@ -344,9 +344,8 @@ def _differences(expected: Answers, found: Answers) -> list[float]:
         else:
             both = np.isfinite(one)
             if np.abs(one[both]).max(initial=0.0) > LARGEST_NUMBER:
-                differences.append(0.0)
-                continue
-            if not np.array_equal(both, np.isfinite(other)):
+                both &= np.isfinite(other)
+            elif not np.array_equal(both, np.isfinite(other)):
                 differences.append(np.inf)
                 continue
             apart = np.abs(one - other)[both].max(initial=0.0)
