@@ -41,6 +41,8 @@ class ByFile(LoadFileScheduling):
         return crashed
 
     def _reschedule(self, node: Any) -> None:
+        if self.workqueue and node not in self.registered_collections:
+            return  # a worker in the place of a crashed one is asked again once it has collected its tests
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)  # a worker starts a test once it knows the next one, or that there is none

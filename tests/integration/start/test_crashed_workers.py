@@ -9,6 +9,12 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PASSES = "def test_{0}(): assert {0} >= 0\n"
 CRASHES = "import os\ndef test_crash(): os._exit(1)\n"
+SLOW = """
+import os, time
+def pytest_collection():
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw2":
+        time.sleep(3)
+"""
 HANGS = """
 import signal
 def test_hang():
@@ -48,6 +54,16 @@ def test_the_test_that_crashed_fails_and_all_others_run_once(tmp_path: Path, wor
     assert "2 failed, 9 passed" in output
     assert "crashed while running 'test_2.py::test_crash'" in output
     assert "crashed while running 'test_3.py::test_crash'" in output
+
+
+def test_a_worker_in_the_place_of_a_crashed_one_may_collect_its_tests_slowly(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text(SLOW)
+    for file in range(2):
+        (tmp_path / f"test_{file}.py").write_text(CRASHES)
+    for file in range(2, 6):
+        (tmp_path / f"test_{file}.py").write_text(PASSES.format(1) + PASSES.format(2))
+    assert "2 failed, 8 passed" in run(tmp_path, "-n", "2")
 
 
 def test_a_test_that_cannot_be_interrupted_is_ended_with_its_worker(tmp_path: Path) -> None:
