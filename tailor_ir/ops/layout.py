@@ -498,6 +498,8 @@ def _split_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     if parts is None:
         stops = np.cumsum(sizes).tolist()
         parts = [_cut(node, p, x[axis], stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+        if all(map(p.is_fixed, parts)):
+            p.freeze((x[axis],), node, f"divides its {x[axis].size} elements into pieces of constant sizes")
     return tuple((*x[:axis], part, *x[axis + 1 :]) for part in parts)
 
 

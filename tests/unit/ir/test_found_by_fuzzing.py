@@ -458,3 +458,12 @@ def test_a_padding_that_onnxruntime_would_merge_into_an_average(end: int, ceil: 
     steps = (CONVOLUTION, Step("Pad", "u c", "p"), Step("AveragePool", "p", "y", average))
     constants = {"c": [0, 0, end, 1, 0, 0, end, 0]}
     holds(Network(inputs=IMAGE, steps=steps, outputs=("y",), weights=KERNEL, constants=constants))
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_two_positions_that_are_divided_into_both_ends_keep_the_resolution(axis: int) -> None:
+    """Each end exists at every resolution, but one position has no two ends."""
+    steps = (Step("Split", "x", "a b", {"axis": axis}), Step("Sub", "a b", "y"))
+    network = Network(inputs={"x": ("float32", ("N", 4, 2, 2))}, steps=steps, outputs=("y",))
+    holds(network)
+    assert "pieces of constant sizes" in tailor_ir.compile(network.model(2)).structure.axis_map.resolution_frozen
