@@ -58,13 +58,13 @@ class Stopwatch:
         return found
 
 
-def child(preset: str) -> dict[str, Any]:
+def child(preset: str, of_zoo: bool) -> dict[str, Any]:
     """Times [s] and results of the checkout whose modules are imported; public names and modules that both have."""
     from benchmarks.elastic import compiled
 
     import_libraries(preset)
     watch = Stopwatch()
-    if preset not in PRESETS:
+    if of_zoo:
         net = compiled_net(watch, lambda: compiled_of_zoo(preset))
         return {
             "seconds": watch.seconds,
@@ -175,10 +175,10 @@ def largest_output(watch: Stopwatch, net: Any) -> float:
     return float(output.double().abs().sum())
 
 
-def run(checkout: Path, preset: str) -> dict[str, Any]:
+def run(checkout: Path, preset: str, of_zoo: bool) -> dict[str, Any]:
     """One process that imports the modules of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", preset]
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", "zoo" if of_zoo else "preset", preset]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{checkout}: {preset} failed:\n{done.stderr[-2000:]}")
@@ -191,13 +191,13 @@ def same(name: str, here: float, other: float) -> bool:
     return math.isclose(here, other, rel_tol=1e-6 if name == "output" else 1e-9)
 
 
-def compare(other: Path, preset: str, pairs: int) -> dict[str, Any]:
-    """One preset: ratios of times, and the results that differ."""
+def compare(other: Path, preset: str, pairs: int, of_zoo: bool) -> dict[str, Any]:
+    """One preset or network of timm: ratios of times, and the results that differ."""
     here = Path(__file__).resolve().parents[1]
     found: dict[Path, list[dict[str, Any]]] = {here: [], other: []}
     for number in range(pairs):
         for checkout in (here, other) if number % 2 else (other, here):
-            found[checkout].append(run(checkout, preset))
+            found[checkout].append(run(checkout, preset, of_zoo))
     names = found[here][0]["seconds"]
     least = {each: {name: min(row["seconds"][name] for row in rows) for name in names} for each, rows in found.items()}
     results = [found[each][0]["results"] for each in (here, other)]
@@ -211,14 +211,14 @@ def compare(other: Path, preset: str, pairs: int) -> dict[str, Any]:
     }
 
 
-def told_of_presets(rows: list[dict[str, Any]]) -> str:
+def line_of_preset(rows: list[dict[str, Any]]) -> str:
     """A line on the last of the rows."""
     row = rows[-1]
     marked = [f"{name} {ratio:.2f}{' (!)' if ratio > MOST else ''}" for name, ratio in row["ratios"].items()]
     return f"{row['preset']}: {', '.join(marked)}; different: {', '.join(row['different']) or 'nothing'}"
 
 
-def told_of_zoo(rows: list[dict[str, Any]]) -> str:
+def line_of_zoo(rows: list[dict[str, Any]]) -> str:
     """A line on the last of the rows, and on all of them."""
     row = rows[-1]
     fewer = [row["preset"] for row in rows if any(row["results"][name] < row["others"][name] for name in row["others"])]
@@ -238,13 +238,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_intermixed_args()
-    names, pairs, told = (
-        (NETWORKS.read_text().split(), 1, told_of_zoo) if options.zoo else (PRESETS, 5, told_of_presets)
-    )
+    names, pairs, line = (NETWORKS.read_text().split(), 1, line_of_zoo) if options.zoo else (PRESETS, 5, line_of_preset)
     rows = []
     for name in options.names or names:
-        rows.append(compare(options.other.resolve(), name, options.pairs or pairs))
-        print(told(rows), flush=True)
+        rows.append(compare(options.other.resolve(), name, options.pairs or pairs, options.zoo))
+        print(line(rows), flush=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -252,6 +250,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         sys.path.pop(0)  # this file's own folder; modules come from the checkout that PYTHONPATH names
-        print(json.dumps(child(sys.argv[2])))
+        print(json.dumps(child(sys.argv[3], of_zoo=sys.argv[2] == "zoo")))
     else:
         main()

@@ -1,7 +1,7 @@
 """Reads given networks (modules and ONNX files) as graphs; also keeps the form with which their SuperNets are compared."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,9 +84,14 @@ def _read_module(model: nn.Module, example: GivenExample | None) -> Iterator[Rea
                 break
         else:
             read = True
-            yield replace(network, other_batch=any(isinstance(each, MixedSamples) for each in failures))
+            yield replace(network, other_batch=_mixes_samples(failures))
     if not read:
         raise failures[0]
+
+
+def _mixes_samples(failures: Sequence[ImportFailed]) -> bool:
+    """Whether a layout of the inputs was refused since samples of a batch are not independent there."""
+    return any(isinstance(each, MixedSamples) for each in failures)
 
 
 def _read_traced(model: nn.Module, plain: Float32Module, examples: ExampleInputs) -> ReadNetwork:
@@ -124,7 +129,7 @@ def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator
         examples, prepared = examples_of_file(given, example), prepare(given)
         read, failures = False, list[ImportFailed]()
         for layout in layouts_of(prepared.model, examples):
-            if not (read or layout.batch_first or any(isinstance(each, MixedSamples) for each in failures)):
+            if not (read or layout.batch_first or _mixes_samples(failures)):
                 break
             try:
                 graph, tensors = _read_layout(prepared.model, layout)
@@ -133,7 +138,7 @@ def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator
             else:
                 read = True
                 network = _read(given, prepared, layout, graph, tensors)
-                yield replace(network, other_batch=any(isinstance(each, MixedSamples) for each in failures))
+                yield replace(network, other_batch=_mixes_samples(failures))
         if read:
             return
         told = Counter(map(str, failures)).most_common(1)[0][0]  # most frequent, then of the likeliest layout
