@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import importing  # noqa: F401  # before any library
 
 if TYPE_CHECKING:
-    from adaptive_runtime.adapting import AdaptingOptions
-    from adaptive_runtime.adapting_weights import WeightOptions
-    from adaptive_runtime.deployed import DeployedModel, ModelAnswer, ModelState, check, load
+    from adaptive_runtime.model.adapting import AdaptingOptions
+    from adaptive_runtime.model.deployed import DeployedModel, ModelAnswer, ModelState, check, load
+    from adaptive_runtime.weights import WeightOptions
 
 __all__ = ["AdaptingOptions", "DeployedModel", "ModelAnswer", "ModelState", "WeightOptions", "check", "load"]
 

@@ -6,7 +6,7 @@
 
 The bundles are those of DIR/exports/RUNTIME/bundle. Where these are not there, a SuperNet of ResNet-26 learns ten characters
 of glyphs, and `autotailor export` writes them; OVERRIDEs go there. Load is made by processes that compute and processes that
-stream through memory (`adaptive_runtime.traces.Stress`; --cpu-processes, --bandwidth-processes). Nothing else should run.
+stream through memory (`adaptive_runtime.state.traces.Stress`; --cpu-processes, --bandwidth-processes). Nothing else should run.
 
 *steps*: a model that adapts serves one request after another, 20 ms between them; its budget is --slack times the quiet latency
 of the largest SubNet. Every --step-s seconds the load steps up (CPU, memory bandwidth or both) or down. *Back*: from the step
@@ -45,10 +45,10 @@ from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
-from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun
-from adaptive_runtime.adapting.variants import load_classes
-from adaptive_runtime.choice import ChoiceLimits, VariantTable
-from adaptive_runtime.choice.inputs import deviations
+from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun
+from adaptive_runtime.model.adapting.variants import load_classes
+from adaptive_runtime.policy import ChoiceLimits, VariantTable
+from adaptive_runtime.policy.inputs import deviations
 from adaptive_runtime.pool import Variant
 from benchmarks.adapting_runs import (
     LARGEST,

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
-from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun
-from adaptive_runtime.chains import ChainFormat
-from adaptive_runtime.choice import (
+from adaptive_runtime.bundle.chains import ChainFormat
+from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun
+from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoicePolicy,
     FixedChoice,
@@ -27,8 +27,8 @@ from adaptive_runtime.choice import (
     RequestProgress,
     Switching,
 )
-from adaptive_runtime.sensing import SensedState, Sensing, load_index
-from adaptive_runtime.traces import LoadTrace, Pattern, Stress, trace_of
+from adaptive_runtime.state.sensing import SensedState, Sensing, load_index
+from adaptive_runtime.state.traces import LoadTrace, Pattern, Stress, trace_of
 from benchmarks.policies_simulated import LOAD_BANDS, OURS, RATIO, load_bands
 from tests.support.threads import beside
 

@@ -37,14 +37,15 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.profiled import least_p50_ms
-from tasks import base, finetune
-from tasks import compile as compilation
-from tasks.artifacts import read_json, read_lines, write_json
+from tasks.base.artifacts import read_json, read_lines, write_json
+from tasks.base.schemas.results import WatchedSubNets
 from tasks.data import DataSettings, load_splits
+from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.subnets import EvaluationData, accuracies
-from tasks.finetune.ranges import RANGES, choose
-from tasks.models import ModelSettings
-from tasks.schemas.results import WatchedSubNets
+from tasks.training import base_network as base
+from tasks.training import compile as compilation
+from tasks.training import finetune
+from tasks.training.finetune.ranges import RANGES, choose
 
 MODEL = ModelSettings(name="resnet26", options={"channels": [32, 64, 128, 256]})
 BOTH, LABELS, DISTILLED = "branches, tune", "labels alone", "distillation alone"
@@ -67,7 +68,7 @@ class Watcher(Terminal):
         for child in psutil.Process().children(recursive=True):
             try:
                 command = child.cmdline()
-                if "tasks.finetune.worker" in command and "torch.distributed.run" not in command:
+                if "tasks.training.finetune.worker" in command and "torch.distributed.run" not in command:
                     status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8")
                     self.peak_mib = max(self.peak_mib, int(status.partition("VmHWM:")[2].split()[0]) / 1024)
             except (psutil.Error, OSError, IndexError):

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tasks.artifacts import read_lines
+from tasks.base.artifacts import read_lines
 from tasks.evaluation.agreement import kendall_tau
 from tasks.measuring.calm import Calm, TimedLine
 

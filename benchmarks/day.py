@@ -21,7 +21,7 @@ leave less than the network has, at most 27 % of the memory: *elastic only* has 
 its exits, *engine only* the largest in all formats, *offloading only* the largest with the other device; pairs of them are
 those of CrowdHMTware's ablation (Table V), whose elastic networks have exits; *all levels* has all rows, and weights that adapt
 to the light. *Score*: mu · Norm(accuracy) − (1 − mu) · Norm(energy), the mean over requests. The
-*oracle* knows each request before it comes (`adaptive_runtime.simulation.scored`). What drift costs, and what adapting gives
+*oracle* knows each request before it comes (`benchmarks.simulation.scored`). What drift costs, and what adapting gives
 back, are numbers of the scenario, as measured (docs/adaptation.md).
 
 Without --simulated the same phases pass in --minutes with real processes (`benchmarks.day_played`): the bundle's SubNets run
@@ -45,12 +45,12 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest
-from adaptive_runtime.choice import ChoiceLimits
-from adaptive_runtime.simulation import PlayedScenario, ScoredSystem
-from adaptive_runtime.simulation.scored import EVERYTHING, ORACLE, STAY
-from adaptive_runtime.traces import PressureResponse, Scenario
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
+from adaptive_runtime.policy import ChoiceLimits
+from adaptive_runtime.state.traces import PressureResponse, Scenario
 from benchmarks.day_rows import NOMINAL_MBPS, NOMINAL_MS, DeviceModel, rows_of
+from benchmarks.simulation import PlayedScenario, ScoredSystem
+from benchmarks.simulation.scored import EVERYTHING, ORACLE, STAY
 from benchmarks.tables import show
 
 DAY = Path(__file__).parent / "scenarios" / "day.json"

@@ -1,6 +1,6 @@
 """A scenario with real processes: the run time's own loop decides, other processes make the load, a relay the link.
 
-Every system serves every request, so that all meet the same load, and has a loop of its own (`adaptive_runtime.adapting`),
+Every system serves every request, so that all meet the same load, and has a loop of its own (`adaptive_runtime.model.adapting`),
 which hears the same samples of the device. The systems' requests are spread over the time to the next arrival: right after
 each other they would be one long run, which the scheduler interrupts for other programs. At home a request is run `slower`
 times, and so is each segment of a split there, which makes this machine so many times slower than it is; the other device, a
@@ -24,20 +24,20 @@ from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
-from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun, StandInRow
-from adaptive_runtime.choice import ChoiceLimits, RequestProgress
-from adaptive_runtime.errors import NotBackError
-from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.placed import PlacedSubNet, PlacedSubNets, SharedDevices, StandIns
+from adaptive_runtime.base.errors import NotBackError
+from adaptive_runtime.base.priority import run_at
+from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun, StandInRow
+from adaptive_runtime.offload.links import DeviceAddress
+from adaptive_runtime.offload.placed import PlacedSubNet, PlacedSubNets, SharedDevices, StandIns
+from adaptive_runtime.offload.split import SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split.home import HomeSegments, Loaded
+from adaptive_runtime.policy import ChoiceLimits, RequestProgress
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.priority import run_at
-from adaptive_runtime.sensing import SensedState, Sensing, device_sensors
-from adaptive_runtime.service.running import SWITCH_S
-from adaptive_runtime.simulation import LevelRows, PlayedScenario, RequestEnds, SimulatedOutcome
-from adaptive_runtime.split import SplitOptions, SplitSubNet
-from adaptive_runtime.split.home import HomeSegments, Loaded
-from adaptive_runtime.traces import LoadTrace, PhaseLink, Scenario, Stress
+from adaptive_runtime.server.running import SWITCH_S
+from adaptive_runtime.state.sensing import SensedState, Sensing, device_sensors
+from adaptive_runtime.state.traces import LoadTrace, PhaseLink, Scenario, Stress
 from benchmarks.day_rows import opened_plans
+from benchmarks.simulation import LevelRows, PlayedScenario, RequestEnds, SimulatedOutcome
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import serving
 from tests.support.links.relay import RelayProcess

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from profiling_agents.client import ModelJob, local_agent
 from profiling_agents.messages import Engine, Format, MeasureSettings
+from tasks.evaluation.ncnn.files import NcnnFiles
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.ncnn.files import NcnnFiles
 
 Row = tuple[str, str, str, bool]
 SUFFIXES = {"onnx": (".onnx",), "ncnn": (".ncnn.param", ".ncnn.bin")}

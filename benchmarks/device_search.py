@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import tailor_ir
-from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.local_search import (
     AdditiveModel,
     LatencyRange,
@@ -60,8 +60,8 @@ FIRST_HEAT, COOLING = 0.02, 0.995
 ALPHAS = (0.1, 0.005)
 LARGEST = """
 import sys, numpy as np, onnxruntime
-from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.chains import session_options
+from adaptive_runtime.bundle.bundles import OpenBundle
+from adaptive_runtime.bundle.chains import session_options
 bundle = OpenBundle.open(sys.argv[1])
 net = bundle.manifest.subnets[0].nets["onnx"]
 options = session_options(bundle.manifest.runs["onnx"].settings)
@@ -74,7 +74,7 @@ for _ in range(3):
 """
 SEARCH = """
 import sys, pathlib
-from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.local_search import LocalSearchSettings, search
 settings = LocalSearchSettings(budget_ms=float(sys.argv[4]), generations=3)
 search(OpenBundle.open(sys.argv[1]), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), settings, lambda event: None)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.adapting_weights import DriftDetector, GuardSettings
-from adaptive_runtime.adapting_weights.profile import STATISTICS
+from adaptive_runtime.weights import DriftDetector, GuardSettings
+from adaptive_runtime.weights.profile import STATISTICS
 from benchmarks.drift_streams import MeasuredNetwork
 from tasks.data import DataSettings
 from tasks.data.drawn.glyphs import Glyphs

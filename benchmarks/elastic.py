@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 import tailor_ir
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tailor_ir import Config
 from tasks.data.samples import image_form
-from tasks.models import create
+from tasks.evaluation.models import create
 
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
 CLASSES = 10

@@ -25,12 +25,12 @@ from benchmarks.tables import show
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tailor_ir import SuperNet
-from tasks.engine.descent import Descent
-from tasks.engine.outputs import OutputCheck
-from tasks.engine.settings import Settings
-from tasks.engine.stage import TIMES_FILE, ModelsOfSubNets
-from tasks.engine.statistics import Comparison, compare
-from tasks.engine.timing import EngineTimer
+from tasks.measuring.runtime_options.descent import Descent
+from tasks.measuring.runtime_options.outputs import OutputCheck
+from tasks.measuring.runtime_options.settings import Settings
+from tasks.measuring.runtime_options.stage import TIMES_FILE, ModelsOfSubNets
+from tasks.measuring.runtime_options.statistics import Comparison, compare
+from tasks.measuring.runtime_options.timing import EngineTimer
 
 NETWORKS = ("resnet18@32", "mobilenetv2_100@224", "deit_tiny_patch16_224@224")
 DEVICES = ("ncnn", "onnxruntime")

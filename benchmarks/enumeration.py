@@ -27,7 +27,7 @@ from benchmarks.elastic import PRESETS, config_of
 from tailor_ir import Choice
 from tailor_ir.operators.table import OperatorTable
 from tasks.data.samples import image_form
-from tasks.models import create
+from tasks.evaluation.models import create
 
 CLASSES = 10
 RUNS = 5

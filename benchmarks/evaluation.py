@@ -44,8 +44,8 @@ from tailor_ir import Config
 from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, EvaluationData, accuracies, accuracy
-from tasks.predict.accuracy import AccuracyPredictor, MeasuredAccuracy, Sensitivities, Sensitivity, modifications
-from tasks.predict.sums import mac_sums
+from tasks.prediction.accuracy import AccuracyPredictor, MeasuredAccuracy, Sensitivities, Sensitivity, modifications
+from tasks.prediction.sums import mac_sums
 from tasks.search import Settings
 from tasks.search.descent import beam_descent, fastest
 from tasks.search.genetic import search

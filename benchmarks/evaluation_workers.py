@@ -30,9 +30,10 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.supernets import supernet_of
 from flows.config import EvaluateSettings
-from flows.workers.cluster import DaskWorkers
-from flows.workers.process import evaluate
+from flows.pipeline.workers.cluster import DaskWorkers
+from flows.pipeline.workers.process import evaluate
 from tailor_ir import Config, SuperNet
+from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import (
     Accuracy,
@@ -42,7 +43,6 @@ from tasks.evaluation.subnets import (
     evaluate_together,
     pieces_of,
 )
-from tasks.progress import Silent
 
 MORE = 10
 """The larger set has so many times the SubNets."""

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tailor_ir
-from adaptive_runtime.chains import (
+from adaptive_runtime.bundle.chains import (
     SEGMENTS_FILE,
     ChainFormat,
     ChainManifest,
@@ -46,8 +46,8 @@ from adaptive_runtime.chains import (
     NcnnChain,
     OnnxChain,
 )
-from adaptive_runtime.chains.onnx_runs import BoundRun
-from tasks.ncnn.conversion import convert
+from adaptive_runtime.bundle.chains.onnx_runs import BoundRun
+from tasks.evaluation.ncnn.conversion import convert
 
 ROUNDS, WARM_UP = 200, 20
 BAR_US = 20.0

@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tailor_ir
-from adaptive_runtime.chains import ChainAnswers, ChainFormat, ExitChain, NcnnChain, session_options
+from adaptive_runtime.bundle.chains import ChainAnswers, ChainFormat, ExitChain, NcnnChain, session_options
 from adaptive_runtime.exits import Thresholds
 from benchmarks.bars import Terminal
 from benchmarks.exit_chains import write_chain

@@ -26,15 +26,15 @@ import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.int8 import COMMON, NETWORKS
 from benchmarks.tables import show
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.branches import Branch, Branches
-from tasks.compile import fit_alternatives
+from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies
-from tasks.progress import Silent
+from tasks.training.compile import fit_alternatives
 
 VERSIONS = ("data", "weights", "first", "random")
 HALF = "low_rank_0.5"

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.forecast import Autoregression, Forecaster
-from adaptive_runtime.sensing import SensedState, Sensing, load_index
+from adaptive_runtime.state.forecast import Autoregression, Forecaster
+from adaptive_runtime.state.sensing import SensedState, Sensing, load_index
 from benchmarks.control_group import in_group
 from benchmarks.stress import PATTERNS, stress
 from benchmarks.tables import show

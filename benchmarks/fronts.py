@@ -26,9 +26,9 @@ from rich.table import Table
 from benchmarks.pruned import RATIOS, pruned_files
 from benchmarks.ranking import COMMON, NETWORKS
 from benchmarks.trained import train
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tasks.report.baselines import SHOWN, cells, title
 
 ABOVE, WITHIN = 0.92, 0.95

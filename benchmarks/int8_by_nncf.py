@@ -76,10 +76,10 @@ def write_files(name: str, work: Path, folder: Path) -> None:
     from benchmarks.bars import Terminal
     from benchmarks.int8 import COMMON, NETWORKS
     from benchmarks.trained import train
-    from tasks.conversion import onnx_of
     from tasks.data import load_splits
+    from tasks.evaluation.conversion import onnx_of
+    from tasks.evaluation.quantise import Settings, quantise
     from tasks.evaluation.subnets import EvaluationData, statistics_of
-    from tasks.quantise import Settings, quantise
 
     trained = train([*COMMON, *NETWORKS[name]], work / name)
     net, splits = tailor_ir.load(trained.supernet), load_splits(trained.data)

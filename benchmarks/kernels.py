@@ -29,13 +29,13 @@ from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MeasureSettings
-from tasks.conversion import onnx_of
+from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
+from tasks.evaluation.conversion import onnx_of
+from tasks.evaluation.ncnn.conversion import convert
+from tasks.evaluation.ncnn.files import NcnnFiles
+from tasks.evaluation.ncnn.kernels import MASKS, has_kernels, masks_of, with_masks
 from tasks.measuring.jobs import ncnn_job
 from tasks.measuring.subnets import implementations_of
-from tasks.ncnn.conversion import convert
-from tasks.ncnn.files import NcnnFiles
-from tasks.ncnn.kernels import MASKS, has_kernels, masks_of, with_masks
-from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 
 NETWORKS = ("resnet18@32", "mobilenetv2", "mobilenetv3", "resnet50", "deit_tiny_patch16_224")
 MEASURE = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=200.0)

@@ -26,9 +26,9 @@ from benchmarks.profiled import add_options, each_network, predict_settings, pro
 from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient
-from tasks.artifacts import read_lines
-from tasks.predict import validate
-from tasks.predict.settings import Settings as PredictSettings
+from tasks.base.artifacts import read_lines
+from tasks.prediction import validate
+from tasks.prediction.settings import Settings as PredictSettings
 
 NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3", "deit_tiny_patch16_224")
 

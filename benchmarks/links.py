@@ -40,8 +40,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive_runtime.files import replace_file
-from adaptive_runtime.split import ReplanRules
+from adaptive_runtime.base.files import replace_file
+from adaptive_runtime.offload.split import ReplanRules
 from benchmarks.linked_devices import namespaces, served, shaped
 from benchmarks.links_methods import (
     ALL_AT_HOME,
@@ -62,7 +62,7 @@ from benchmarks.shaped_links import ShapedLink, told_by_home
 from benchmarks.tables import show
 from profiling_agents.messages import CODED_BYTES
 from tailor_ir import Config, SuperNet
-from tasks.partition import write_chain
+from tasks.placement.partition import write_chain
 
 NETWORKS = ("mobilenetv2_100", "resnet18", "resnet50", "vit_tiny_patch16_224")
 MBPS, DELAYS_MS = (1.0, 5.0, 10.0, 50.0, 100.0), (2.0, 5.0, 10.0, 20.0, 50.0)

@@ -27,8 +27,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.links import DeviceAddress
+from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from benchmarks.linked_devices import RELAY_PORT, LinkedDevice, namespaces, served, shaped
 from benchmarks.shaped_links import HOME_SPACE, PREFIX, ShapedLink, inside, join, limit
 from tests.support.agents.agent_processes import TOKEN, environment

@@ -18,10 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.split import HOME, LinkUse, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
-from adaptive_runtime.split.home import HomeSegments
-from adaptive_runtime.split.replanning import HomeCosts
+from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.offload.split import (
+    HOME,
+    LinkUse,
+    PlacedSegments,
+    SplitAnswer,
+    SplitNetwork,
+    SplitOptions,
+    SplitSubNet,
+)
+from adaptive_runtime.offload.split.home import HomeSegments
+from adaptive_runtime.offload.split.replanning import HomeCosts
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, ServedSubNet
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import inputs

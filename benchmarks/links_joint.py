@@ -5,7 +5,7 @@
 
 `autotailor predict` trains a SuperNet in --work and measures its operators for home and device, as OVERRIDE says (model, data,
 epochs); what is there is not made again. Home, device and links are those of `benchmarks.links`, and so are the plans of the
-other methods, for the largest SubNet in fp32. Ours chooses SubNet, device of each piece and coding together (`tasks.joint`),
+other methods, for the largest SubNet in fp32. Ours chooses SubNet, device of each piece and coding together (`tasks.placement.joint`),
 home and device as slow as the largest SubNet is beside its table, and messages slower by what they take at home, which the
 plans before have shown.
 
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 import tailor_ir
-from adaptive_runtime.split import HOME
+from adaptive_runtime.offload.split import HOME
 from benchmarks.bars import Terminal
 from benchmarks.joint_search import CODINGS, LeastLatency, subnet_columns
 from benchmarks.links import (
@@ -56,23 +56,23 @@ from benchmarks.links import (
 from benchmarks.links_methods import DEVICE, OTHERS, CodedPlan
 from benchmarks.shaped_links import ShapedLink
 from benchmarks.tables import show
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from profiling_agents.messages import ActivationCoding
 from solvers.errors import Infeasible
 from solvers.partition import PartitionConditions, stays
 from solvers.tables import Codes
 from tailor_ir import Config, SuperNet, find_pieces
+from tasks.base.schemas.accuracy import SENSITIVITIES_FILE
 from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, statistics_of
-from tasks.joint import CodingLosses, JointSearch, JointSpace, JointTerms
-from tasks.joint.losses import measured_losses
-from tasks.partition import DeviceTable, find_supernet, open_tables
-from tasks.partition.coded import arrived_batch
-from tasks.partition.settings import PlacementSettings
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.schemas.accuracy import SENSITIVITIES_FILE
+from tasks.placement.joint import CodingLosses, JointSearch, JointSpace, JointTerms
+from tasks.placement.joint.losses import measured_losses
+from tasks.placement.partition import DeviceTable, find_supernet, open_tables
+from tasks.placement.partition.coded import arrived_batch
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.search.placement_settings import PlacementSettings
 from tasks.search.settings import Settings
 
 LOST_POINTS = np.arange(2.0, -2.05, -0.1).round(1).tolist()

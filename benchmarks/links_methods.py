@@ -14,8 +14,8 @@ import timm
 import torch
 
 import tailor_ir
-from adaptive_runtime.links import MeasuredLink
-from adaptive_runtime.split import HOME, LinkUse
+from adaptive_runtime.offload.links import MeasuredLink
+from adaptive_runtime.offload.split import HOME, LinkUse
 from benchmarks.shaped_links import ShapedLink
 from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from solvers.partition import (
@@ -33,7 +33,7 @@ from solvers.partition import (
     plan_of,
     stays,
 )
-from tasks.partition.planning import solver_dataflow
+from tasks.placement.partition.planning import solver_dataflow
 
 OURS, ALL_AT_HOME = "ours", "all at home"
 OTHERS = {

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.choice import (
+from adaptive_runtime.policy import (
     BestScore,
     ByRules,
     ChoiceLimits,

@@ -22,12 +22,12 @@ import torch
 import tailor_ir
 from profiling_agents.client import local_agent
 from tailor_ir import SuperNet
+from tasks.base.progress import Silent
+from tasks.measuring.profile import Settings as ProfileSettings
 from tasks.measuring.subnets import SubNetMeter, validation_configs
-from tasks.nightly import DeviceNight, Night, NightTimes, Settings, compare
-from tasks.nightly.timing import NightSubNet, time_operators, time_subnets
-from tasks.predict.settings import Settings as PredictSettings
-from tasks.profile import Settings as ProfileSettings
-from tasks.progress import Silent
+from tasks.operations.nightly import DeviceNight, Night, NightTimes, Settings, compare
+from tasks.operations.nightly.timing import NightSubNet, time_operators, time_subnets
+from tasks.prediction.settings import Settings as PredictSettings
 
 DEVICE = "device"
 SETTINGS = Settings()

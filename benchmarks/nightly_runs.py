@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.tables import show
-from tasks.artifacts import read_json, write_json
+from tasks.base.artifacts import read_json, write_json
 from tests.support.webhook import webhook
 
 SLOWED, FACTOR = 5, 1.5

@@ -29,9 +29,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_runtime.adapting import BundleVariants
-from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest
-from adaptive_runtime.choice import (
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
+from adaptive_runtime.model.adapting import BundleVariants
+from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoicePolicy,
     FixedChoice,
@@ -40,8 +40,8 @@ from adaptive_runtime.choice import (
     VariantLookUp,
     VariantTable,
 )
-from adaptive_runtime.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together
-from adaptive_runtime.traces import square_wave
+from adaptive_runtime.state.traces import square_wave
+from benchmarks.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together
 from benchmarks.tables import show
 
 PERIODS_S = (0.5, 0.95, 1.0, 1.05, 2.0, 5.0)

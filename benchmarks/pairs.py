@@ -34,7 +34,7 @@ T = TypeVar("T")
 NETWORKS = Path(__file__).with_name("zoo.txt")
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
 SUBNETS, POPULATION, BUDGETS, REPEATS = 50, 100_000, 10, 3
-MODULES = ("tasks.predict.memory", "tasks.search.stage", "benchmarks.search")
+MODULES = ("tasks.prediction.memory", "tasks.search.stage", "benchmarks.search")
 COMPARISONS = ("_compared", "compare")
 """The function that compares the compiled network with the original, in this checkout and in earlier ones."""
 MOST = 1.05
@@ -137,7 +137,7 @@ def macs_of_subnets(watch: Stopwatch, net: Any) -> int:
 def predictions(watch: Stopwatch, net: Any, codes: np.ndarray) -> dict[str, float]:
     """Latencies and memory of codes, and the latencies of the winners of an exact search."""
     from benchmarks.search import predictors
-    from tasks.predict.memory import MemoryPredictor
+    from tasks.prediction.memory import MemoryPredictor
     from tasks.search.problem import Problem
 
     latency, accuracy = predictors(net, 0)

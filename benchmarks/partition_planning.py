@@ -31,8 +31,8 @@ import timm
 import torch
 
 import tailor_ir
-from adaptive_runtime.links import MeasuredLink
-from adaptive_runtime.split import EnvelopePlacements
+from adaptive_runtime.offload.links import MeasuredLink
+from adaptive_runtime.offload.split import EnvelopePlacements
 from benchmarks.tables import show
 from solvers.partition import (
     Dataflow,
@@ -51,7 +51,7 @@ from solvers.partition import (
     plan_of,
     stays,
 )
-from tasks.partition import placement_plans, plan_ahead
+from tasks.placement.partition import placement_plans, plan_ahead
 
 RE_PLAN_BAR_MS, LOOK_UP_BAR_US, DIFFERENCE_BAR = 1.0, 20.0, 1e-6
 NETWORKS = ("mobilenetv2_100", "resnet18", "resnet50", "vit_tiny_patch16_224")

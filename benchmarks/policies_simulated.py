@@ -2,7 +2,7 @@
 
     python -m benchmarks.policies_simulated [--minutes 60] [--variants 40] [--json FILE] [--markdown]
 
-One hour by default of each pattern of load (`adaptive_runtime.traces`), on a simulated server with a queue: 10
+One hour by default of each pattern of load (`adaptive_runtime.state.traces`), on a simulated server with a queue: 10
 requests a second at a pace, each within 50 ms; load makes variants up to four times slower; the device differs from
 the table by 3 %, each request by 5 %. The pool follows one curve of accuracy over latency, 5 to 45 ms without load.
 All policies decide before each request, with what they may know: ours from `LoadEstimate`, as a deployed model that
@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.adapting.variants import load_classes
-from adaptive_runtime.choice import (
+from adaptive_runtime.model.adapting.variants import load_classes
+from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoicePolicy,
     Decision,
@@ -42,8 +42,8 @@ from adaptive_runtime.choice import (
     VariantLookUp,
     VariantTable,
 )
-from adaptive_runtime.simulation import PolicyRegret, SimulatedRequests, Simulation, compare
-from adaptive_runtime.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, trace_of
+from adaptive_runtime.state.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, trace_of
+from benchmarks.simulation import PolicyRegret, SimulatedRequests, Simulation, compare
 from benchmarks.tables import show
 
 BUDGET_MS, QUANTILE = 50.0, 0.99

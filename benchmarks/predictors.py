@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.elastic import PRESETS, compiled
 from solvers.tables import merged
-from tasks.predict.sums import Sums
+from tasks.prediction.sums import Sums
 
 REPEATS = 5
 CHECKED = 200

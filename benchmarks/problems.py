@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adaptive_runtime.files import replace_file
+from adaptive_runtime.base.files import replace_file
 from benchmarks.tables import show
 
 PRESETS = (

@@ -13,11 +13,11 @@ from benchmarks.supernets import saved
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
 from tailor_ir import Config, SuperNet
-from tasks import profile
-from tasks.artifacts import read_json, write_json
-from tasks.conversion import onnx_of
+from tasks.base.artifacts import read_json, write_json
+from tasks.evaluation.conversion import onnx_of
+from tasks.measuring import profile
 from tasks.measuring.jobs import onnx_job
-from tasks.predict.settings import Settings as PredictSettings
+from tasks.prediction.settings import Settings as PredictSettings
 
 DEVICES: dict[str, tuple[str, str]] = {  # runtime, precision
     "ncnn": ("ncnn", "fp32"),

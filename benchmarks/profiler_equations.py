@@ -35,12 +35,12 @@ from benchmarks.tables import show
 from profiling_agents.client import AgentClient
 from solvers.tables import Values
 from tailor_ir import OperatorFeature, SuperNet
-from tasks.lut import Lut
-from tasks.predict import validate
-from tasks.predict.settings import Settings as PredictSettings
-from tasks.predict.validate import errors
-from tasks.profile import LUT_FOLDER
-from tasks.schemas.latency import CheckedLatency, LatencyValidation
+from tasks.base.schemas.latency import CheckedLatency, LatencyValidation
+from tasks.measuring.lut import Lut
+from tasks.measuring.profile import LUT_FOLDER
+from tasks.prediction import validate
+from tasks.prediction.settings import Settings as PredictSettings
+from tasks.prediction.validate import errors
 
 NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3")
 ELEMENT_BYTES = 4

@@ -18,12 +18,12 @@ import tailor_ir
 from flows.config import RunConfig
 from tasks.data import load
 from tasks.data.samples import image_form
-from tasks.finetune import checkpoint
-from tasks.finetune.job import Job
-from tasks.finetune.loop import Trainer
-from tasks.finetune.networks import TrainableNetwork
-from tasks.finetune.settings import TrainSettings
-from tasks.models import create, load_weights
+from tasks.evaluation.models import create, load_weights
+from tasks.training.finetune import checkpoint
+from tasks.training.finetune.job import Job
+from tasks.training.finetune.loop import Trainer
+from tasks.training.finetune.networks import TrainableNetwork
+from tasks.training.finetune.settings import TrainSettings
 
 RATIOS = (0.35, 0.6, 0.8)
 """Of all channels, that are pruned."""

@@ -48,9 +48,9 @@ from benchmarks.published_tables import (
 from benchmarks.tables import show
 from benchmarks.trained import train
 from tailor_ir import SuperNet
-from tasks.artifacts import RESULT_FILE, read_json, read_lines, write_json
-from tasks.predict.sums import Sums, mac_sums, parameter_sums
-from tasks.schemas.results import HISTORY_FILE, RANGE_ACCURACIES_FILE, RANGES_FILE, WatchedSubNets
+from tasks.base.artifacts import RESULT_FILE, read_json, read_lines, write_json
+from tasks.base.schemas.results import HISTORY_FILE, RANGE_ACCURACIES_FILE, RANGES_FILE, WatchedSubNets
+from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tasks.search.terms import chain_of_tables
 
 STAGES = ("space", "train", "measure")

@@ -36,11 +36,11 @@ from benchmarks.mlp import Mlp
 from benchmarks.trained import Trained, train
 from solvers.tables import Codes, Values
 from tailor_ir import Config
-from tasks.artifacts import read_json, write_json
+from tasks.base.artifacts import read_json, write_json
 from tasks.data import Split, load_splits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities, validate
-from tasks.predict.interactions import better, describe, with_interactions
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities, validate
+from tasks.prediction.interactions import better, describe, with_interactions
 
 COMMON = (
     "data=glyphs",

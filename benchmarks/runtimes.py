@@ -28,14 +28,14 @@ from benchmarks.supernets import saved
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MeasureSettings
-from tasks.conversion import onnx_of
-from tasks.engine import stage as engine
-from tasks.engine.chosen import ChosenEngine
-from tasks.engine.settings import Settings
+from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
+from tasks.evaluation.conversion import onnx_of
+from tasks.evaluation.ncnn.conversion import convert
 from tasks.measuring.jobs import ncnn_job
+from tasks.measuring.runtime_options import stage as engine
+from tasks.measuring.runtime_options.chosen import ChosenEngine
+from tasks.measuring.runtime_options.settings import Settings
 from tasks.measuring.subnets import implementations_of
-from tasks.ncnn.conversion import convert
-from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 
 NETWORKS = ("resnet18@32", "mobilenetv2", "mobilenetv3", "resnet50", "deit_tiny_patch16_224")
 MEASURED_DEVICES = ("ncnn", "ncnn_bf16", "onnxruntime", "openvino", "openvino_bf16")

@@ -32,14 +32,14 @@ from benchmarks.elastic import PRESETS, compiled
 from benchmarks.enumeration import WITH_SIZES
 from tailor_ir import SuperNet
 from tailor_ir.memory import ONNXRUNTIME
-from tasks.artifacts import write_json
+from tasks.base.artifacts import write_json
 from tasks.evaluation.subnets import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.energy import EnergyPredictor, EnergySettings
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import Sums, mac_sums, parameter_sums
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.energy import EnergyPredictor, EnergySettings
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tasks.search.methods import Exact, Genetic, Method
 from tasks.search.nsga2 import Nsga2
 from tasks.search.problem import CostModel, Problem, Values

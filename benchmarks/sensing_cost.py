@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.forecast import Forecaster
-from adaptive_runtime.sensing import Sensing, load_index
-from adaptive_runtime.slowdown import SlowDown
+from adaptive_runtime.state.forecast import Forecaster
+from adaptive_runtime.state.sensing import Sensing, load_index
+from adaptive_runtime.state.slowdown import SlowDown
 from benchmarks.tables import show
 
 WHAT = ("samples", "and the probe", "and forecasts", "and requests")

@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 import adaptive_runtime
-from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.bundle.bundles import BundleFormat
 from benchmarks.switching import BUDGET, SIZES, Peak, alone, memory, write
 
 EVERY = 50

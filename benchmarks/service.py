@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 import adaptive_runtime
-from adaptive_runtime.service.protocol import LENGTH_HEADER
+from adaptive_runtime.server.protocol import LENGTH_HEADER
 from tests.support.runtime.local_client import LocalClient
 from tests.support.runtime.service_process import AUTHORIZATION, INFER, Served, body, burst, served
 from tests.support.threads import all_at_once

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import psutil
 
-from flows.sharing import RunLocks, run_locks
-from tasks.artifacts import digest_of, read_lines
+from flows.storage.sharing import RunLocks, run_locks
+from tasks.base.artifacts import digest_of, read_lines
 from tests.support.flows.tiny import TINY
 from tests.support.postgres import Postgres, postgres, programs
 

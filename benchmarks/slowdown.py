@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.sensing import Sensing
-from adaptive_runtime.slowdown import SlowDown
+from adaptive_runtime.state.sensing import Sensing
+from adaptive_runtime.state.slowdown import SlowDown
 from benchmarks.control_group import in_group
 from benchmarks.stress import PATTERNS, stress
 from benchmarks.tables import show

@@ -37,8 +37,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.links import DeviceAddress
+from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from benchmarks.faults import Fault, failing
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import Reference, ServingDevice, inputs, same, serving, write_chain

@@ -4,7 +4,7 @@
 
 Simulation: devices of one kind differ by 5 %, measurements by 4 % (standard deviations of logarithms), and beside 3 % of the
 measurements something else runs, which makes them 1.3 to 3 times as long. Each row has devices that take some times as long as
-their kind. A check has eight operators; `tasks.fleet.profiling` judges with its default settings. Intervals are exact, 95 %.
+their kind. A check has eight operators; `tasks.operations.fleet.profiling` judges with its default settings. Intervals are exact, 95 %.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from benchmarks.rollout import interval
 from benchmarks.tables import show
 from benchmarks.thin_devices import BETWEEN, DISTURBED, NOISE
 from profiling_agents.messages import Measurement, Timing
-from tasks.fleet.profiling.settings import FleetProfileSettings
-from tasks.fleet.profiling.verdicts import judge
+from tasks.operations.fleet.profiling.settings import FleetProfileSettings
+from tasks.operations.fleet.profiling.verdicts import judge
 
 FACTORS = (0.6, 0.75, 1.0, 1.15, 1.25, 1.3, 1.4, 1.6, 2.0)
 CHECKS = 2

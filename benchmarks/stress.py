@@ -13,7 +13,7 @@ from multiprocessing.sharedctypes import Synchronized
 
 import numpy as np
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 
 NICE = 10
 CHECK_S = 0.01

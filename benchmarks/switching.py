@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 import adaptive_runtime
-from adaptive_runtime.bundles import BundleFormat, OpenBundle
-from adaptive_runtime.deployed import DeployedModel
+from adaptive_runtime.bundle.bundles import BundleFormat, OpenBundle
+from adaptive_runtime.model.deployed import DeployedModel
 from adaptive_runtime.pool import Variant
 
 SIZES = {"resnet18": 64, "mobilenetv2_100": 64}

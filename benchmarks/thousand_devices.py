@@ -36,11 +36,11 @@ import tailor_ir
 from benchmarks.rollout_fleet import KINDS
 from benchmarks.tables import show
 from benchmarks.thin_devices import ODD, SILENT, true_ms
-from tasks.enumerate import write_operators
-from tasks.fleet.registry import BundleStore, Registry, begin, list_devices, list_rollouts
-from tasks.fleet.rollout import RolloutSettings
-from tasks.lut import LutStore
-from tasks.schemas.operators import OPERATORS_FILE
+from tasks.base.schemas.operators import OPERATORS_FILE
+from tasks.measuring.enumerate import write_operators
+from tasks.measuring.lut import LutStore
+from tasks.operations.fleet.registry import BundleStore, Registry, begin, list_devices, list_rollouts
+from tasks.operations.fleet.rollout import RolloutSettings
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import write_plain_bundle
 

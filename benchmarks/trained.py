@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tasks.data import DataSettings
-from tasks.predict.settings import Settings as PredictSettings
+from tasks.prediction.settings import Settings as PredictSettings
 
 SMALL_GLYPHS = (
     "data=glyphs",

@@ -5,7 +5,7 @@
 
 Steps: *adaptation* trains the norms' weights alone, *fine-tuning* all weights by SGD with momentum, which may wait on disk.
 Peaks are counted: all tensor storages that are alive together, weights and optimiser included
-(`tasks.training_memory.StorageCount`). Times are the median of pairs, plain and planned in turn, both counted. Gradients are
+(`tasks.training.memory.StorageCount`). Times are the median of pairs, plain and planned in turn, both counted. Gradients are
 compared with plain torch's: their cosine, and the largest difference over the largest gradient.
 Parts:
 
@@ -32,8 +32,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.tables import show
-from tasks.errors import UserError
-from tasks.training_memory import (
+from tasks.base.errors import UserError
+from tasks.training.memory import (
     ALL_MEANS,
     Mean,
     MemoryPlan,

@@ -29,10 +29,10 @@ from torch.nn import functional
 from benchmarks.elastic import CLASSES, compiled, geometric_mean
 from tailor_ir import Config, SuperNet
 from tasks.data import Batch, DataSettings, load
-from tasks.finetune import Settings
-from tasks.finetune.job import Job
-from tasks.finetune.loop import Trainer, make_optimiser
-from tasks.finetune.networks import Role, TrainableSuperNet
+from tasks.training.finetune import Settings
+from tasks.training.finetune.job import Job
+from tasks.training.finetune.loop import Trainer, make_optimiser
+from tasks.training.finetune.networks import Role, TrainableSuperNet
 
 PRESETS = ("resnet50", "mobilenetv2")
 

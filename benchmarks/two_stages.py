@@ -25,14 +25,14 @@ import matplotlib.figure
 import numpy as np
 
 import tailor_ir
-from adaptive_runtime.files import replace_file
+from adaptive_runtime.base.files import replace_file
 from benchmarks.tables import show
 from benchmarks.trained import Trained, train
-from tasks.artifacts import digest_of
-from tasks.baselines.subnets import random, uniform
+from tasks.base.artifacts import digest_of
+from tasks.base.progress import Silent
 from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies
-from tasks.progress import Silent
+from tasks.search.baselines.subnets import random, uniform
 
 BOTH, SIZES, UNIFORM = "both", "sizes", "uniform"
 SORTS = {BOTH: "sizes and alternatives", SIZES: "sizes alone", UNIFORM: "uniformly shrunk"}

@@ -32,15 +32,16 @@ from torch import distributed
 
 import tailor_ir
 from benchmarks.bars import Terminal
-from tasks import base, finetune
-from tasks import compile as compilation
-from tasks.artifacts import read_json, read_lines, write_json
+from tasks.base.artifacts import read_json, read_lines, write_json
 from tasks.data import DataSettings, load_splits
+from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, count_correct, recalibrate_module
-from tasks.finetune.job import Job
-from tasks.finetune.loop import Trainer
-from tasks.finetune.networks import TrainableNetwork
-from tasks.models import ModelSettings
+from tasks.training import base_network as base
+from tasks.training import compile as compilation
+from tasks.training import finetune
+from tasks.training.finetune.job import Job
+from tasks.training.finetune.loop import Trainer
+from tasks.training.finetune.networks import TrainableNetwork
 
 RANDOM_SUBNETS = 200
 JUDGED = 100

@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOM = "adaptive_runtime"
-PAGES = "adaptive_runtime/service/pages"
+PAGES = "adaptive_runtime/server/pages"
 PLOTLY = "plotly.min.js"
 """Draws the charts of the live page, without a network. It is the only file of the package plotly in the wheel."""
 

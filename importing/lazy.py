@@ -7,7 +7,7 @@ A package writes, instead of imports at its top:
     else:
         __getattr__ = public_names(__name__, __file__)
 
-Type checkers, import-linter and `flows.versions` read the block; `import tasks.export` runs nothing of it.
+Type checkers, import-linter and `flows.pipeline.versions` read the block; `import tasks.export` runs nothing of it.
 """
 
 import ast
@@ -54,7 +54,7 @@ def later_names(file: str) -> dict[str, "LaterName"]:
     A module that calls few of the names that it imports writes, with `from __future__ import annotations` at its top:
 
         if TYPE_CHECKING:
-            from tasks.layers import Layers
+            from tasks.prediction.layers import Layers
         else:
             globals().update(later_names(__file__))
 

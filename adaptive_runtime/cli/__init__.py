@@ -4,8 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.cli import checking, client_source, fleet, searching, serving, splitting
-from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.lines import full_disk
 from profiling_agents.messages import AgentError
 from profiling_agents.network.arguments import BAD_INPUT, ServiceParser

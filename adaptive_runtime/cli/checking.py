@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from adaptive_runtime.bundles import BUNDLE_FORMATS
-from adaptive_runtime.deployed import check, load
-from adaptive_runtime.deployed.checking import allowed_difference
+from adaptive_runtime.bundle.bundles import BUNDLE_FORMATS
+from adaptive_runtime.model.deployed import check, load
+from adaptive_runtime.model.deployed.checking import allowed_difference
 
 HELP = "Compare the answers of this device with the calibration sample of a bundle."
 

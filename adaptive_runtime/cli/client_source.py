@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 
 HELP = "Copy the C client of `serve --socket` to a folder, with an example in C++."
 SOURCES = Path(__file__).parents[1] / "clients" / "c"

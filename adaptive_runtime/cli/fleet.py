@@ -8,7 +8,7 @@ import platform
 import sys
 from pathlib import Path
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.fleet import EnrolAsked, FleetMember, ServedSums
 from profiling_agents.network.tokens import read_token
 from profiling_agents.sensing.machine import memory_mib

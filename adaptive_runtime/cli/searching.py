@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.local_search import BackgroundSearch, LocalSearchSettings
 from profiling_agents.messages import one_line
 

@@ -6,16 +6,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from adaptive_runtime.adapting_weights import WeightMethod
-from adaptive_runtime.bundles import BUNDLE_FILE, BUNDLE_FORMATS
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BUNDLE_FORMATS
 from adaptive_runtime.cli.devices import add_devices, addresses
-from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.service.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
+from adaptive_runtime.server.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
+from adaptive_runtime.weights import WeightMethod
 from profiling_agents.network.arguments import add_network, endpoint, positive
 from profiling_agents.sensing.sensors import SYSTEM
 
 if TYPE_CHECKING:
-    from adaptive_runtime.service.models import ServedModel
+    from adaptive_runtime.server.models import ServedModel
 
 HELP = "Serve a bundle, or a SubNet over several devices, by the Open Inference Protocol, with metrics and a live page."
 PORT = 8080
@@ -164,7 +164,7 @@ def _add_requests(requests: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped. AdaptiveError, AgentError: it cannot start."""
-    from adaptive_runtime.service.running import serve
+    from adaptive_runtime.server.running import serve
 
     options = ServiceOptions(
         network=endpoint(arguments, TOKEN_VARIABLE),
@@ -187,7 +187,7 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
     AdaptiveError: a coding, since a bundle defines the coding its SubNets were judged in, or an option without the option it
     needs.
     """
-    from adaptive_runtime.service.models.bundles import bundle_served
+    from adaptive_runtime.server.models.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
     sensed = {"sensors_root": arguments.sensors_root, "hit_rate": arguments.hit_rate}
@@ -204,7 +204,7 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
 
 def _split(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
     """The served split SubNet. AdaptiveError: an option that only bundles have."""
-    from adaptive_runtime.service.models.splits import split_served
+    from adaptive_runtime.server.models.splits import split_served
 
     for name in BUNDLE_ONLY:
         if getattr(arguments, name) not in (None, False):

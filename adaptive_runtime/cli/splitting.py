@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.cli.devices import add_devices, addresses
 from adaptive_runtime.cli.serving import above_zero
-from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.lines import printable
 
 if TYPE_CHECKING:
-    from adaptive_runtime.split import EnvelopePlacements, SplitAnswer, SplitNetwork
+    from adaptive_runtime.offload.split import EnvelopePlacements, SplitAnswer, SplitNetwork
 
 HELP = "Answer inputs by a SubNet that is split over devices, and tell where each part ran and how long it took."
 WAIT_S = 5.0
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Answer with the plan that is currently fastest. AdaptiveError: bad input, in one line."""
-    from adaptive_runtime.split import PlannedSplit, ReplanRules, SplitOptions
+    from adaptive_runtime.offload.split import PlannedSplit, ReplanRules, SplitOptions
 
     planned = PlannedSplit.open(arguments.folder)
     subnet = planned.split.subnet

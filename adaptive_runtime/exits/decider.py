@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.exits.measures import MEASURES, ConfidenceMeasure, MeasureState
 from adaptive_runtime.exits.thresholds import Thresholds
 

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from adaptive_runtime.base.message_files import FileMessage
 from adaptive_runtime.exits.resources import NO_EXIT, ExitChoice, ResourcePolicy
-from adaptive_runtime.message_files import FileMessage
 
 
 class ExitTable(FileMessage):

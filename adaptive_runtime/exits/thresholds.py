@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from adaptive_runtime.base.message_files import FileMessage
 from adaptive_runtime.exits.measures import MEASURES, MeasureName
-from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Message
 
 Share = Annotated[float, Field(gt=0, lt=1)]

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from adaptive_runtime.bundles import BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, OpenBundle, read_key
-from adaptive_runtime.bundles.signatures import verify
-from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.files import replace_file
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.files import replace_file
+from adaptive_runtime.base.message_files import FileMessage
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, OpenBundle, read_key
+from adaptive_runtime.bundle.bundles.signatures import verify
 from adaptive_runtime.fleet.messages import AssignedBundle, DeviceToken, EnrolAsked, ServedSums, Telemetry
 from adaptive_runtime.fleet.registry import RegistryClient
-from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest
 
 MEMBER_FILE = "member.json"

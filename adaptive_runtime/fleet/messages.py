@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from adaptive_runtime.message_files import FileMessage
+from adaptive_runtime.base.message_files import FileMessage
 from profiling_agents.messages import Digest, Message, Name
 
 MOST_LOG_LATENCY = 25.0

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.fleet.messages import AssignedBundle, EnrolAsked, Enrolled, Telemetry
 from profiling_agents.messages import ErrorBody, Message, one_line
 

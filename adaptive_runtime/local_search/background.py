@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.local_search.child import SearchOrder
 from adaptive_runtime.local_search.proposals import LocalSearchSettings
 

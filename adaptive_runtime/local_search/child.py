@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.priority import step_back
+from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.local_search.proposals import LocalSearchSettings
 from adaptive_runtime.local_search.running import search
-from adaptive_runtime.priority import step_back
 from profiling_agents.messages import Message
 
 BAD_INPUT = 2

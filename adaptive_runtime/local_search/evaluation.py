@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.bundles import BlocksManifest
+from adaptive_runtime.bundle.bundles import BlocksManifest
 from adaptive_runtime.local_search.prefixes import Array, PrefixTree, RunCounts
 from adaptive_runtime.local_search.samples import OwnImages
 from adaptive_runtime.local_search.sessions import FLOAT_BYTES, SegmentSessions

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from adaptive_runtime.bundles import BlocksManifest, OpenBundle
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.message_files import FileMessage
+from adaptive_runtime.bundle.bundles import BlocksManifest, OpenBundle
 from adaptive_runtime.local_search.sessions import SegmentSessions
 from adaptive_runtime.local_search.space import Floats
 from adaptive_runtime.local_search.state import write_whole
-from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest
 
 LATENCIES_FILE = "latencies.json"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from adaptive_runtime.bundles import (
+from adaptive_runtime.bundle.bundles import (
     BlocksManifest,
     BundledNet,
     BundledSubNet,
@@ -15,7 +15,7 @@ from adaptive_runtime.bundles import (
     SubNetLatency,
     SubNetMemory,
 )
-from adaptive_runtime.bundles.found import HERE
+from adaptive_runtime.bundle.bundles.found import HERE
 from adaptive_runtime.local_search.evaluation import OwnEvaluation
 from adaptive_runtime.local_search.latencies import samples_ms
 from adaptive_runtime.local_search.samples import OwnImages

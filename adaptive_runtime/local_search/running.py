@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from adaptive_runtime.bundles import FOUND_FILE, BlocksManifest, OpenBundle
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import FOUND_FILE, BlocksManifest, OpenBundle
 from adaptive_runtime.local_search.evaluation import LEAST_KEPT_MIB, OwnEvaluation, PathScore
 from adaptive_runtime.local_search.latencies import SegmentLatencies, known_latencies, measured_ms
 from adaptive_runtime.local_search.proposals import LocalSearchSettings, Proposer

@@ -12,7 +12,7 @@ from typing import IO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 
 ALLOWED = "x float32 (N, C, H, W), prepared as blocks.json says; y whole numbers (N,), or none"
 PIECE = 256

@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from typing import Any
 
-from adaptive_runtime.bundles import BlocksManifest, OpenBundle
-from adaptive_runtime.chains import session_options
+from adaptive_runtime.bundle.bundles import BlocksManifest, OpenBundle
+from adaptive_runtime.bundle.chains import session_options
 from adaptive_runtime.local_search.prefixes import Array
 from adaptive_runtime.pool.memory import give_back, resident_mib
 from profiling_agents.messages import MIB

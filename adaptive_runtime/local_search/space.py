@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.bundles import BlocksManifest
+from adaptive_runtime.bundle.bundles import BlocksManifest
 
 Path = tuple[int, ...]
 Floats = NDArray[np.float64]

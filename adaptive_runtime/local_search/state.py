@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.files import replace_file
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.files import replace_file
+from adaptive_runtime.base.message_files import FileMessage
 from adaptive_runtime.local_search.evaluation import PathScore
-from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest, Message
 
 STATE_FILE = "search.json"

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.chains import ChainManifest, NcnnChain, inputs_of, session_options
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import OpenBundle
+from adaptive_runtime.bundle.chains import ChainManifest, NcnnChain, inputs_of, session_options
 from adaptive_runtime.pool.prepared import Names, PreparationError, PreparedFiles
 from adaptive_runtime.pool.preparing import prepared_settings
-from adaptive_runtime.several import packed
+from adaptive_runtime.samples.several import packed
 from profiling_agents.messages import RuntimeSettings
 
 FATAL_ALONE = 4

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adaptive_runtime.bundles import CHAIN_FORMATS, BundledSubNet, BundleFormat, OpenBundle
-from adaptive_runtime.chains import (
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import CHAIN_FORMATS, BundledSubNet, BundleFormat, OpenBundle
+from adaptive_runtime.bundle.chains import (
     ChainManifest,
     ChainRun,
     ChainRuntime,
@@ -24,7 +25,6 @@ from adaptive_runtime.chains import (
     all_leave_at,
     require_runtime,
 )
-from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.beside import Beside
 from adaptive_runtime.pool.memory import give_back, resident_mib

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.files import json_of, sha256_of
+from adaptive_runtime.base.files import json_of, sha256_of
+from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder
 from profiling_agents.messages import RuntimeSettings
 

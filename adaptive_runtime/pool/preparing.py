@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.chains import inputs_of, session_options
-from adaptive_runtime.priority import step_back
+from adaptive_runtime.base.priority import step_back
+from adaptive_runtime.bundle.chains import inputs_of, session_options
 from profiling_agents.messages import Message, RuntimeSettings
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"

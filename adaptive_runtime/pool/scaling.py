@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.chains import InputPreparation, InputsPreparation, SamplePreparation
-from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.several import NumbersPreparation, packed
-from adaptive_runtime.texts import TextPreparation, of_length
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.chains import InputPreparation, InputsPreparation, SamplePreparation
+from adaptive_runtime.samples.several import NumbersPreparation, packed
+from adaptive_runtime.samples.texts import TextPreparation, of_length
 
 Array = NDArray[Any]
 BILINEAR = "bilinear, antialiased"

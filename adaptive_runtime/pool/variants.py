@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.bundles import BundledSubNet, BundleFormat, NetFigures
-from adaptive_runtime.chains import ChainAnswers, ChainRuntime, ExitChain
-from adaptive_runtime.errors import NotBackError
+from adaptive_runtime.base.errors import NotBackError
+from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat, NetFigures
+from adaptive_runtime.bundle.chains import ChainAnswers, ChainRuntime, ExitChain
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
 

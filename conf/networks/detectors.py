@@ -1,8 +1,8 @@
 """Detectors with a single raw output and random weights: SSDLite, RetinaNet and FCOS.
 
 They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite and FCOS on a small residual network. Steps before and
-after the network are not included: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and
-`tasks.problems`).
+after the network are not included: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.samples.boxes` and
+`tasks.data.problems`).
 
 Shapes: B batch, C channels, H height, W width, P anchors. Sources: MobileNetV2 (CVPR 2018) §6.2, Focal Loss for Dense Object
 Detection (ICCV 2017), FCOS (ICCV 2019).

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from flows.cli.words import COMMANDS, FLAGS
-from tasks.choose import Question, WinnerRule, pick
-from tasks.choose.pick import FILE_END, FORMS
-from tasks.choose.rules import RuleKind
-from tasks.errors import UserError
+from tasks.base.errors import UserError
+from tasks.search.choose import Question, WinnerRule, pick
+from tasks.search.choose.pick import FILE_END, FORMS
+from tasks.search.choose.rules import RuleKind
 
 RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
 ADAPTING = "adapt"
@@ -139,7 +139,7 @@ def _parser(command: str) -> _Parser:
 
 
 def _check_command(command: str) -> None:
-    from flows.validate import nearest
+    from flows.config.validate import nearest
 
     if command not in COMMANDS:
         hint = nearest(command, COMMANDS) or "see 'autotailor --help'"

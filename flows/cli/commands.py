@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.markup import escape
 from rich.table import Table
 
-from adaptive_runtime.errors import AdaptiveError, without_passwords
+from adaptive_runtime.base.errors import AdaptiveError, without_passwords
 from flows.cli.arguments import NIGHTLY, Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, PLANNING
 from flows.config import AdaptConfig, FlowConfig, RunStage
-from flows.results import of
-from flows.stages import table_of
-from flows.stages.forecast import TIMES, Expectation, forecast
+from flows.pipeline.results import of
+from flows.pipeline.stages import table_of
+from flows.pipeline.stages.forecast import TIMES, Expectation, forecast
 from importing.lazy import later_names
 from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
-from tasks.choose import Question
-from tasks.errors import UserError
-from tasks.pages.console import PlainConsole
-from tasks.problems import CLASSIFICATION, problem_named
+from tasks.adaptation.streams import streamed_table
+from tasks.base.errors import UserError
+from tasks.base.pages.console import PlainConsole
+from tasks.base.schemas.chosen import ChosenSubNet
+from tasks.base.schemas.front import FRONT_FILE, Front, Winner
+from tasks.base.schemas.placed import JointFront, PlanRow
+from tasks.base.schemas.streams import STREAM_FILE, StreamedNetwork
+from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.report import terminal_table
-from tasks.schemas.chosen import ChosenSubNet
-from tasks.schemas.front import FRONT_FILE, Front, Winner
-from tasks.schemas.placed import JointFront, PlanRow
-from tasks.streams import streamed_table
-from tasks.streams.results import STREAM_FILE, StreamedNetwork
+from tasks.search.choose import Question
 
 if TYPE_CHECKING:
-    from tasks.choose.placed import joint_table, placed_tables
-    from tasks.choose.terminal import chosen_tables, comparison_table, front_table
-    from tasks.enumerate import listing
+    from tasks.measuring.enumerate import listing
+    from tasks.search.choose.placed import joint_table, placed_tables
+    from tasks.search.choose.terminal import chosen_tables, comparison_table, front_table
 else:
     globals().update(later_names(__file__))
 
@@ -129,17 +129,17 @@ def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | 
     0.2 s.
     """
     if command == NIGHTLY:
-        from flows.nightly.flow import night_of
+        from flows.operations.nightly.flow import night_of
 
         return night_of(config)
     if isinstance(config, AdaptConfig):
-        from flows.adapt import adapt
+        from flows.pipeline.adapt import adapt
 
         return adapt(config, "plan" if dry_run else "report")
     until = "plan" if dry_run else UNTIL.get(command, command)
     if question and question.files:
         until = "search"  # the rest concerns the files' SubNets
-    from flows.pipeline import pipeline
+    from flows.pipeline.flow import pipeline
 
     return pipeline(config, cast(RunStage, until), question)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, OPERATIONS, PARTITIONING, STRESSING, Arguments
-from flows.compose import compose_config, split_sweep
-from flows.validate import config_groups, nearest, validate
-from tasks.errors import UserError
-from tasks.schemas.chosen import ChosenSubNet
+from flows.config.compose import compose_config, split_sweep
+from flows.config.validate import config_groups, nearest, validate
+from tasks.base.errors import UserError
+from tasks.base.schemas.chosen import ChosenSubNet
 
 if TYPE_CHECKING:
     from flows.config import AdaptConfig, RunConfig

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from flows.cli.arguments import CONVERTING, MODEL_END, Arguments
 from flows.cli.terminal import Terminal
-from flows.compose import compose_config
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from profiling_agents.messages import MIB
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 FORM = f"autotailor {CONVERTING} IN{MODEL_END} OUT{MODEL_END}"
 
@@ -61,7 +61,7 @@ def execute(arguments: Arguments) -> ConvertAnswer:
     config = config_of(arguments)
 
     import tailor_ir
-    from tasks.artifacts import write_bytes
+    from tasks.base.artifacts import write_bytes
 
     found = tailor_ir.convert(source, check=config.check, seed=config.seed, fewest=config.fewest)
     try:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from flows.cli.arguments import DEPLOYING, Arguments
 from flows.cli.terminal import Terminal
-from flows.compose import compose_config
-from flows.validate import config_groups, nearest, validate
-from tasks.errors import UserError
+from flows.config.compose import compose_config
+from flows.config.validate import config_groups, nearest, validate
+from tasks.base.errors import UserError
 
 if TYPE_CHECKING:
     from flows.config import DeployConfig
@@ -48,7 +48,7 @@ def execute(arguments: Arguments) -> DeployAnswer:
     prepare(quiet=True)
     wait_until_ready = start_server()
 
-    from flows.deploy import deploy
+    from flows.operations.deploy import deploy
 
     wait_until_ready()
     found = deploy(config, device)

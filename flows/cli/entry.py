@@ -22,7 +22,7 @@ from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.imports import quick_imports
 from flows.machine.signals import Terminated, end_at_once_from_now, interruptible, is_interrupted
 from profiling_agents.lines import chain, printable
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 if TYPE_CHECKING:
     from flows.config import AdaptConfig, RunConfig
@@ -79,7 +79,7 @@ def _told(error: BaseException) -> UserError | None:
     These are a full disk or memory, a name that is not UTF-8, code that ends Python, and a slow start of Prefect's own server.
     """
     from flows.machine.server import slow_start
-    from tasks.shortage import MAKE_ROOM, shortage
+    from tasks.base.shortage import MAKE_ROOM, shortage
 
     if type(error) is SystemExit:  # services end with `Ended` instead
         return UserError("code that was called", f"ended Python with exit code {error.code}", next_step="mend it")
@@ -148,12 +148,12 @@ def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[s
     """The result of a run with all stages complete, which needs no server; None if something is to be worked."""
     if arguments.command not in COMPLETED or arguments.multirun or arguments.dry_run or arguments.question:
         return None
-    from flows.complete import found_again, is_remembered
+    from flows.pipeline.complete import found_again, is_remembered
 
     if not is_remembered(config):
         return None
     with quick_imports():
-        from flows.stages import table_of
+        from flows.pipeline.stages import table_of
     return found_again(table_of(config), config)
 
 
@@ -161,7 +161,7 @@ def _refuse_impossible(configs: "Sequence[RunConfig | AdaptConfig]", *, worked: 
     """UserError for configs that no run can work with. worked: whether results are written, so that output places are checked
     too.
     """
-    from flows.refusals import check_given, check_places
+    from flows.pipeline.refusals import check_given, check_places
 
     for config in configs:
         check_given(config)
@@ -200,7 +200,7 @@ def _execute_operation(arguments: Arguments) -> int:
 
 def _execute_bundle(arguments: Arguments) -> int:
     """Execute a command that takes bundles of finished runs."""
-    from adaptive_runtime.errors import AdaptiveError
+    from adaptive_runtime.base.errors import AdaptiveError
     from flows.cli import deploy, fleet, stress
     from profiling_agents.messages import AgentError
 
@@ -216,18 +216,18 @@ def _execute_bundle(arguments: Arguments) -> int:
 
 def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: dict[str, Any]) -> str:
     """Write the page of the SuperNet that `compile` made, and return its path."""
-    import tasks.view
-    from flows.stages import SUPERNET
+    import tasks.report.view
+    from flows.pipeline.stages import SUPERNET
 
     page = view if isinstance(view, Path) else config.folder / VIEW_FILE
     compiled = next(stage for stage in result["stages"] if stage["stage"] == "compile")
-    tasks.view.run(Path(compiled["folder"]) / SUPERNET, config.name, page)
+    tasks.report.view.run(Path(compiled["folder"]) / SUPERNET, config.name, page)
     print(f"view: {page}")
     return str(page)
 
 
 def _write(path: Path, result: Any) -> None:
-    from tasks.artifacts import write_bytes
+    from tasks.base.artifacts import write_bytes
 
     try:
         write_bytes(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flows.cli.words import COMMANDS, FLAGS, FLEET_ACTIONS, LUT_ACTIONS
-from flows.validate import config_groups
-from tasks.choose.pick import FORMS
+from flows.config.validate import config_groups
+from tasks.search.choose.pick import FORMS
 
 WIDTH = 118
 """Width of running text [columns]."""

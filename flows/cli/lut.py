@@ -12,15 +12,15 @@ from rich.table import Table
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import LUT_ACTIONS
-from flows.compose import compose_config
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from flows.storage.address import SIGN, OutputPlace, is_shared, local_folder
 from flows.storage.measured import SharedTables
 from flows.storage.objects import open_objects
-from flows.validate import validate
-from tasks.errors import UserError
-from tasks.lut import LutStore, ProfilingMethod
-from tasks.lut.entry import Row, device_of
-from tasks.lut.views import Filter, diff, export, show
+from tasks.base.errors import UserError
+from tasks.measuring.lut import LutStore, ProfilingMethod
+from tasks.measuring.lut.entry import Row, device_of
+from tasks.measuring.lut.views import Filter, diff, export, show
 
 LutAnswer = Mapping[str, Any]
 FAILURES_SHOWN = 10
@@ -69,7 +69,7 @@ def config_of(arguments: Arguments) -> LutConfig:
 
 def check(arguments: Arguments) -> tuple[str, tuple[str, ...]]:
     """The action and its words. UserError: unknown action, too few or many words, or options that the action does not have."""
-    from flows.validate import nearest
+    from flows.config.validate import nearest
 
     action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
     usage = ", ".join(LUT_ACTIONS)

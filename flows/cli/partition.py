@@ -10,15 +10,15 @@ from rich.table import Table
 
 from flows.cli.arguments import PARTITIONING, Arguments
 from flows.cli.terminal import Terminal
-from flows.compose import compose_config
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from flows.storage.address import OutputPlace, local_folder
-from flows.validate import validate
-from tasks.choose.pick import FILE_END
-from tasks.errors import UserError
-from tasks.partition.settings import MOST_DEVICES, Settings
+from tasks.base.errors import UserError
+from tasks.search.choose.pick import FILE_END
+from tasks.search.placement_settings import MOST_DEVICES, Settings
 
 if TYPE_CHECKING:
-    from tasks.partition import PartitionAnswer
+    from tasks.placement.partition import PartitionAnswer
 
 PAGE_FILE = "partition.html"
 KIB = 1024
@@ -26,7 +26,7 @@ NCNN = "ncnn"
 ENDS = ("largest", "smallest")
 
 PartitionJson = Mapping[str, Any]
-"""The JSON of `--json`: `tasks.partition.PartitionAnswer`."""
+"""The JSON of `--json`: `tasks.placement.partition.PartitionAnswer`."""
 
 
 class PartitionConfig(BaseModel):
@@ -60,9 +60,9 @@ def execute(arguments: Arguments) -> PartitionJson:
     config = config_of(arguments)
 
     import tailor_ir
-    from tasks.artifacts import write_bytes
-    from tasks.partition import find_supernet, open_tables, plan_partition, render, write_parts, write_plans
-    from tasks.schemas.chosen import ChosenSubNet
+    from tasks.base.artifacts import write_bytes
+    from tasks.base.schemas.chosen import ChosenSubNet
+    from tasks.placement.partition import find_supernet, open_tables, plan_partition, render, write_parts, write_plans
 
     settings, terminal = config.partition, Terminal()
     output = _output_here(config)
@@ -98,7 +98,7 @@ def execute(arguments: Arguments) -> PartitionJson:
 def _output_here(config: PartitionConfig) -> Path:
     """The local output folder with the stages to read; for a URL, they are fetched first."""
     from flows.storage.mirror import mirror_of
-    from tasks.partition import stages_of
+    from tasks.placement.partition import stages_of
 
     if mirror := mirror_of(config.output_dir):
         for stage in stages_of(config.partition.devices):

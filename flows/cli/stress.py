@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from flows.cli.arguments import STRESSING, Arguments
 from flows.cli.terminal import Terminal, TerminalProgress
-from flows.compose import compose_config
-from flows.validate import nearest, validate
-from tasks.errors import UserError
+from flows.config.compose import compose_config
+from flows.config.validate import nearest, validate
+from tasks.base.errors import UserError
 
 if TYPE_CHECKING:
     from flows.config.stress import StressConfig
 
 StressJson = Mapping[str, Any]
-"""The JSON of `--json`: `tasks.stress.StressReport`."""
+"""The JSON of `--json`: `tasks.deploy.stress.StressReport`."""
 
 
 def config_of(arguments: Arguments) -> "StressConfig":
@@ -34,7 +34,7 @@ def execute(arguments: Arguments) -> StressJson:
     config = config_of(arguments)
     bundle = _bundle(config, next(iter(arguments.words), ""))
 
-    from tasks.stress import run, stress_tables
+    from tasks.deploy.stress import run, stress_tables
 
     with TerminalProgress() as progress:
         report = run(config.stress, bundle, progress)

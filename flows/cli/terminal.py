@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from tasks.pages.console import PlainConsole
+from tasks.base.pages.console import PlainConsole
 
 WIDE = 10_000
 """Width without a terminal [columns]; a table takes only the columns that it needs."""
@@ -49,7 +49,7 @@ class _TerminalBar:
 
 
 class TerminalProgress:
-    """`tasks.progress.Progress` of a command that works no stage: bars with estimates on standard error, inside a block."""
+    """`tasks.base.progress.Progress` of a command that works no stage: bars with estimates on standard error, inside a block."""
 
     def __init__(self) -> None:
         columns = (

@@ -5,7 +5,7 @@ Nothing heavy is imported here.
 
 from dataclasses import dataclass
 
-from tasks.choose.pick import FORMS
+from tasks.search.choose.pick import FORMS
 
 
 @dataclass(frozen=True, slots=True)

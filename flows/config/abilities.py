@@ -9,12 +9,12 @@ from pydantic import BaseModel
 
 from tailor_ir import asks_for_exits
 from tasks.data import DataSettings
+from tasks.data.problems import other_metric, problem_named
 from tasks.data.samples import lacks_of
-from tasks.problems import other_metric, problem_named
 
 
 class Asking(NamedTuple):
-    """An option, and whether a config asks by it for an ability of `tasks.problems.require`.
+    """An option, and whether a config asks by it for an ability of `tasks.data.problems.require`.
 
     allowed: what the option may be without the ability.
     """

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer
 
-from adaptive_runtime.errors import HIDDEN, without_passwords
+from adaptive_runtime.base.errors import HIDDEN, without_passwords
 
 Address = Annotated[str, Field(min_length=1), PlainSerializer(without_passwords, return_type=str)]
 """An address that may have a password. Logs, parameters, keys and stored configs are made of dumps, which have `***` for it."""

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from adaptive_runtime.bundles import BUNDLE_FILE
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE
 from flows.storage.layout import EXPORTS_FOLDER
 from flows.storage.mirror import exports_here
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 from tasks.export.bundles import BUNDLE_FOLDER
 
 

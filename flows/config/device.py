@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.bundle.bundles import BundleFormat
 from profiling_agents.client.ssh import SshTarget
 from profiling_agents.messages import AgentError, Precision
-from tasks.engine.settings import Choices
+from tasks.measuring.runtime_options.settings import Choices
 
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/devices/[0-9a-f]{32})?/?$")]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from flows.config.device import DeviceProfile
 from flows.config.together import FIRST, sharing
 from tasks.export import Settings as ExportSettings
-from tasks.partition.settings import Settings as PartitionSettings
+from tasks.search.placement_settings import Settings as PartitionSettings
 
 WHERE = "export.placed=true"
 

@@ -7,9 +7,9 @@ from pydantic import Field
 from flows.config.space import SpaceSelectors
 from tailor_ir import asks_for_exits
 from tasks.data import DataSettings
-from tasks.models import ModelSettings
-from tasks.pretraining.settings import Settings
-from tasks.problems import CLASSIFICATION
+from tasks.data.problems import CLASSIFICATION
+from tasks.evaluation.models import ModelSettings
+from tasks.training.pretraining.settings import Settings
 
 
 class PretrainingConfig(Settings):

@@ -23,29 +23,29 @@ from flows.storage.layout import RUNS_FOLDER, TABLES_FOLDER
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
 from tasks.adaptation.settings import AdaptationSettings
-from tasks.artifacts import digest_of
-from tasks.baselines.settings import Settings as BaselineSettings
-from tasks.choose import Question
+from tasks.adaptation.streams.settings import Settings as StreamSettings
+from tasks.base.artifacts import digest_of
 from tasks.data.drift.settings import DriftSettings
 from tasks.data.settings import DataSettings
-from tasks.engine.settings import Settings as EngineSettings
+from tasks.evaluation.models.settings import CompileSettings, ModelSettings
 from tasks.exits.settings import Settings as PolicySettings
 from tasks.export import Settings as ExportSettings
-from tasks.finetune.settings import BaseSettings
-from tasks.finetune.settings import Settings as FinetuneSettings
+from tasks.measuring.runtime_options.settings import Settings as EngineSettings
 from tasks.measuring.settings import ProfileSettings
-from tasks.models.settings import CompileSettings, ModelSettings
-from tasks.nightly.settings import Settings as NightlySettings
-from tasks.partition.settings import Settings as PartitionSettings
-from tasks.predict.settings import ResourceSettings
-from tasks.predict.settings import Settings as PredictSettings
-from tasks.refine.settings import Settings as RefineSettings
+from tasks.operations.nightly.settings import Settings as NightlySettings
+from tasks.prediction.settings import ResourceSettings
+from tasks.prediction.settings import Settings as PredictSettings
 from tasks.report.settings import Settings as ReportSettings
+from tasks.search.baselines.settings import Settings as BaselineSettings
+from tasks.search.choose import Question
+from tasks.search.placement_settings import Settings as PartitionSettings
+from tasks.search.refine.settings import Settings as RefineSettings
 from tasks.search.settings import Settings as SearchSettings
-from tasks.streams.settings import Settings as StreamSettings
+from tasks.training.finetune.settings import BaseSettings
+from tasks.training.finetune.settings import Settings as FinetuneSettings
 
 if TYPE_CHECKING:
-    from tasks.quantise import Int8
+    from tasks.evaluation.quantise import Int8
 
 
 class TrackingSettings(BaseModel):
@@ -240,7 +240,7 @@ class CommonConfig(BaseModel):
         """The precision in which SubNets are evaluated for one device; None: torch's."""
         if self.device[device].precision != "int8":
             return None
-        from tasks.quantise import Int8  # on demand, because it loads torch
+        from tasks.evaluation.quantise import Int8  # on demand, because it loads torch
 
         return Int8(self.export.quantise)
 
@@ -327,7 +327,7 @@ class AdaptConfig(CommonConfig, GivenConfig):
     @property
     def name(self) -> str:
         """The name of runs: the network that the SuperNet was made of, and its data."""
-        from tasks.models import origin_of
+        from tasks.evaluation.models import origin_of
 
         return _name_of_run(origin_of(self.supernet).name, self.data)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from flows.storage.address import OutputPlace
-from tasks.stress import Settings
+from tasks.deploy.stress import Settings
 
 
 class StressConfig(BaseModel):

@@ -8,7 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 
 def cache_folder() -> Path:

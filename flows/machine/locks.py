@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flows.machine.environment import cache_folder
-from tasks.artifacts import digest_of
-from tasks.errors import UserError
+from tasks.base.artifacts import digest_of
+from tasks.base.errors import UserError
 
 POLL_SECONDS = 0.2
 

@@ -4,7 +4,7 @@ import socket
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 WAIT_SECONDS = 10.0
 PORTS = {"http": 80, "https": 443}

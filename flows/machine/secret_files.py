@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 END = "--"
 FORM = "write NAME=FILE… -- PROGRAM WORD…"

@@ -22,8 +22,8 @@ from flows.machine.environment import prefect_home
 from flows.machine.imports import quick_imports
 from flows.machine.locks import in_turn
 from flows.machine.reachable import refuse_dead
-from tasks.errors import UserError
-from tasks.processes import end
+from tasks.base.errors import UserError
+from tasks.base.processes import end
 
 START_SECONDS = 300
 """The first start makes the database: ten seconds of CPU time, or minutes on a busy machine."""

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BeforeValidator, Field
 
 from flows.machine.environment import cache_folder
-from tasks.artifacts import digest_of
+from tasks.base.artifacts import digest_of
 
 SIGN = "://"
 CACHED = "storage"

@@ -24,7 +24,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.storage.objects import Objects
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 LOCKS = "locks"
 LEASE_SECONDS = 60.0

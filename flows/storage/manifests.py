@@ -16,9 +16,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from flows.storage.objects import Objects
-from tasks.artifacts.digests import DIGESTS_FILE, FORMAT, FileDigest, FolderRecord
-from tasks.artifacts.files import write_bytes
-from tasks.errors import UserError
+from tasks.base.artifacts.digests import DIGESTS_FILE, FORMAT, FileDigest, FolderRecord
+from tasks.base.artifacts.files import write_bytes
+from tasks.base.errors import UserError
 
 FILES = "files"
 DAMAGED = "damaged"

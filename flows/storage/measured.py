@@ -13,10 +13,10 @@ import re
 from pathlib import Path
 
 from flows.storage.objects import Objects
-from tasks.artifacts.files import write_bytes
-from tasks.artifacts.lines import intact_lines, merge_lines
-from tasks.artifacts.measured import KEY_FILE, RECORDS_FILE
-from tasks.schemas.operators import PARTS
+from tasks.base.artifacts.files import write_bytes
+from tasks.base.artifacts.lines import intact_lines, merge_lines
+from tasks.base.artifacts.measured import KEY_FILE, RECORDS_FILE
+from tasks.base.schemas.operators import PARTS
 
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/part-[A-Za-z0-9._-]+\.parquet")
 NIGHT = re.compile(r"[0-9]{8}T[0-9]{12}Z\.json")

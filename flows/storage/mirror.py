@@ -21,9 +21,9 @@ from flows.storage.measured import SharedLines, SharedNights, SharedTables
 from flows.storage.objects import Objects, open_objects
 from flows.storage.publishing import announced
 from flows.storage.unfinished import UnfinishedStage
-from tasks.artifacts import RESULT_FILE, StageFolder, digest_of, json_bytes, write_bytes
-from tasks.artifacts.digests import DIGESTS_FILE, FolderRecord
-from tasks.errors import UserError
+from tasks.base.artifacts import RESULT_FILE, StageFolder, digest_of, json_bytes, write_bytes
+from tasks.base.artifacts.digests import DIGESTS_FILE, FolderRecord
+from tasks.base.errors import UserError
 
 MARK = "autotailor.json"
 FORMAT = 1

@@ -20,7 +20,7 @@ from fsspec.core import url_to_fs
 
 from flows.storage.address import SECRETS, SIGN, protocol_of
 from profiling_agents.lines import NO_SPACE
-from tasks.errors import UserError, shortened
+from tasks.base.errors import UserError, shortened
 
 ARRIVING = ".arriving-"
 """Prefix of the name of a file that is being written on a file system."""

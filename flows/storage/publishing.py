@@ -1,4 +1,4 @@
-"""Publish a folder while another machine may remove contents that no folder refers to (`flows.cleaning.contents`).
+"""Publish a folder while another machine may remove contents that no folder refers to (`flows.storage.cleaning.contents`).
 
     publishing/ID.json      the record of a folder that is being published: its files count as referred to
 
@@ -14,8 +14,8 @@ from uuid import uuid4
 from flows.storage.leases import Locks
 from flows.storage.manifests import RECORD_END
 from flows.storage.objects import Objects
-from tasks.artifacts.digests import FolderRecord
-from tasks.errors import UserError
+from tasks.base.artifacts.digests import FolderRecord
+from tasks.base.errors import UserError
 
 PUBLISHING = "publishing"
 CLEANING = "cleaning"

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.storage.objects import Objects
-from tasks.artifacts.digests import FileDigest, FolderRecord
+from tasks.base.artifacts.digests import FileDigest, FolderRecord
 
 UNFINISHED = "unfinished"
 LINES_END = ".jsonl"

@@ -29,12 +29,12 @@ from profiling_agents.messages import (
     Timing,
     Walls,
 )
+from profiling_agents.sandbox.raising import Raised
 from profiling_agents.sensing.caches import CacheFlush
 from profiling_agents.sensing.energy import find_meter
 from profiling_agents.sensing.machine import pin
 from profiling_agents.sensing.pace import Pace, Runs
 from profiling_agents.sensing.sensors import cores_root, frequency_mhz, throttle_events
-from profiling_agents.walls.raising import Raised
 
 FREQUENCY_DROP = 0.05
 """A frequency that falls by more than this share during a measurement makes it noisy (throttling)."""

@@ -12,8 +12,8 @@ from profiling_agents.backends.base import Backend, Model, ModelError
 from profiling_agents.execution.bench import load, serve_requests
 from profiling_agents.execution.settings import WorkerSettings
 from profiling_agents.messages import ChildReply, ChildSegments, ServedSubNet
+from profiling_agents.sandbox.raising import Raised
 from profiling_agents.streams.activations import FloatArray, decoded_all, encoded
-from profiling_agents.walls.raising import Raised
 
 
 def serve(argument: str, raised: Raised) -> int:

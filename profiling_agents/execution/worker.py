@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from profiling_agents.walls.raising import PlannedWalls, raise_walls
+from profiling_agents.sandbox.raising import PlannedWalls, raise_walls
 
 
 def main(argument: str) -> int:

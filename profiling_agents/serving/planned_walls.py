@@ -7,9 +7,9 @@ from pathlib import Path
 from profiling_agents.backends import ELSEWHERE
 from profiling_agents.execution.settings import WallPlan
 from profiling_agents.messages import Walls
+from profiling_agents.sandbox.account import free_user
 from profiling_agents.sensing import sensors
 from profiling_agents.serving.options import ServerOptions
-from profiling_agents.walls.account import free_user
 
 
 def wall_plan(options: ServerOptions, models: Path) -> WallPlan | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from importing.lazy import public_names
 
 if TYPE_CHECKING:
-    from adaptive_runtime.adapting_weights import GuardEvent, GuardSettings
+    from adaptive_runtime.weights import GuardEvent, GuardSettings
     from tasks.adaptation.guards import Anchor, GuardedAnswer, GuardedSubnet
     from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
     from tasks.adaptation.settings import (
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         MethodSettings,
         StepSettings,
     )
-    from tasks.adaptation.side_file import SideFile, load_adapted, read_side_file, save_adapted
-    from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
+    from tasks.evaluation.adapted.side_file import SideFile, load_adapted, read_side_file, save_adapted
+    from tasks.evaluation.adapted.subnet import AdaptedState, AdaptiveSubnet
 else:
     __getattr__ = public_names(__name__, __file__)
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from adaptive_runtime.adapting_weights import DEVIATIONS, GuardSettings
+from adaptive_runtime.weights import DEVIATIONS, GuardSettings
 
 MethodName = Literal["batchnorm", "tent", "eata", "sar", "cotta", "roid"]
 BATCH_IMAGES = 64

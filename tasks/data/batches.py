@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Union, overload
 
 from numpy.typing import NDArray
 
-from adaptive_runtime.several import packed
+from adaptive_runtime.samples.several import packed
 from importing.lazy import Later
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def answers(network: Callable[..., Any], x: Inputs) -> torch.Tensor:
 
 
 def arrays(x: Inputs, names: Sequence[str]) -> NDArray[Any]:
-    """A batch in numpy; several inputs are packed under their names (`adaptive_runtime.several.packed`)."""
+    """A batch in numpy; several inputs are packed under their names (`adaptive_runtime.samples.several.packed`)."""
     if isinstance(x, torch.Tensor):
         return x.cpu().numpy()
     return packed({name: one.cpu().numpy() for name, one in zip(names, x, strict=True)})

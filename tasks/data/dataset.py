@@ -7,16 +7,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from adaptive_runtime.several import NumbersPreparation
-from adaptive_runtime.texts import TextPreparation
-from tasks.artifacts import digest_of
+from adaptive_runtime.samples.several import NumbersPreparation
+from adaptive_runtime.samples.texts import TextPreparation
+from tasks.base.artifacts import digest_of
+from tasks.base.errors import UserError
 from tasks.data.batches import Inputs
 from tasks.data.images import DRAWS, resize
+from tasks.data.problems import Batch, LearningProblem, problem_named
 from tasks.data.samples import AnyForm, form_of
 from tasks.data.settings import DataSettings
 from tasks.data.source import OtherInput, Source
-from tasks.errors import UserError
-from tasks.problems import Batch, LearningProblem, problem_named
 
 __all__ = ["Batch", "Dataset", "Split"]
 

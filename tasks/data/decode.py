@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
+from tasks.base.errors import UserError
 from tasks.data.images import PixelBox, central_box, random_box
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling
-from tasks.errors import UserError
 
 SCALING = Scaling("central square", "bilinear, antialiased")
 """The scaling of images without augmentation."""

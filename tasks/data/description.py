@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from adaptive_runtime.several import NumbersPreparation
-from adaptive_runtime.signals import Spectrogram
-from adaptive_runtime.texts import TextPreparation, Vocabulary
+from adaptive_runtime.samples.several import NumbersPreparation
+from adaptive_runtime.samples.signals import Spectrogram
+from adaptive_runtime.samples.texts import TextPreparation, Vocabulary
+from tasks.base.errors import UserError
+from tasks.base.schemas.stored import Stored
 from tasks.data.dataset import Dataset
+from tasks.data.problems import CLASSIFICATION
 from tasks.data.source import OtherInput, first_of
-from tasks.errors import UserError
-from tasks.problems import CLASSIFICATION
-from tasks.schemas.stored import Stored
 
 DATA_FILE = "data.json"
 OPTIONS = "give the data options of the run that made it"

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from torchvision.datasets import DatasetFolder
 
+from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tasks.data.source import first_of, split_folders
-from tasks.errors import UserError
 
 
 class ClassFiles(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from adaptive_runtime.texts import PADDING
+from adaptive_runtime.samples.texts import PADDING
 from tasks.data.batches import Inputs
 from tasks.data.samples import Size
 

@@ -16,10 +16,10 @@ import pyarrow.parquet
 import torch
 from PIL import Image
 
+from tasks.base.errors import UserError
 from tasks.data.decode import SCALING, Content, Decoder
 from tasks.data.settings import DataSettings
 from tasks.data.source import SPLIT_NAMES, complete_splits
-from tasks.errors import UserError
 
 LANES = 8
 """Row groups that a batch mixes; all ranks together hold about this many in memory."""

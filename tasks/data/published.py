@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, ImageNet, VisionDataset
 
+from tasks.base.errors import UserError
 from tasks.data.decode import SCALING, Decoder
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
-from tasks.errors import UserError
 
 CIFAR = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 NEEDED = {

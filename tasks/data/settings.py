@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from adaptive_runtime.texts import MOST_WORDS
-from tasks.artifacts import OutsideKey
-from tasks.problems.restoration import MOST_UPSCALE, SUPER_RESOLUTION
+from adaptive_runtime.samples.texts import MOST_WORDS
+from tasks.base.artifacts import OutsideKey
+from tasks.data.problems.restoration import MOST_UPSCALE, SUPER_RESOLUTION
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
@@ -325,7 +325,7 @@ class DataSettings(BaseModel):
 
     @property
     def problem(self) -> str:
-        """The learning problem for targets of this kind (`tasks.problems`)."""
+        """The learning problem for targets of this kind (`tasks.data.problems`)."""
         if self.upscale > 1:
             return SUPER_RESOLUTION[self.upscale].name
         return f"{self._problem}_{self.head}" if self.kind in BOXED else self._problem

@@ -9,14 +9,14 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from adaptive_runtime.several import NumbersPreparation
-from adaptive_runtime.signals import Spectrogram
-from adaptive_runtime.texts import TextPreparation, Vocabulary
-from tasks.artifacts import digest_of
+from adaptive_runtime.samples.several import NumbersPreparation
+from adaptive_runtime.samples.signals import Spectrogram
+from adaptive_runtime.samples.texts import TextPreparation, Vocabulary
+from tasks.base.artifacts import digest_of
+from tasks.base.errors import UserError
 from tasks.data.batches import Inputs
 from tasks.data.settings import WITHOUT_FILES, DataSettings
 from tasks.data.stratified import TooFewError, stratified
-from tasks.errors import UserError
 
 WITH_CLASS_FOLDERS = ("imagefolder", "wavfolder")
 """Kinds with a folder for each class."""

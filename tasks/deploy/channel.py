@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from profiling_agents.client.ssh import SshTarget, explained
+from tasks.base.errors import UserError
 from tasks.deploy.device_side import answering, programs, service, software, steps
-from tasks.errors import UserError
 
 SENT = (programs, service, software, steps, answering)
 """The modules of the device's half, each after the modules that it imports."""

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from adaptive_runtime.bundles import (
+from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.bundle.bundles import (
     BUNDLE_FILE,
     CHAIN_FORMATS,
     SIGNATURE_FILE,
@@ -13,14 +14,13 @@ from adaptive_runtime.bundles import (
     BundleManifest,
     OpenBundle,
 )
-from adaptive_runtime.chains import ChainFormat
-from adaptive_runtime.files import sha256_of
+from adaptive_runtime.bundle.chains import ChainFormat
 from profiling_agents.client.ssh import SshTarget
-from tasks.artifacts import digest_of
+from tasks.base.artifacts import digest_of
+from tasks.base.errors import UserError
 from tasks.deploy.channel import DeviceChannel, open_channel
 from tasks.deploy.settings import Settings
 from tasks.deploy.wheel import build_wheel
-from tasks.errors import UserError
 
 EXTRAS: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 """Format -> the wheel's extra that installs the format's runtime."""

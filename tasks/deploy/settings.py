@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.bundle.bundles import BundleFormat
 
 
 def _there(path: str) -> str:

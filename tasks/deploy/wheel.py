@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import adaptive_runtime
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 PROJECT = Path(adaptive_runtime.__path__[0]).parent / "device"
 GIVEN = "or give one: deploy.wheel=FILE.whl (make device-wheel)"

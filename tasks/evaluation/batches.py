@@ -12,12 +12,12 @@ import torch
 
 import tailor_ir
 from tailor_ir import Config, SuperNet
-from tasks.artifacts import digest_of
+from tasks.base.artifacts import digest_of
+from tasks.base.errors import UserError
+from tasks.base.schemas.stored import Record
 from tasks.data import Dataset, DataSettings, Split, load_splits
-from tasks.errors import UserError
 from tasks.evaluation.recipe import EvaluationRecipe
 from tasks.evaluation.subnets import Accuracy, EvaluationData, OtherPrecision, evaluate_together
-from tasks.schemas.stored import Record
 
 KEPT = 2
 """SuperNets that a process keeps, and as many sets of images."""

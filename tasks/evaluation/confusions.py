@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from tasks.artifacts import append_line, read_lines
-from tasks.problems import Tallied
+from tasks.base.artifacts import append_line, read_lines
+from tasks.data.problems import Tallied
 
 CONFUSIONS_FILE = "confusions.jsonl"
 MOST_CLASSES = 64

@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-from adaptive_runtime.several import packed, unpacked
-from tasks.errors import UserError, shortened
+from adaptive_runtime.samples.several import packed, unpacked
+from tasks.base.errors import UserError, shortened
 
 
 class OnnxNetwork:

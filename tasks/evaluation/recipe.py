@@ -1,7 +1,7 @@
 """Settings with which another process loads the images of an evaluation."""
 
+from tasks.base.schemas.stored import Record
 from tasks.data import DataSettings, Split
-from tasks.schemas.stored import Record
 
 
 class EvaluationRecipe(Record):

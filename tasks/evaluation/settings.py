@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.artifacts import OutsideKey
+from tasks.base.artifacts import OutsideKey
 
 
 class EvaluationSettings(BaseModel):

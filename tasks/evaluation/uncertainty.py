@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tasks.pages.text import percent
-from tasks.schemas.accuracy import Uncertainty
+from tasks.base.pages.text import percent
+from tasks.base.schemas.accuracy import Uncertainty
 
 if TYPE_CHECKING:
+    from tasks.base.schemas.front import Winner
     from tasks.evaluation.subnets import Accuracy
-    from tasks.schemas.front import Winner
 
 SMALL = 0.02
 """A split is small if its standard error is at least this."""

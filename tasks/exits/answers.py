@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.prefixes import Prefixes
+from tasks.base.progress import Progress
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.progress import Progress
 
 Answers = tuple[NDArray[np.float32], NDArray[np.int64]]
 """Logits (N, E, K) of N images at E exits for K classes, and labels (N,)."""

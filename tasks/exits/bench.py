@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from adaptive_runtime.exits import NO_EXIT, ExitChoice, ExitTable, Thresholds
 from profiling_agents.messages import Measurement
 from tailor_ir import Config, SuperNet
-from tasks.artifacts import SubNetLines, append_line, read_lines, write_bytes
+from tasks.base.artifacts import SubNetLines, append_line, read_lines, write_bytes
+from tasks.base.errors import UserError
+from tasks.base.progress import Progress
+from tasks.base.schemas.front import Front
+from tasks.base.schemas.operators import OWN_CHOICES, ChosenImplementations
 from tasks.data import Split
-from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.exits.answers import Answers, answers_of
 from tasks.exits.calibration import CalibratedExits, calibrate
@@ -33,14 +36,11 @@ from tasks.exits.policies import (
 )
 from tasks.exits.settings import Settings
 from tasks.exits.timing import ExitTimes, times_of
-from tasks.layers import Layers
 from tasks.measuring.subnets import SubNetMeter
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.energy import EnergyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.progress import Progress
-from tasks.schemas.front import Front
-from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.energy import EnergyPredictor
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.layers import Layers
 from tasks.search.stage import Target
 
 POLICY_LINES = "policies.jsonl"

@@ -21,7 +21,7 @@ from adaptive_runtime.exits import (
     exit_rates,
     predict,
 )
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 from tasks.exits.bounds import p_value
 from tasks.exits.held_out import HeldOut, check_exits
 from tasks.exits.path import ExitAnswers, Values, find_path

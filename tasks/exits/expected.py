@@ -16,14 +16,14 @@ import numpy as np
 from adaptive_runtime.exits import reach
 from solvers.tables import Codes, Table, Values
 from tailor_ir import Space, SuperNet
+from tasks.base.progress import Progress
+from tasks.base.schemas.front import Front, Winner
+from tasks.base.schemas.subnets import Predicted
 from tasks.exits.passing import EXIT, exits_of, with_exit
 from tasks.exits.policies import ExpectedWinner, WeighedSubnet
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sums import Sums
-from tasks.progress import Progress
-from tasks.schemas.front import Front, Winner
-from tasks.schemas.subnets import Predicted
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.sums import Sums
 from tasks.search.problem import Problem
 from tasks.search.results import rows_of
 from tasks.search.settings import Settings as SearchSettings

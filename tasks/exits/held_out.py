@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.exits import ConfidenceMeasure, trace
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 from tasks.exits.path import ExitAnswers
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tailor_ir import Config, Space, SuperNet
-from tasks.schemas.front import Front
+from tasks.base.schemas.front import Front
 
 EXIT = "exit"
 """The kind, and the name, of the exit variable."""

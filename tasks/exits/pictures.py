@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tasks.artifacts import write_bytes
+from tasks.base.artifacts import write_bytes
 from tasks.data import Batch
 
 MOST_PIXELS = 64

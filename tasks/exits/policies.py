@@ -2,8 +2,8 @@
 
 from typing import Any, ClassVar
 
-from tasks.schemas.stored import Record, Stored
-from tasks.schemas.subnets import Named, Predicted
+from tasks.base.schemas.stored import Record, Stored
+from tasks.base.schemas.subnets import Named, Predicted
 
 POLICIES_FILE = "policies.json"
 TABLE_FILE = "exit_table.json"

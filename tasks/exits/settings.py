@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from adaptive_runtime.choice import parse_rules
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.exits import MEASURES, MeasureName
-from tasks.artifacts import OutsideKey
-from tasks.errors import UserError
+from adaptive_runtime.policy import parse_rules
+from tasks.base.artifacts import OutsideKey
+from tasks.base.errors import UserError
 from tasks.exits.bounds import images_needed
 
 FEWEST_CHOOSING = 20

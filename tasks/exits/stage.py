@@ -9,7 +9,9 @@ from pathlib import Path
 
 import tailor_ir
 from profiling_agents.client import AgentClient
-from tasks.artifacts import NO_STORE, SubNetStore, write_bytes
+from tasks.base.artifacts import NO_STORE, SubNetStore, write_bytes
+from tasks.base.progress import Progress
+from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
 from tasks.data.description import check_same
 from tasks.evaluation.settings import EvaluationSettings
@@ -22,13 +24,11 @@ from tasks.exits.policies import (
     SubnetPolicy,
 )
 from tasks.exits.settings import Settings
-from tasks.finetune.device import pick_device
-from tasks.layers import Layers
-from tasks.lut import Lut
+from tasks.measuring.lut import Lut
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import SubNetMeter
-from tasks.progress import Progress
-from tasks.schemas.stored import StageResult
+from tasks.prediction.layers import Layers
+from tasks.training.finetune.device import pick_device
 
 TIMED_FILE = "timed.jsonl"
 EVALUATED_FILE = "evaluated.jsonl"

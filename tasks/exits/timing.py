@@ -16,8 +16,8 @@ from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.exits.prediction import Values
 from profiling_agents.messages import Measurement
 from tailor_ir import Config
-from tasks.errors import UserError
-from tasks.layers import Layers
+from tasks.base.errors import UserError
+from tasks.prediction.layers import Layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from importing.lazy import public_names
 
 if TYPE_CHECKING:
+    from tasks.base.schemas.exports import EXPORTS_FILE
     from tasks.export.card import Provenance
     from tasks.export.readable import readable_names, write_readable
     from tasks.export.replacing import MeasuredSubstitutes, SearchedSubstitutes, Substitutes
     from tasks.export.settings import Settings, Tolerance
     from tasks.export.stage import DONE_FILE, run
-    from tasks.schemas.exports import EXPORTS_FILE
 else:
     __getattr__ = public_names(__name__, __file__)
 

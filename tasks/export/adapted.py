@@ -8,10 +8,10 @@ import torch
 
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.adaptation import AdaptiveSubnet, SideFile, read_side_file
-from tasks.errors import UserError
+from tasks.base.errors import UserError
+from tasks.base.schemas.exports import AdaptedTensors
+from tasks.base.schemas.front import Winner
 from tasks.evaluation.subnets import Accuracy, EvaluationData, evaluated, statistics_of
-from tasks.schemas.exports import AdaptedTensors
-from tasks.schemas.front import Winner
 
 WHERE = "export.adapted"
 

@@ -8,17 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adaptive_runtime.chains import SEGMENTS_FILE, ImagePreparation, InputPreparation, InputsPreparation
-from adaptive_runtime.several import NumbersPreparation
-from adaptive_runtime.signals import Spectrogram
-from adaptive_runtime.texts import PADDING, VOCABULARY_FILE, TextPreparation, Vocabulary
+from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ImagePreparation, InputPreparation, InputsPreparation
+from adaptive_runtime.samples.several import NumbersPreparation
+from adaptive_runtime.samples.signals import Spectrogram
+from adaptive_runtime.samples.texts import PADDING, VOCABULARY_FILE, TextPreparation, Vocabulary
 from profiling_agents.messages import Capabilities
-from tasks.artifacts import json_bytes, write_bytes
-from tasks.data.source import OtherInput
-from tasks.engine.chosen import ChosenEngine
-from tasks.evaluation.uncertainty import uncertain
-from tasks.problems import problem_named
-from tasks.schemas.exports import (
+from tasks.base.artifacts import json_bytes, write_bytes
+from tasks.base.schemas.exports import (
     AdaptedTensors,
     Architecture,
     Brought,
@@ -31,6 +27,10 @@ from tasks.schemas.exports import (
     UsedEngine,
     VariableChoice,
 )
+from tasks.data.problems import problem_named
+from tasks.data.source import OtherInput
+from tasks.evaluation.uncertainty import uncertain
+from tasks.measuring.runtime_options.chosen import ChosenEngine
 
 if TYPE_CHECKING:
     from tailor_ir import SuperNet
@@ -228,7 +228,7 @@ def _answers(card: Card) -> list[str]:
     time = f"{decoding.p50_ms:.3g} ms an image (median of {decoding.images}) on the machine that exported"
     return [
         "## Boxes",
-        f"The output has a row for each anchor; class 0 is the background. `{call}` of `adaptive_runtime.boxes` gives "
+        f"The output has a row for each anchor; class 0 is the background. `{call}` of `adaptive_runtime.samples.boxes` gives "
         f"the boxes of each image, in pixels of the input, in numpy. Latencies do not include it: it takes {time}.",
     ]
 
@@ -297,7 +297,7 @@ def _texts(wanted: TextPreparation) -> str:
     return (
         f"An application gives numbers of words below {wanted.words}, {length} of each text: more words are cut, and fewer are "
         f'filled up with {PADDING}. `Vocabulary.from_file(Path("{wanted.vocabulary}")).tokens(texts, {length})` of '
-        f"`adaptive_runtime.texts` makes them; `{wanted.vocabulary}` is beside the files. A deployed bundle takes "
+        f"`adaptive_runtime.samples.texts` makes them; `{wanted.vocabulary}` is beside the files. A deployed bundle takes "
         f"{wanted.length} words of each text, whichever SubNet answers."
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tasks.ncnn.conversion import ConversionError
+from tasks.evaluation.ncnn.conversion import ConversionError
 
 BATCHES = (2, 3)
 """Neither is 1, because 1 broadcasts."""

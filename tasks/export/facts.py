@@ -6,8 +6,8 @@ from typing import Any
 
 import onnx
 
-from tasks.artifacts import json_bytes
-from tasks.schemas.exports import Card
+from tasks.base.artifacts import json_bytes
+from tasks.base.schemas.exports import Card
 
 PRODUCER = "autotailor"
 ARCHIVE_FILE = "autotailor.json"

@@ -11,15 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from adaptive_runtime.several import unpacked
+from adaptive_runtime.samples.several import unpacked
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import Format, Precision
 from tailor_ir import Config, Statistics, SuperNet
-from tasks.conversion import onnx_of
+from tasks.base.progress import Progress
+from tasks.base.schemas.exports import Card, FileRun, Int8File, Latency, PlannedMemory
+from tasks.base.schemas.operators import OWN_CHOICES, ChosenImplementations
 from tasks.data.batches import Inputs, answers, arrays, concatenated, rows, samples_in
+from tasks.evaluation.conversion import onnx_of
+from tasks.evaluation.executorch.programs import subnet_jobs
+from tasks.evaluation.ncnn.conversion import ConversionError, convert
+from tasks.evaluation.ncnn.kernels import masks_of
 from tasks.evaluation.onnx_files import OnnxNetwork
+from tasks.evaluation.quantise import QuantisedSubNet, quantise
 from tasks.evaluation.subnets import EvaluationData
-from tasks.executorch.programs import subnet_jobs
 from tasks.export.adapted import Adapted, own_tensors
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
@@ -27,12 +33,6 @@ from tasks.export.running import INPUT, archive_run, file_tensor, run_of
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.subnets import SubNetMeter, implementations_of
-from tasks.ncnn.conversion import ConversionError, convert
-from tasks.ncnn.kernels import masks_of
-from tasks.progress import Progress
-from tasks.quantise import QuantisedSubNet, quantise
-from tasks.schemas.exports import Card, FileRun, Int8File, Latency, PlannedMemory
-from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn", "executorch": "executorch"}
 SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
@@ -45,7 +45,7 @@ SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
 }
 
 Images = NDArray[Any]
-"""Samples (N, …) of one input, or several inputs packed (`adaptive_runtime.several.packed`)."""
+"""Samples (N, …) of one input, or several inputs packed (`adaptive_runtime.samples.several.packed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

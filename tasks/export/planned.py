@@ -20,11 +20,11 @@ from profiling_agents.sensing.sensors import cpu_model
 from profiling_agents.startup import python_path
 from tailor_ir import SuperNet
 from tailor_ir.memory.planned_file import PlannedFile, plan_file, session_options
-from tasks.conversion import ConversionError, ConversionLimits, run_limited
-from tasks.errors import shortened
+from tasks.base.errors import shortened
+from tasks.base.schemas.exports import Card, PlannedMemory
+from tasks.evaluation.conversion import ConversionError, ConversionLimits, run_limited
 from tasks.export.facts import tell
 from tasks.export.files import Images, Made, in_batches
-from tasks.schemas.exports import Card, PlannedMemory
 
 SESSION_OPTIONS: dict[str, bool | str] = {
     "graph_optimization_level": "ORT_DISABLE_ALL",

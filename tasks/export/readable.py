@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
-from adaptive_runtime.files import sha256_of
-from adaptive_runtime.texts import VOCABULARY_FILE
-from tasks.artifacts import write_bytes
-from tasks.errors import UserError
+from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.samples.texts import VOCABULARY_FILE
+from tasks.base.artifacts import write_bytes
+from tasks.base.errors import UserError
+from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportIndex, Exports, IndexedWinner
 from tasks.export.card import card_files
-from tasks.schemas.exports import EXPORTS_FILE, Card, ExportIndex, Exports, IndexedWinner
 
 INDEX_FILE = "index.json"
 DIGITS = 8

@@ -14,11 +14,11 @@ import numpy as np
 import tailor_ir
 from profiling_agents.messages import Measurement
 from tailor_ir import Config
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.schemas.candidates import Candidate, Candidates
-from tasks.schemas.exports import Card
-from tasks.schemas.front import Front, Winner
-from tasks.schemas.subnets import Predicted
+from tasks.base.schemas.candidates import Candidate, Candidates
+from tasks.base.schemas.exports import Card
+from tasks.base.schemas.front import Front, Winner
+from tasks.base.schemas.subnets import Predicted
+from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.search.methods import Method
 from tasks.search.problem import Problem
 from tasks.search.results import rows_of

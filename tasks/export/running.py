@@ -15,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Capabilities, Measurement
-from tasks.engine.chosen import ChosenEngine
+from tasks.base.schemas.exports import Brought, FileRun, FileTensor
 from tasks.export import EXAMPLES
-from tasks.schemas.exports import Brought, FileRun, FileTensor
+from tasks.measuring.runtime_options.chosen import ChosenEngine
 
 TEMPLATES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("ncnn", "ncnn"): ("ncnn.py", "ncnn.cpp"),

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from adaptive_runtime.bundles import BundleFormat
-from tasks.artifacts import OutsideKey
-from tasks.executorch.conversion import require_executorch
+from adaptive_runtime.bundle.bundles import BundleFormat
+from tasks.base.artifacts import OutsideKey
+from tasks.evaluation.executorch.conversion import require_executorch
+from tasks.evaluation.quantise import Settings as QuantiseSettings
 from tasks.measuring.settings import TimingSettings, Tolerance
-from tasks.quantise import Settings as QuantiseSettings
 
 FileFormat = Literal["onnx", "onnx_int8", "ncnn", "ncnn_fp16", "torch", "executorch"]
 FILES: Mapping[BundleFormat, FileFormat] = {

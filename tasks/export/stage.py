@@ -19,10 +19,18 @@ import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
 from profiling_agents.messages import Capabilities, Measurement
 from tailor_ir import Config, SuperNet
-from tasks.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
-from tasks.baselines.uniform import measure_baseline
+from tasks.base.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
+from tasks.base.progress import Progress
+from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, ExportedWinner, Exports, MissedWinner
+from tasks.base.schemas.front import FRONT_FILE, Front, Winner
+from tasks.base.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.base.schemas.stored import StageResult
 from tasks.data.description import describe
+from tasks.data.problems import CLASSIFICATION, other_metric
 from tasks.evaluation.confusions import CONFUSIONS_FILE, append_confusions
+from tasks.evaluation.ncnn.conversion import ConversionError
+from tasks.evaluation.ncnn.kernels import require_masks
+from tasks.evaluation.quantise import Int8
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
@@ -52,23 +60,8 @@ from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.timed import LARGEST, Timed, largest_of, latency_of, subjects_of, timed
 from tasks.measuring.subnets import SubNetMeter
-from tasks.ncnn.conversion import ConversionError
-from tasks.ncnn.kernels import require_masks
-from tasks.problems import CLASSIFICATION, other_metric
-from tasks.progress import Progress
-from tasks.quantise import Int8
-from tasks.schemas.exports import (
-    EXPORTS_FILE,
-    Card,
-    ExportedFile,
-    ExportedWinner,
-    Exports,
-    MissedWinner,
-)
-from tasks.schemas.front import FRONT_FILE, Front, Winner
-from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
-from tasks.schemas.stored import StageResult
 from tasks.search import read_front
+from tasks.search.baselines.uniform import measure_baseline
 
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from profiling_agents.messages import Measurement
 from tailor_ir import Config
-from tasks.conversion import onnx_of
+from tasks.base.schemas.exports import Latency, MeasuredLargest
+from tasks.base.schemas.operators import OWN_CHOICES
+from tasks.evaluation.conversion import onnx_of
 from tasks.export.files import Maker
 from tasks.measuring.subnets import Subject, implementations_of
-from tasks.schemas.exports import Latency, MeasuredLargest
-from tasks.schemas.operators import OWN_CHOICES
 
 LARGEST = "largest"
 OWN_CHOICES_OF = "by the runtime's own choices"

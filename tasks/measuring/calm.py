@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptive_runtime.shares import clipped_share
+from adaptive_runtime.base.shares import clipped_share
 from profiling_agents.messages import Measurement
 from solvers.tables import Values
 

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from profiling_agents.client import AgentBusyError, AgentClient, ModelJob
 from profiling_agents.messages import AgentError, Capabilities, Measurement, MeasureSettings
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 BATCH_JOBS = 8
 """Jobs that one device takes at a time: at most this many are measured again if the device fails."""

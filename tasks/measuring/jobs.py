@@ -4,7 +4,7 @@ import onnx
 
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Format, Shape
-from tasks.ncnn.files import NcnnFiles
+from tasks.evaluation.ncnn.files import NcnnFiles
 
 
 def onnx_job(key: str, model: bytes, batch: int = 1) -> ModelJob:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from profiling_agents.messages import Capabilities, MeasureSettings, Precision
-from tasks.artifacts import OutsideKey
-from tasks.conversion import ConversionLimits
-from tasks.lut.choice import ProfilingMethod
+from tasks.base.artifacts import OutsideKey
+from tasks.evaluation.conversion import ConversionLimits
+from tasks.measuring.lut.choice import ProfilingMethod
 
 if TYPE_CHECKING:
-    from tasks.lut import Entry
+    from tasks.measuring.lut import Entry
 
 ENOUGH_TIMES = 20
 """Number of SubNets in which each operator is timed."""
@@ -109,7 +109,7 @@ class ProfileSettings(BaseModel):
     def measured_with(self, method: ProfilingMethod) -> str:
         """The `settings` text of entries that are measured with these settings."""
         settings = self.measure if method == "alone" else self.subnet
-        from tasks.lut import settings_text
+        from tasks.measuring.lut import settings_text
 
         return settings_text(settings.model_dump(mode="json"))
 

@@ -12,16 +12,16 @@ from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MIB, Capabilities, Measurement, MeasureSettings, Precision
 from profiling_agents.sensing.machine import available_cores
 from tailor_ir import Config, Statistics, SuperNet
-from tasks.artifacts import SubNetLines, SubNetStore, digest_of
-from tasks.conversion import ConversionError, ConversionLimits
-from tasks.executorch.programs import jobs_of_modules
+from tasks.base.artifacts import SubNetLines, SubNetStore, digest_of
+from tasks.base.progress import Progress
+from tasks.base.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.evaluation.conversion import ConversionError, ConversionLimits
+from tasks.evaluation.executorch.programs import jobs_of_modules
+from tasks.evaluation.ncnn.conversion import convert
+from tasks.evaluation.quantise.timing import timed_onnx
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.ncnn.conversion import convert
-from tasks.progress import Progress
-from tasks.quantise.timing import timed_onnx
-from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 ATTEMPTS = 2  # if a measurement is noisy
 MOST_ROUNDS = 3  # if the device is not calm

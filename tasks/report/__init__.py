@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from importing.lazy import public_names
-from tasks.artifacts import write_bytes, write_json
+from tasks.base.artifacts import write_bytes, write_json
 from tasks.report.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
-from tasks.pages.text import amount, milliseconds, percent
+from tasks.base.pages.text import amount, milliseconds, percent
+from tasks.base.schemas.baselines import COMPARED_FILE, Compared
 from tasks.report.looks import GOLD, GREY, PURPLE, RED, TURQUOISE, Row, point_label
-from tasks.schemas.baselines import COMPARED_FILE, Compared
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tasks.layers import Layers
+    from tasks.prediction.layers import Layers
 
 TITLES = {"uniform": "uniformly shrunk", "random": "random SubNets", "macs": "searched by MACs", "siblings": "siblings"}
 STYLES = ((GOLD, "square-open"), (GREY, "x-thin-open"), (PURPLE, "triangle-up"), (RED, "diamond"))

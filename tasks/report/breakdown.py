@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.layers import Layers, SubNetLayer
+from tasks.prediction.layers import Layers, SubNetLayer
 
 Row = dict[str, Any]
 

@@ -7,7 +7,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from tailor_ir import choice_text
-from tasks.pages.text import milliseconds, percent
+from tasks.base.pages.text import milliseconds, percent
 from tasks.report import baselines
 from tasks.report.looks import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, Row, point_label
 

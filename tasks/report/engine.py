@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
-from tasks.pages.text import percent
+from tasks.base.pages.text import percent
+from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
 from tasks.report.looks import Row
 
 

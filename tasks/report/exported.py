@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.schemas.exports import Card, ExportedFile, Exports
+from tasks.base.schemas.exports import Card, ExportedFile, Exports
 
 Row = dict[str, Any]
 

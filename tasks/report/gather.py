@@ -12,16 +12,31 @@ import numpy as np
 import tailor_ir
 from solvers.front import pareto_mask
 from tailor_ir import Config, SuperNet
-from tasks.artifacts import RESULT_FILE
+from tasks.base.artifacts import RESULT_FILE
+from tasks.base.pages.text import milliseconds, percent
+from tasks.base.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
+from tasks.base.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
+from tasks.base.schemas.exports import EXPORTS_FILE, Exports, Latency, MissedWinner
+from tasks.base.schemas.front import FRONT_FILE, Front
+from tasks.base.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
+from tasks.base.schemas.latency import LatencyValidation
+from tasks.base.schemas.results import (
+    BaseResult,
+    EndsAccuracy,
+    EnumerateResult,
+    FinetuneResult,
+    GivenFile,
+    GivenSuperNet,
+    NetworkAccuracy,
+)
+from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.evaluation.uncertainty import standard_error
-from tasks.layers import Layers
-from tasks.lut import Entry, Lut
-from tasks.pages.text import milliseconds, percent
-from tasks.partition import plan_partition, table_of
-from tasks.predict.correction import Correction
-from tasks.problems import CLASSIFICATION, problem_named
-from tasks.profile import LUT_FOLDER
+from tasks.measuring.lut import Entry, Lut
+from tasks.measuring.profile import LUT_FOLDER
+from tasks.placement.partition import plan_partition, table_of
+from tasks.prediction.correction import Correction
+from tasks.prediction.layers import Layers
 from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
 from tasks.report.confusions import confusions
@@ -43,21 +58,6 @@ from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
 from tasks.report.streams import streams
 from tasks.report.training import histories, pretraining, range_accuracies
-from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
-from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
-from tasks.schemas.exports import EXPORTS_FILE, Exports, Latency, MissedWinner
-from tasks.schemas.front import FRONT_FILE, Front
-from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
-from tasks.schemas.latency import LatencyValidation
-from tasks.schemas.results import (
-    BaseResult,
-    EndsAccuracy,
-    EnumerateResult,
-    FinetuneResult,
-    GivenFile,
-    GivenSuperNet,
-    NetworkAccuracy,
-)
 
 Row = dict[str, Any]
 

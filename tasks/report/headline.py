@@ -1,11 +1,11 @@
 """The few numbers that answer: was it worth it?"""
 
+from tasks.base.pages.text import count, milliseconds, percent
+from tasks.base.schemas.results import EndsAccuracy
 from tasks.evaluation.uncertainty import too_small, uncertain
-from tasks.pages.text import count, milliseconds, percent
 from tasks.report import baselines, engine, leaving
 from tasks.report.looks import Row
 from tasks.report.streams.found import card as stream_card
-from tasks.schemas.results import EndsAccuracy
 
 HARDLY_ABOVE = 1.05
 """Budgets up to this factor above the whole network's latency are hardly above: predictions and measurements differ."""

@@ -7,14 +7,14 @@ from markupsafe import Markup
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
+from tasks.base.pages import environment, script, style
+from tasks.base.pages.text import milliseconds, percent
+from tasks.base.schemas.accuracy import Uncertainty
 from tasks.evaluation.uncertainty import predicted, uncertain
-from tasks.pages import environment, script, style
-from tasks.pages.text import milliseconds, percent
-from tasks.partition import PartitionAnswer, sections
+from tasks.placement.partition import PartitionAnswer, sections
 from tasks.report import baselines, charts, confusions, engine, leaving, levels, streams, training
 from tasks.report.headline import fastest_within, idle, kept, reference, unkept
 from tasks.report.looks import Row
-from tasks.schemas.accuracy import Uncertainty
 
 PLOTLY_CONFIG = {
     "displaylogo": False,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.pages.text import milliseconds, percent
-from tasks.schemas.candidates import MEASURED_FILE, Candidates
-from tasks.schemas.front import Front, Winner
+from tasks.base.pages.text import milliseconds, percent
+from tasks.base.schemas.candidates import MEASURED_FILE, Candidates
+from tasks.base.schemas.front import Front, Winner
 
 Row = dict[str, Any]
 SHOWN = {"digest", "predicted_ms", "smoothed_ms", "predicted_accuracy", "macs", "parameters"}

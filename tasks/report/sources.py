@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.partition.settings import Settings as PartitionSettings
-from tasks.problems import CLASSIFICATION
+from tasks.data.problems import CLASSIFICATION
+from tasks.search.placement_settings import Settings as PartitionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

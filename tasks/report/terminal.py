@@ -3,8 +3,8 @@
 from rich.markup import escape
 from rich.table import Table
 
+from tasks.base.pages.text import millions, milliseconds
 from tasks.evaluation.uncertainty import uncertain
-from tasks.pages.text import millions, milliseconds
 from tasks.report import baselines
 from tasks.report.headline import idle, kept, unkept
 from tasks.report.looks import Row

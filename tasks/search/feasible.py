@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.errors import UserError
-from tasks.predict.memory import MemoryWithin
+from tasks.base.errors import UserError
+from tasks.prediction.memory import MemoryWithin
 from tasks.search.descent import least
 from tasks.search.problem import Codes, CostModel, Problem, Scores, Values
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tailor_ir import SuperNet
+from tasks.base.progress import Bar, Progress, Silent
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, known_accuracies
-from tasks.progress import Bar, Progress, Silent
 from tasks.search.genetic import BestCode
 from tasks.search.methods import Genetic
 from tasks.search.problem import Codes, Problem, Values, row_keys

@@ -13,8 +13,8 @@ from solvers.chain import Chain
 from solvers.errors import Infeasible, Undecided
 from solvers.exact import Optimum, optimum
 from solvers.whole import FrontSearch, Points
-from tasks.errors import UserError
-from tasks.progress import Progress
+from tasks.base.errors import UserError
+from tasks.base.progress import Progress
 from tasks.search.descent import beam_descent, fastest
 from tasks.search.genetic import BestCode, search
 from tasks.search.problem import Codes, Problem, Values, unique_rows

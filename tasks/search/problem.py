@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.tables import Codes, Values
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 MAX_LEVELS = 5  # of uniform codes
 

@@ -14,8 +14,8 @@ from pyarrow import parquet
 from solvers.front import hypervolume, pareto_mask
 from solvers.whole import Points
 from tailor_ir import KINDS, Config, Space, SuperNet
-from tasks.errors import UserError
-from tasks.schemas.front import Front
+from tasks.base.errors import UserError
+from tasks.base.schemas.front import Front
 from tasks.search.feasible import Cost
 from tasks.search.genetic import BestCode
 from tasks.search.measured import MeasuredWinners

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from tasks.artifacts import OutsideKey
-from tasks.partition.settings import PlacementSettings
+from tasks.base.artifacts import OutsideKey
+from tasks.search.placement_settings import PlacementSettings
 
 PositiveBudget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}

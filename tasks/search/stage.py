@@ -10,15 +10,15 @@ import numpy as np
 import tailor_ir
 from tailor_ir import Space, SuperNet
 from tailor_ir.memory import ONNXRUNTIME, Rules
-from tasks.errors import UserError
+from tasks.base.errors import UserError
+from tasks.base.progress import Progress
+from tasks.base.schemas.accuracy import Uncertainty
+from tasks.base.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
+from tasks.base.schemas.stored import StageResult
 from tasks.evaluation.subnets import EvaluationData
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import mac_sums, parameter_sums
-from tasks.progress import Progress
-from tasks.schemas.accuracy import Uncertainty
-from tasks.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
-from tasks.schemas.stored import StageResult
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.sums import mac_sums, parameter_sums
 from tasks.search.feasible import LATENCY, Cost, refusal, round_up
 from tasks.search.genetic import BestCode
 from tasks.search.measured import measured_winners

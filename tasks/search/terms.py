@@ -13,13 +13,13 @@ from solvers.errors import NotANumber, TooEntangled
 from solvers.tables import Derived, Table
 from tailor_ir import Space
 from tailor_ir.memory.moments import moments
-from tasks.errors import UserError
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.energy import MJ, EnergyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MemoryPredictor, MemoryWithin
-from tasks.predict.settings import FLOAT_BYTES
-from tasks.predict.sums import Sums
+from tasks.base.errors import UserError
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.energy import MJ, EnergyPredictor
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.memory import MemoryPredictor, MemoryWithin
+from tasks.prediction.settings import FLOAT_BYTES
+from tasks.prediction.sums import Sums
 from tasks.search.problem import CostModel
 
 FORBIDDEN_MS = 1e12

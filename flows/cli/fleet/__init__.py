@@ -6,10 +6,10 @@ from flows.cli.arguments import FLEET, Arguments
 from flows.cli.fleet.actions import ACTIONS, FleetAnswer
 from flows.cli.fleet.config import FleetConfig
 from flows.cli.words import FLEET_ACTIONS
-from flows.compose import compose_config
-from flows.validate import nearest, validate
-from tasks.errors import UserError, shortened
-from tasks.fleet.registry import Registry
+from flows.config.compose import compose_config
+from flows.config.validate import nearest, validate
+from tasks.base.errors import UserError, shortened
+from tasks.operations.fleet.registry import Registry
 
 FORMS = {form.split()[0]: form for form in FLEET_ACTIONS}
 PLACE = ("database", "window_s")

@@ -13,8 +13,8 @@ from flows.cli.arguments import FLEET
 from flows.cli.fleet.config import FleetConfig
 from flows.cli.fleet.network import FleetAnswer, endpoint, token_of
 from flows.cli.terminal import Terminal
-from tasks.errors import UserError
-from tasks.fleet.registry import (
+from tasks.base.errors import UserError
+from tasks.operations.fleet.registry import (
     BundleStore,
     Registry,
     RolloutRow,
@@ -32,14 +32,14 @@ SHOWN_DIGITS = 12
 
 
 def _serve(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
-    from tasks.fleet.service import serve_registry
+    from tasks.operations.fleet.service import serve_registry
 
     serve_registry(registry, BundleStore(config.files), endpoint(config, config.port))
     return {"served": True}
 
 
 def _relay(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
-    from tasks.fleet.service import serve_fleet_relay
+    from tasks.operations.fleet.service import serve_fleet_relay
 
     serve_fleet_relay(registry, endpoint(config, config.relay_port, token_of(config)), config.max_model_mib)
     return {"served": True}

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from tasks.fleet.profiling.settings import FleetProfileSettings
-from tasks.fleet.rollout import MEASURES, RolloutSettings
+from tasks.operations.fleet.profiling.settings import FleetProfileSettings
+from tasks.operations.fleet.rollout import MEASURES, RolloutSettings
 
 RelayUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
 

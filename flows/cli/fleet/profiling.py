@@ -9,11 +9,11 @@ from flows.cli.arguments import FLEET
 from flows.cli.fleet.config import FleetConfig
 from flows.cli.fleet.network import FleetAnswer, token_of
 from flows.cli.terminal import Terminal, TerminalProgress
-from tasks.enumerate import read_operators
-from tasks.errors import UserError
-from tasks.fleet.profiling.asking import RelayAccess
-from tasks.fleet.profiling.sharing import FleetProfile, profile_fleet
-from tasks.fleet.registry import Registry, list_devices, note_verdict
+from tasks.base.errors import UserError
+from tasks.measuring.enumerate import read_operators
+from tasks.operations.fleet.profiling.asking import RelayAccess
+from tasks.operations.fleet.profiling.sharing import FleetProfile, profile_fleet
+from tasks.operations.fleet.registry import Registry, list_devices, note_verdict
 
 STATES = ("sound", "odd", "failed", "unknown")
 

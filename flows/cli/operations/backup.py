@@ -14,10 +14,11 @@ from rich.table import Table
 
 from flows.cli.arguments import BACKUP, RESTORE, Arguments
 from flows.cli.terminal import Terminal
-from flows.compose import compose_config
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from flows.machine.locks import in_turn, only_run
-from flows.validate import validate
-from tasks.backup import (
+from tasks.base.errors import UserError
+from tasks.operations.backup import (
     BackupPart,
     BackupStore,
     Manifest,
@@ -27,9 +28,8 @@ from tasks.backup import (
     restore,
     take_folder,
 )
-from tasks.backup.manifest import DUMP
-from tasks.backup.store import DUMPING
-from tasks.errors import UserError
+from tasks.operations.backup.manifest import DUMP
+from tasks.operations.backup.store import DUMPING
 
 BackupAnswer = Mapping[str, Any]
 AUTO = "auto"
@@ -162,7 +162,7 @@ def _restore(store: BackupStore, config: BackupConfig) -> BackupAnswer:
 
 def _places(config: BackupConfig) -> dict[str, RestoreTarget]:
     """The location of each part. UserError for an invalid address."""
-    from flows.tracking.addresses import address_of
+    from flows.pipeline.tracking.addresses import address_of
 
     tracking = address_of(None if config.mlflow in (AUTO, None) else config.mlflow)
     found: dict[str, RestoreTarget] = {}

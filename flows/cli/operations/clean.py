@@ -8,17 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cleaning.folders import FolderCleaner
-from flows.cleaning.leftovers import Leftover, OutputCleaner
-from flows.cleaning.urls import UrlCleaner
 from flows.cli.arguments import CLEAN, Arguments
 from flows.cli.terminal import Terminal
-from flows.compose import compose_config
 from flows.config.addresses import LockAddress
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from flows.storage.address import OutputPlace, local_folder
+from flows.storage.cleaning.folders import FolderCleaner
+from flows.storage.cleaning.leftovers import Leftover, OutputCleaner
+from flows.storage.cleaning.urls import UrlCleaner
 from flows.storage.mirror import mirror_of
-from flows.validate import validate
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 CleanAnswer = Mapping[str, Any]
 DAY_S = 24 * 3600.0

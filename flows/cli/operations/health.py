@@ -12,8 +12,9 @@ from rich.table import Table
 from flows.cli.arguments import HEALTH, Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import SERVICES
-from flows.compose import compose_config
-from flows.health import (
+from flows.config.compose import compose_config
+from flows.config.validate import nearest, validate
+from flows.operations.health import (
     ServiceHealth,
     guarded_health,
     mlflow_health,
@@ -22,8 +23,7 @@ from flows.health import (
     sqlite_health,
     worker_health,
 )
-from flows.validate import nearest, validate
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 HealthAnswer = Mapping[str, Any]
 AUTO = "auto"
@@ -120,7 +120,7 @@ def _postgres(config: HealthConfig) -> Iterable[ServiceHealth]:
 def _agents(config: HealthConfig) -> Iterable[ServiceHealth]:
     if config.device:
         from flows.config import DeviceProfile
-        from flows.health.agents import agents_health
+        from flows.operations.health.agents import agents_health
 
         yield from agents_health({name: validate(DeviceProfile, row) for name, row in config.device.items()})
 

@@ -1,5 +1,5 @@
 """Guards of a SubNet that adapts: they detect drift first, filter images, and undo wrong adaptation.
-The parts without torch are in `adaptive_runtime.adapting_weights`, which the device uses, too.
+The parts without torch are in `adaptive_runtime.weights`, which the device uses, too.
 """
 
 from tasks.adaptation.guards.guarded import GuardedAnswer, GuardedSubnet

@@ -9,20 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.adapting_weights import (
-    AdaptedVerdict,
-    AlignedView,
-    DriftDetector,
-    DriftGuard,
-    GuardEvent,
-    GuardSettings,
-)
-from adaptive_runtime.adapting_weights.guard import Array
+from adaptive_runtime.weights import AdaptedVerdict, AlignedView, DriftDetector, DriftGuard, GuardEvent, GuardSettings
+from adaptive_runtime.weights.guard import Array
 from tasks.adaptation.guards.judging import Anchor, AnchorJudge
 from tasks.adaptation.guards.profile import SourceProfile
 from tasks.adaptation.methods import AdaptationMethod, make_method
 from tasks.adaptation.settings import GUARDED_METHOD, MethodSettings
-from tasks.adaptation.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 
 FEWEST_IMAGES = 2
 """Images that one step needs at least."""

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import torch
 
-from adaptive_runtime.adapting_weights import AdaptedVerdict, AnchorGap, GuardSettings
-from adaptive_runtime.adapting_weights.judging import FEWEST_LABELLED, judged
+from adaptive_runtime.weights import AdaptedVerdict, AnchorGap, GuardSettings
+from adaptive_runtime.weights.judging import FEWEST_LABELLED, judged
 from tailor_ir import InputAlignment
-from tasks.adaptation.subnet import AdaptiveSubnet
-from tasks.errors import UserError
+from tasks.base.errors import UserError
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 
 
 class Anchor(NamedTuple):
@@ -25,7 +25,7 @@ class AnchorJudge:
 
     On the anchor, both normalise by the anchor's own statistics so that only the weights are judged: collapsing entropy shows
     here first. The anchor also shows how much more overconfident the adapted weights are than the source's; the expected
-    accuracy on held-back images is corrected by it (`adaptive_runtime.adapting_weights.judging.judged`).
+    accuracy on held-back images is corrected by it (`adaptive_runtime.weights.judging.judged`).
     """
 
     def __init__(self, source: AdaptiveSubnet, anchor: Anchor, settings: GuardSettings) -> None:

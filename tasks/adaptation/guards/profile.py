@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from adaptive_runtime.adapting_weights import UsualFeatures
-from adaptive_runtime.adapting_weights.profile import SMALLEST_DEVIATION
-from tasks.adaptation.subnet import AdaptiveSubnet
-from tasks.errors import UserError
+from adaptive_runtime.weights import UsualFeatures
+from adaptive_runtime.weights.profile import SMALLEST_DEVIATION
+from tasks.base.errors import UserError
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 
 FEWEST = 32
 """Source images that a profile needs at least."""

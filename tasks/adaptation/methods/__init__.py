@@ -13,7 +13,7 @@ from tasks.adaptation.methods.roid import Roid
 from tasks.adaptation.methods.sar import Sar
 from tasks.adaptation.methods.tent import Tent
 from tasks.adaptation.settings import MethodName, MethodSettings
-from tasks.adaptation.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 
 MethodMaker = Callable[[AdaptiveSubnet, MethodSettings, Sequence[torch.Tensor]], AdaptationMethod]
 

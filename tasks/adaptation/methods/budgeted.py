@@ -5,8 +5,8 @@ import copy
 import torch
 
 from tasks.adaptation.methods.record import AdaptationMethod
-from tasks.adaptation.subnet import AdaptiveSubnet
-from tasks.training_memory.saved import SavingPlan, StepMemory, fit
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
+from tasks.training.memory.saved import SavingPlan, StepMemory, fit
 
 
 class Budgeted:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tasks.adaptation.settings import MethodSettings
-from tasks.adaptation.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 
 
 class AdaptationMethod(Protocol):

@@ -5,7 +5,7 @@ import torch
 from tasks.adaptation.losses import prior_corrected, roid_weights, soft_likelihood_ratios
 from tasks.adaptation.methods.record import OptimiserSteps, forward
 from tasks.adaptation.settings import MethodSettings
-from tasks.adaptation.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 
 NEWEST_SHARE = 0.1
 """Share of the latest batch in the mean answer."""

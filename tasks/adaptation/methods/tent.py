@@ -5,7 +5,7 @@ import torch
 from tasks.adaptation.losses import entropies
 from tasks.adaptation.methods.record import OptimiserSteps, forward
 from tasks.adaptation.settings import MethodSettings
-from tasks.adaptation.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 
 
 class Tent:

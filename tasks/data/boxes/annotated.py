@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 
 Box = tuple[float, float, float, float]
 WITHOUT_AREA, OUTSIDE, CUT = (

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.files import json_of
+from adaptive_runtime.base.files import json_of
+from tasks.base.errors import UserError
 from tasks.data.boxes.annotated import AnnotatedImage, Box, UnusedBoxes, share_of, sized
 from tasks.data.boxes.pictures import BoxedPictures, opened_source, split_named
 from tasks.data.settings import DataSettings
-from tasks.errors import UserError
 
 CROWD = "around crowds (iscrowd), left out"
 

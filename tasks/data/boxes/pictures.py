@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tasks.base.errors import UserError
 from tasks.data.boxes.annotated import AnnotatedImage, UnusedBoxes
 from tasks.data.decode import WHOLE_SCALING, Decoder
 from tasks.data.images import random_box, whole_box
+from tasks.data.problems.detection import Rows, flipped, packed, within
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits, first_of
 from tasks.data.stratified import rarest_classes
-from tasks.errors import UserError
-from tasks.problems.detection import Rows, flipped, packed, within
 
 BACKGROUND = "background"
 SEEN = 0.25

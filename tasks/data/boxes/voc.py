@@ -10,10 +10,10 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from tasks.base.errors import UserError
 from tasks.data.boxes.annotated import AnnotatedImage, UnusedBoxes, share_of, sized
 from tasks.data.boxes.pictures import BoxedPictures, opened_source
 from tasks.data.settings import DataSettings
-from tasks.errors import UserError
 
 DIFFICULT = "marked as difficult, left out"
 SETS = {"train": "train", "validation": "val", "test": "test"}

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from tasks.data.drawn.glyphs import Glyphs
+from tasks.data.problems.restoration import CHANNELS
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
-from tasks.problems.restoration import CHANNELS
 
 DrawPairs = Callable[[np.ndarray, np.ndarray | None], tuple[torch.Tensor, torch.Tensor]]
 """Function from indices and draws to images and targets, (B, C, H, W) in [0, 1]; draws move the character and change the

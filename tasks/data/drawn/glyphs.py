@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data.drawn.characters import CharacterImages, colour
 from tasks.data.drawn.fonts import distinct_characters
 from tasks.data.drawn.numbers import Numbers
@@ -18,7 +19,6 @@ from tasks.data.drawn.placing import Placing, per_image, placed
 from tasks.data.images import DRAWS
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
-from tasks.errors import UserError
 
 FAINT_NOISE, NOISE = (0.02, 0.12), (0.1, 0.3)
 """Least and largest deviation of an image's noise: for images to be classified, and for noise to be removed."""

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data.drawn.characters import CharacterImages, colour
 from tasks.data.drawn.numbers import Numbers
 from tasks.data.drawn.placing import Placing, per_image, placed
+from tasks.data.problems.detection import packed
+from tasks.data.problems.detection.targets import COLUMNS
+from tasks.data.problems.segmentation import moved
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
-from tasks.errors import UserError
-from tasks.problems.detection import packed
-from tasks.problems.detection.targets import COLUMNS
-from tasks.problems.segmentation import moved
 
 BACKGROUND = "background"
 CHARACTERS = "0123456789ABCDEFGHJKLMNPRSTUVWXYZ"

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from tasks.base.errors import UserError
 from tasks.data.decode import UNDECODED, WHOLE_SCALING, Decoder
 from tasks.data.images import whole_box
 from tasks.data.pairs.files import FilePair, Side, check_sizes, file_pairs, head_of, undecoded
+from tasks.data.problems.segmentation import IGNORED
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits, first_of
 from tasks.data.stratified import rarest_classes
-from tasks.errors import UserError
-from tasks.problems.segmentation import IGNORED
 
 UNLABELLED = 255
 NAMES_FILE = "classes.txt"

@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from tasks.base.errors import UserError, shortened
 from tasks.data.decode import UNDECODED
 from tasks.data.settings import DataSettings
 from tasks.data.source import named_file, split_folders
-from tasks.errors import UserError, shortened
 
 LIST_FILE = "pairs.csv"
 

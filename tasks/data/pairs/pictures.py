@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data.decode import Decoder
 from tasks.data.images import PixelBox, central_part, random_part
 from tasks.data.pairs.files import FilePair, PictureHead, Side, check_sizes, file_pairs, head_of
+from tasks.data.problems.restoration import CHANNELS, MOST_UPSCALE
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
-from tasks.errors import UserError
-from tasks.problems.restoration import CHANNELS, MOST_UPSCALE
 
 SIDES = Side("input", "input"), Side("target", "target")
 MODES = {1: ("L",), 3: ("L", "RGB")}

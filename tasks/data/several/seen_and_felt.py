@@ -8,7 +8,7 @@ T samples of a signal, D draws.
 import numpy as np
 import torch
 
-from adaptive_runtime.several import NumbersPreparation
+from adaptive_runtime.samples.several import NumbersPreparation
 from tasks.data.batches import Inputs
 from tasks.data.drawn.glyphs import Glyphs
 from tasks.data.settings import DataSettings

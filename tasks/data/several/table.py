@@ -19,15 +19,15 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from adaptive_runtime.several import NumbersPreparation
-from adaptive_runtime.texts import Vocabulary, words_of
+from adaptive_runtime.samples.several import NumbersPreparation
+from adaptive_runtime.samples.texts import Vocabulary, words_of
+from tasks.base.errors import UserError, shortened
 from tasks.data.batches import Inputs
 from tasks.data.decode import SCALING, Decoder
 from tasks.data.settings import DataSettings, TableInput
 from tasks.data.signals.clips import WavClips
 from tasks.data.source import OtherInput, check_labels, complete_splits, named_file, split_folders
 from tasks.data.texts.tokens import augmented, text_preparation, told_longer, vocabulary_of
-from tasks.errors import UserError, shortened
 
 LABEL = "label"
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.io import wavfile
 
-from adaptive_runtime.signals import fitted
+from adaptive_runtime.samples.signals import fitted
+from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tasks.data.signals.sounds import sound_spectrogram
-from tasks.errors import UserError
 
 LOUDER = 2.0
 """Largest factor by which training sounds are made louder or softer."""

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.samples.signals import Spectrogram
 from tasks.data.drawn.numbers import uniforms
 from tasks.data.settings import DataSettings
 from tasks.data.signals.activities import ACTIVITIES, GRAVITY, NUMBERS

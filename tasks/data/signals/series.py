@@ -16,11 +16,11 @@ import pyarrow.parquet
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.signals import Spectrogram, fitted
+from adaptive_runtime.samples.signals import Spectrogram, fitted
+from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tasks.data.signals.windows import MOTION_WINDOW_S, window_samples
 from tasks.data.source import Scaling, complete_splits, split_folders
-from tasks.errors import UserError
 
 KEYS = ("series", "time_s", "label")
 SUFFIXES = (".csv", ".parquet")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.samples.signals import Spectrogram
 from tasks.data.drawn.numbers import uniforms
 from tasks.data.settings import DataSettings
 from tasks.data.signals.sound_events import EVENTS, NUMBERS, Array

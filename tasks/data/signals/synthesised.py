@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.signals import Spectrogram
+from adaptive_runtime.samples.signals import Spectrogram
+from tasks.base.errors import UserError
 from tasks.data.images import DRAWS
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
-from tasks.errors import UserError
 
 PIECE = 16
 """Signals that a thread makes at once."""

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from adaptive_runtime.texts import words_of
+from adaptive_runtime.samples.texts import words_of
+from tasks.base.errors import UserError, shortened
 from tasks.data.settings import DataSettings, TextFields
 from tasks.data.source import check_classes, complete_splits, split_folders, unreadable
 from tasks.data.texts.tokens import TextSource
-from tasks.errors import UserError, shortened
 
 Read = TypeVar("Read")
 SUFFIX = ".jsonl"

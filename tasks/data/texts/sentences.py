@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
 from tasks.data.texts.grammar import CLASSES, sentence
 from tasks.data.texts.tokens import TextSource
-from tasks.errors import UserError
 
 
 def open_sentences(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray]]:

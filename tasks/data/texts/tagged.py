@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from tasks.base.errors import UserError
+from tasks.data.problems.tagging import IGNORED
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits, first_of
 from tasks.data.texts.grammar import CLASSES, TAGS, tagged_sentence
 from tasks.data.texts.jsonl import tagged_rows
 from tasks.data.texts.tokens import TextSource, augmented
-from tasks.errors import UserError
-from tasks.problems.tagging import IGNORED
 
 
 class TaggedTexts(TextSource):

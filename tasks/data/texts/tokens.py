@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.texts import (
+from adaptive_runtime.samples.texts import (
     LONGEST_WORD,
     MOST_BYTES,
     PADDING,
@@ -17,10 +17,10 @@ from adaptive_runtime.texts import (
     Vocabulary,
     words_of,
 )
+from tasks.base.errors import UserError
 from tasks.data.drawn.numbers import uniforms
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling
-from tasks.errors import UserError
 
 WORD_DROPOUT = 0.02
 """Share of the words in augmented texts that become `UNKNOWN`, so that networks learn to do without them."""

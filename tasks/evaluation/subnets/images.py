@@ -16,11 +16,11 @@ from tailor_ir import Config, Statistics
 from tasks.data import Batch, Dataset
 from tasks.data.batches import rows
 from tasks.data.images import resize
+from tasks.data.problems import LearningProblem
 from tasks.data.samples import Size, placed
 from tasks.evaluation.recipe import EvaluationRecipe
 from tasks.evaluation.statistics import KnownStatistics
 from tasks.evaluation.subnets.record import Accuracy
-from tasks.problems import LearningProblem
 
 CALIBRATION_SEED = 0
 UPDATE_SECONDS = 1.0

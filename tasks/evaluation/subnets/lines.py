@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tailor_ir import Config
-from tasks.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
+from tasks.base.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
+from tasks.base.progress import Progress
+from tasks.data.problems import other_metric
 from tasks.evaluation.subnets.images import EvaluationData
 from tasks.evaluation.subnets.record import Accuracy
 from tasks.evaluation.subnets.together import evaluated_here
-from tasks.problems import other_metric
-from tasks.progress import Progress
 
 
 def accuracy_lines(

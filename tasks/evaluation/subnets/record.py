@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailor_ir import Config
+from tasks.data.problems import Tallied
 from tasks.evaluation.confusions import confusion_of
-from tasks.problems import Tallied
 
 
 class EvaluatedLine(TypedDict):
@@ -29,7 +29,7 @@ class Accuracy(NamedTuple):
     """Correct answers for `total` images, and the mean loss.
 
     correct: number of correctly classified images; if answers are graded, `total` times the learning problem's score
-    (`tasks.problems.Tallied`). hits: whether each image is classified correctly, bits in base64. scores: of single images in
+    (`tasks.data.problems.Tallied`). hits: whether each image is classified correctly, bits in base64. scores: of single images in
     other problems, float16 in base64. confusion: samples by class (rows) and answer (columns), (K, K); None: not kept.
     """
 

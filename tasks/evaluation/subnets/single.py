@@ -12,10 +12,10 @@ from torch import nn
 from tailor_ir import Config, Statistics
 from tasks.data import Batch
 from tasks.data.batches import Inputs, answers
+from tasks.data.problems import CLASSIFICATION, LearningProblem, Tallied
 from tasks.data.samples import Size
 from tasks.evaluation.subnets.images import EvaluationData
 from tasks.evaluation.subnets.record import Accuracy
-from tasks.problems import CLASSIFICATION, LearningProblem, Tallied
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Bundles: all winners of a device in one folder, for switching between them at run time (`adaptive_runtime.bundles`)."""
+"""Bundles: all winners of a device in one folder, for switching between them at run time (`adaptive_runtime.bundle.bundles`)."""
 
 from typing import TYPE_CHECKING
 
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from tasks.export.bundles.adaptable import require_adaptable
     from tasks.export.bundles.blocks import require_blocks, single_replacements
     from tasks.export.bundles.formats import FurtherFormat, further_formats
-    from tasks.export.bundles.placements import BundlePlacements
     from tasks.export.bundles.writing import write_bundle
     from tasks.export.settings import BUNDLE_FOLDER, required_files
+    from tasks.placement.bundled import BundlePlacements
 else:
     __getattr__ = public_names(__name__, __file__)
 

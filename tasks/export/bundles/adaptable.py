@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from torch import nn
 
-from adaptive_runtime.adapting_weights import ImageAlignment, NormStatistics, ObservedNetwork, UsualFeatures
-from adaptive_runtime.adapting_weights.judging import FEWEST_LABELLED
-from adaptive_runtime.bundles import AdaptableNet, AdaptableNorm, AdaptationSource, SourceImages
-from adaptive_runtime.chains import ImagePreparation, session_options
+from adaptive_runtime.bundle.bundles import AdaptableNet, AdaptableNorm, AdaptationSource, SourceImages
+from adaptive_runtime.bundle.chains import ImagePreparation, session_options
+from adaptive_runtime.weights import ImageAlignment, NormStatistics, ObservedNetwork, UsualFeatures
+from adaptive_runtime.weights.judging import FEWEST_LABELLED
 from profiling_agents.messages import Setting
 from tailor_ir import SuperNet
 from tailor_ir.subnets.batch_statistics import statistics_names
-from tasks.artifacts import write_bytes
-from tasks.errors import UserError
+from tasks.base.artifacts import write_bytes
+from tasks.base.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.files import Images
 from tasks.export.settings import Settings

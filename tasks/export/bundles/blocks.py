@@ -7,13 +7,13 @@ import numpy as np
 import onnxruntime
 import torch
 
-from adaptive_runtime.bundles import BLOCKS_FILE, BlocksManifest, BundledSegment
-from adaptive_runtime.chains import ChainTensor, ImagePreparation, session_options
+from adaptive_runtime.bundle.bundles import BLOCKS_FILE, BlocksManifest, BundledSegment
+from adaptive_runtime.bundle.chains import ChainTensor, ImagePreparation, session_options
 from profiling_agents.messages import Setting
 from tailor_ir import BlockSegment, Config, Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
-from tasks.artifacts import write_bytes
-from tasks.errors import UserError
+from tasks.base.artifacts import write_bytes
+from tasks.base.errors import UserError
 from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.export.files import Images, in_batches
 from tasks.export.settings import Settings

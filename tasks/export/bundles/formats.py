@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from adaptive_runtime.bundles import CHAIN_FORMATS, BundledNet, BundleFormat, BundleRun, NetFigures
-from adaptive_runtime.chains import ChainFormat, ChainTensor, session_options
-from adaptive_runtime.several import unpacked
-from adaptive_runtime.shares import clipped_share
+from adaptive_runtime.base.shares import clipped_share
+from adaptive_runtime.bundle.bundles import CHAIN_FORMATS, BundledNet, BundleFormat, BundleRun, NetFigures
+from adaptive_runtime.bundle.chains import ChainFormat, ChainTensor, session_options
+from adaptive_runtime.samples.several import unpacked
 from profiling_agents.messages import Capabilities
+from tasks.base.schemas.exports import Card, ExportedFile, FileTensor
+from tasks.base.schemas.operating_points import LevelRow, Levels
 from tasks.export.chains import BundledChain
 from tasks.export.files import SUFFIXES, Images, in_batches
 from tasks.export.settings import FILES
-from tasks.levels.rows import LevelRow, Levels
 from tasks.measuring.settings import Tolerance
-from tasks.schemas.exports import Card, ExportedFile, FileTensor
 
 RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 WITH_CHAIN: tuple[BundleFormat, ...] = ("ncnn", "ncnn_bf16")

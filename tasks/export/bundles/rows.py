@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import accumulate
 
-from adaptive_runtime.bundles import (
+from adaptive_runtime.bundle.bundles import (
     BundledExit,
     BundledNet,
     BundledSubNet,
@@ -12,13 +12,13 @@ from adaptive_runtime.bundles import (
     SubNetLatency,
     SubNetMemory,
 )
-from adaptive_runtime.chains import ChainManifest, ImagePreparation, InputsPreparation, SamplePreparation
+from adaptive_runtime.bundle.chains import ChainManifest, ImagePreparation, InputsPreparation, SamplePreparation
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.texts import TextPreparation
+from adaptive_runtime.samples.texts import TextPreparation
 from profiling_agents.messages import MIB
 from tailor_ir import SuperNet
+from tasks.base.schemas.exports import Card, Preparation
 from tasks.exits.policies import SubnetPolicy
-from tasks.schemas.exports import Card, Preparation
 
 WEIGHT_BYTES = 4
 

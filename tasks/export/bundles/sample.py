@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from adaptive_runtime.bundles import MOST_BYTES, CalibrationSample, half
-from adaptive_runtime.several import sample_sizes, unpacked
+from adaptive_runtime.bundle.bundles import MOST_BYTES, CalibrationSample, half
+from adaptive_runtime.samples.several import sample_sizes, unpacked
 from tailor_ir import Statistics, SuperNet
+from tasks.base.schemas.exports import Card
 from tasks.export.files import Images
-from tasks.schemas.exports import Card
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from statistics import mean
 import numpy as np
 import onnxruntime
 
-from adaptive_runtime.adapting import BundleVariants
-from adaptive_runtime.adapting_weights import NormStatistics
-from adaptive_runtime.bundles import (
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import (
     BUNDLE_FILE,
     CALIBRATION_FILE,
     SIGNATURE_FILE,
@@ -33,16 +32,20 @@ from adaptive_runtime.bundles import (
     read_key,
     signature,
 )
-from adaptive_runtime.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
-from adaptive_runtime.choice import parse_rules
-from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.several import input_forms
+from adaptive_runtime.bundle.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
+from adaptive_runtime.model.adapting import BundleVariants
+from adaptive_runtime.policy import parse_rules
+from adaptive_runtime.samples.several import input_forms
+from adaptive_runtime.weights import NormStatistics
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
-from tasks.artifacts import write_bytes
+from tasks.base.artifacts import write_bytes
+from tasks.base.errors import UserError
+from tasks.base.progress import Progress
+from tasks.base.schemas.exports import Bundle, Card, FileTensor
 from tasks.data.description import describe
-from tasks.errors import UserError
+from tasks.data.problems import CLASSIFICATION, require
 from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, own_tensors
@@ -55,7 +58,6 @@ from tasks.export.bundles.adaptable import (
 )
 from tasks.export.bundles.blocks import block_statistics, write_blocks
 from tasks.export.bundles.formats import RUNTIMES, WITH_CHAIN, FurtherFormat, chain_input, run_onnx
-from tasks.export.bundles.placements import BundlePlacements
 from tasks.export.bundles.rows import subnet_row, told_preparation
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
 from tasks.export.card import preparation, write_vocabulary
@@ -63,9 +65,7 @@ from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import BUNDLE_FOLDER, Settings
-from tasks.problems import CLASSIFICATION, require
-from tasks.progress import Progress
-from tasks.schemas.exports import Bundle, Card, FileTensor
+from tasks.placement.bundled import BundlePlacements
 
 ON_CPU = ("cpu", "CPUExecutionProvider")
 

@@ -1,6 +1,6 @@
 """Chains: a SubNet with exits as segments in ONNX files, or as one net of ncnn.
 
-Beside them is the manifest that a host program follows (`adaptive_runtime.chains`).
+Beside them is the manifest that a host program follows (`adaptive_runtime.bundle.chains`).
 """
 
 from tasks.export.chains.bundled import BundledChain, bundle_chain, chain_exits, copy_ncnn_chain

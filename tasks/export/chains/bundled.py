@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, session_options
+from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, session_options
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.files import sha256_of
 from profiling_agents.messages import Setting
 from tailor_ir import Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
-from tasks.artifacts import write_bytes
+from tasks.base.artifacts import write_bytes
+from tasks.base.schemas.exports import Card
 from tasks.export.chains.checking import Values, differences_of
 from tasks.export.files import Images
-from tasks.schemas.exports import Card
 
 CHAIN = "onnx_segments"
 

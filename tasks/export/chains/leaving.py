@@ -6,8 +6,8 @@ from itertools import accumulate
 
 from adaptive_runtime.exits import Thresholds
 from tailor_ir import Config, SuperNet
+from tasks.base.schemas.exports import Card, ExportedSegment
 from tasks.exits.policies import SubnetPolicy
-from tasks.schemas.exports import Card, ExportedSegment
 
 THRESHOLDS_FILE = "thresholds.json"
 

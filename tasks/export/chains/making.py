@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.bundle.chains import ChainFormat
 from profiling_agents.client import ModelJob
 from tailor_ir import Config, Statistics, SuperNet
+from tasks.evaluation.ncnn.conversion import convert
+from tasks.evaluation.ncnn.kernels import masks_of
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.export.chains.leaving import ChainPlan
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.files import Maker
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.subnets import implementations_of
-from tasks.ncnn.conversion import convert
-from tasks.ncnn.kernels import masks_of
 
 NCNN_FILES = ("segments.param", "segments.bin")
 

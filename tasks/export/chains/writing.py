@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from adaptive_runtime.chains import (
+from adaptive_runtime.bundle.chains import (
     SEGMENTS_FILE,
     ChainFormat,
     ChainManifest,
@@ -18,8 +18,10 @@ from adaptive_runtime.chains import (
 from profiling_agents.client import ModelJob, ModelTooLargeError, RunError
 from profiling_agents.messages import Precision
 from tailor_ir import Segment, SuperNet
-from tasks.artifacts import write_bytes
-from tasks.errors import UserError
+from tasks.base.artifacts import write_bytes
+from tasks.base.errors import UserError
+from tasks.base.schemas.exports import Card, ExportedFile, ExportedSegment, FileTensor
+from tasks.evaluation.ncnn.conversion import ConversionError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.chains.checking import largest_difference
@@ -29,8 +31,6 @@ from tasks.export.files import Images, Maker
 from tasks.export.running import run_of
 from tasks.export.settings import Settings
 from tasks.measuring.subnets import SubNetMeter
-from tasks.ncnn.conversion import ConversionError
-from tasks.schemas.exports import Card, ExportedFile, ExportedSegment, FileTensor
 
 FORMATS: tuple[ChainFormat, ...] = ("onnx", "ncnn")
 

@@ -3,8 +3,8 @@
 import base64
 from pathlib import Path
 
+from tasks.base.pages.text import milliseconds, percent
 from tasks.exits.policies import POLICIES_FILE, LeavingImage, Policies, SubnetPolicy
-from tasks.pages.text import milliseconds, percent
 from tasks.report.looks import Row
 
 SHOWN_CLASSES = 5

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from tasks.pages.text import milliseconds, percent
+from tasks.base.pages.text import milliseconds, percent
 from tasks.report.charts import COLORS, LOG_TICKS, blank
 from tasks.report.looks import Row, point_label
 

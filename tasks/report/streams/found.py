@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.base.schemas.streams import STREAM_FILE, StreamedNetwork
 from tasks.report.looks import Row
-from tasks.streams.results import STREAM_FILE, StreamedNetwork
-from tasks.streams.terminal import events_text, share_text
+from tasks.report.streams.terminal import events_text, share_text
 
 
 def streams(folders: Sequence[Path]) -> list[dict[str, Any]]:

@@ -4,9 +4,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TypedDict
 
-from tasks.artifacts import RESULT_FILE, read_lines
-from tasks.report.sources import PretrainingSources
-from tasks.schemas.results import (
+from tasks.base.artifacts import RESULT_FILE, read_lines
+from tasks.base.schemas.results import (
     RANGE_ACCURACIES_FILE,
     BackboneResult,
     BaseResult,
@@ -14,6 +13,7 @@ from tasks.schemas.results import (
     FinetuneResult,
     JoinResult,
 )
+from tasks.report.sources import PretrainingSources
 
 
 class ReportedStep(TypedDict):

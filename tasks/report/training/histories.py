@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tasks.artifacts import read_lines
+from tasks.base.artifacts import read_lines
+from tasks.base.schemas.results import HISTORY_FILE
 from tasks.report.looks import Row
 from tasks.report.sources import PretrainingSources, Sources
-from tasks.schemas.results import HISTORY_FILE
 
 
 def histories(sources: Sources) -> dict[str, list[Row]]:

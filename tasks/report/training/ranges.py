@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailor_ir import SuperNet
-from tasks.artifacts import read_lines
-from tasks.pages.text import milliseconds
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.validate import LATENCY_FILE
+from tasks.base.artifacts import read_lines
+from tasks.base.pages.text import milliseconds
+from tasks.base.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, WatchedSubNets
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.validate import LATENCY_FILE
 from tasks.report.sources import Sources
-from tasks.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, WatchedSubNets
 
 RANGES = 4
 

@@ -11,7 +11,9 @@ from onnx import helper
 from torch.nn import functional
 
 import tailor_ir
-from adaptive_runtime.adapting_weights import (
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import AdaptableNet
+from adaptive_runtime.weights import (
     LearnedScales,
     NormScales,
     NormStatistics,
@@ -19,15 +21,13 @@ from adaptive_runtime.adapting_weights import (
     StatisticsWeights,
     WeightOptions,
 )
-from adaptive_runtime.adapting_weights.gradients import DifferentiableNetwork
-from adaptive_runtime.adapting_weights.gradients.operators import OPERATORS
-from adaptive_runtime.adapting_weights.scales import MOST_TIMES, EntropyGradients
-from adaptive_runtime.adapting_weights.weights import LabelledSource
-from adaptive_runtime.bundles import AdaptableNet
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.weights.gradients import DifferentiableNetwork
+from adaptive_runtime.weights.gradients.operators import OPERATORS
+from adaptive_runtime.weights.scales import MOST_TIMES, EntropyGradients
+from adaptive_runtime.weights.weights import LabelledSource
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
-from tasks.adaptation.norms import AdaptiveBatchNorm
+from tasks.evaluation.adapted.norms import AdaptiveBatchNorm
 from tasks.export.bundles.adaptable import adaptable_net, observed
 from tests.support.ir.networks import from_timm, perturb, small_net
 from tests.support.runtime.bundled import OBSERVED_IMAGES, SETTINGS

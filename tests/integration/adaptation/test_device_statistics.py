@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 import tailor_ir
-from adaptive_runtime.adapting_weights import NormStatistics, StatisticsWeights, WeightOptions
-from adaptive_runtime.adapting_weights.weights import LabelledSource
-from adaptive_runtime.bundles import AdaptationSource
+from adaptive_runtime.bundle.bundles import AdaptationSource
+from adaptive_runtime.weights import NormStatistics, StatisticsWeights, WeightOptions
+from adaptive_runtime.weights.weights import LabelledSource
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
 from tasks.adaptation.guards import SourceProfile
-from tasks.adaptation.norms import AdaptiveBatchNorm
 from tasks.data import Dataset, DataSettings
 from tasks.data.drawn.digits import open_digits
+from tasks.evaluation.adapted.norms import AdaptiveBatchNorm
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.bundles.adaptable import adaptable_net, labelled_images, observed
 from tests.support.ir.networks import perturb, small_net

@@ -15,14 +15,14 @@ from torch import nn
 
 import tailor_ir
 from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, load_adapted
-from tasks.artifacts import read_lines
+from tasks.adaptation.streams import WINDOWS_FILE, Settings, check_images, run
+from tasks.adaptation.streams.playing import phases_of
+from tasks.base.artifacts import read_lines
+from tasks.base.errors import UserError
+from tasks.base.progress import Silent
+from tasks.base.schemas.streams import STREAM_FILE, StreamedNetwork
 from tasks.data import DataSettings
 from tasks.data.drift import DriftSettings, plan_stream
-from tasks.errors import UserError
-from tasks.progress import Silent
-from tasks.streams import WINDOWS_FILE, Settings, check_images, run
-from tasks.streams.playing import phases_of
-from tasks.streams.results import STREAM_FILE, StreamedNetwork
 from tests.support.adaptation.small_subnets import supernet
 
 DATA = DataSettings.model_validate({"kind": "digits", "workers": 1})
@@ -106,7 +106,7 @@ KILLED = """
 import os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
-from tasks.progress import Silent
+from tasks.base.progress import Silent
 from tests.integration.adaptation.test_streams import played
 
 class Bar:

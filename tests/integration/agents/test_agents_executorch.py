@@ -14,8 +14,8 @@ from profiling_agents.client import AgentClient, AgentError, MeasureSettings, Mo
 pytest.importorskip("executorch", reason="the extra 'executorch' is not installed")
 
 from profiling_agents.backends.executorch.layers import time_layers
-from tasks.conversion import ConversionError
-from tasks.executorch.programs import jobs_of_modules
+from tasks.evaluation.conversion import ConversionError
+from tasks.evaluation.executorch.programs import jobs_of_modules
 
 SHAPE = (1, 3, 16, 16)
 TOLERANCE = 1e-5

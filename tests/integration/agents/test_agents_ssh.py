@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from flows.config import DeviceProfile, SshSettings
-from flows.devices import Devices
+from flows.pipeline.devices import Devices
 from profiling_agents.client import AgentError, far_side, ssh
 from profiling_agents.client.ssh import SshTarget, ssh_agent
 from tests.support.agents import agent_models as models

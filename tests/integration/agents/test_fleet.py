@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from flows.config import DeviceProfile
-from flows.devices import Devices
+from flows.pipeline.devices import Devices
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, MeasureSettings, ModelJob
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 from tasks.measuring.fleet import Fleet
 from tests.support.agents import agent_models as models
 from tests.support.agents import agent_processes as processes

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
 from benchmarks.chaos import Asked, Supervised, bundle_of
 from benchmarks.faults import Fault, failing
 from tests.support.runtime.bundled import answers_of_files

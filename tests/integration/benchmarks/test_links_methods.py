@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tailor_ir
-from adaptive_runtime.split import HOME, LinkUse, PlacedSegments, SplitSubNet
+from adaptive_runtime.offload.split import HOME, LinkUse, PlacedSegments, SplitSubNet
 from benchmarks.linked_devices import LinkedDevice, linked
 from benchmarks.links import Results, as_the_run_time, bars, links_of, parsed, scaled, shown, summary
 from benchmarks.links_home import LEAST_REQUESTS, device_times_ms, measured, uses

@@ -9,11 +9,11 @@ from safetensors.torch import save_model
 from torch import distributed, nn
 
 from benchmarks.pruned import alone, pruned, pruned_files, train_settings
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tasks.data.samples import image_form
-from tasks.models import create
+from tasks.evaluation.models import create
 
 WORDS = ["model.name=test_resnet", "finetune.epochs=1", "finetune.processes=2", "finetune.learning_rate=0.002"]
 

@@ -18,13 +18,13 @@ from benchmarks.published_spaces import (
     words,
 )
 from benchmarks.published_tables import SUBNETS, from_scratch_s, published_rows
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tailor_ir import SuperNet
 from tasks.data.samples import image_form
-from tasks.models import ModelSettings, create
-from tasks.predict.sums import mac_sums, parameter_sums
+from tasks.evaluation.models import ModelSettings, create
+from tasks.prediction.sums import mac_sums, parameter_sums
 
 ORIGINAL = {"measured_ms": 10.0, "accuracy": 0.90}
 FRONT = [

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from flows.cli import main
-from flows.compose import compose_config
 from flows.config import DeployConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 
 
 def test_the_defaults_in_conf_are_the_defaults_in_code() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from profiling_agents.client.ssh import SshTarget
+from tasks.base.errors import UserError
 from tasks.deploy import run
-from tasks.errors import UserError
 from tests.support.agents.ssh_server import SshServer, find_sshd, started_sshd
 from tests.support.deploy.deployments import current, unpacked
 

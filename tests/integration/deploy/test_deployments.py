@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptive_runtime.bundles import NetFigures, OpenBundle
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import NetFigures, OpenBundle
 from adaptive_runtime.cli import COMMANDS
-from adaptive_runtime.errors import AdaptiveError
+from tasks.base.errors import UserError
 from tasks.deploy import run
 from tasks.deploy.channel import BOOTSTRAP, SENT
 from tasks.deploy.deployment import _refuse_without_room, required_extras
 from tasks.deploy.device_side.answering import line_of
 from tasks.deploy.device_side.service import Service
 from tasks.deploy.device_side.steps import DeploymentSteps
-from tasks.errors import UserError
 from tests.support.deploy.deployments import current, expect_other_answers, releases, stopped_at_the_end, unpacked
 from tests.support.runtime.local_client import LocalClient
 from tests.support.threads import beside

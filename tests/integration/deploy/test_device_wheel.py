@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import tailor_ir
+from tasks.base.errors import UserError
 from tasks.deploy.wheel import build_wheel
-from tasks.errors import UserError
 from tests.support.docs.documents import ROOT
 from tests.support.ir.networks import small_net
 from tests.support.runtime.bundled import write_plain_bundle
@@ -27,7 +27,7 @@ MOST_DEPENDENCIES = 6
 MOST_OF_AN_EXTRA = 3
 RUNTIMES = {"onnxruntime", "ncnn"}
 EXTRAS = RUNTIMES | {"adapt", "telemetry"}
-GRADIENTS, OF_GRADIENTS = "adaptive_runtime/adapting_weights/gradients", {"torch", "onnx"}
+GRADIENTS, OF_GRADIENTS = "adaptive_runtime/weights/gradients", {"torch", "onnx"}
 """The one room with libraries of the extra `adapt`, and these."""
 FOREIGN = (
     "torch",

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from tasks.pages.text import milliseconds
-from tasks.schemas.chosen import ChosenSubNet
-from tasks.schemas.front import FRONT_FILE, Front, Winner
+from tasks.base.pages.text import milliseconds
+from tasks.base.schemas.chosen import ChosenSubNet
+from tasks.base.schemas.front import FRONT_FILE, Front, Winner
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 

@@ -10,10 +10,10 @@ import pytest
 
 from flows.cli.arguments import parse
 from flows.cli.composed import composed, validated
-from flows.complete import COMPLETE_FILE, SERVER, found_again, is_remembered
 from flows.config import FlowConfig
-from flows.stages import PIPELINE
-from tasks.artifacts import read_json
+from flows.pipeline.complete import COMPLETE_FILE, SERVER, found_again, is_remembered
+from flows.pipeline.stages import PIPELINE
+from tasks.base.artifacts import read_json
 from tasks.report import DATA_FILE, PAGE_FILE
 from tests.support.docs.documents import ROOT
 from tests.support.flows.databases import database_in

@@ -11,9 +11,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flows.tracking.metrics import numbers, of_exports, run_metrics, speed_ups
-from tasks.schemas.exports import ExportedWinner, Exports, Latency, MeasuredLargest
-from tasks.schemas.results import BaseResult
+from flows.pipeline.tracking.metrics import numbers, of_exports, run_metrics, speed_ups
+from tasks.base.schemas.exports import ExportedWinner, Exports, Latency, MeasuredLargest
+from tasks.base.schemas.results import BaseResult
 from tests.support.flows.fixtures import Command
 
 WITH_ARTIFACTS = {"finetune": "supernet", "profile/onnxruntime": "lut", "search/onnxruntime": "front.json"}

@@ -7,12 +7,12 @@ import pytest
 from mlflow import MlflowClient
 
 import tailor_ir
-from flows.cleaning.references import LIST_FILE
 from flows.cli import main
 from flows.config import DeviceProfile
-from flows.devices import Devices
-from tasks.artifacts import read_json
-from tasks.nightly import History
+from flows.pipeline.devices import Devices
+from flows.storage.cleaning.references import LIST_FILE
+from tasks.base.artifacts import read_json
+from tasks.operations.nightly import History
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command
 from tests.support.flows.pipeline import _worked

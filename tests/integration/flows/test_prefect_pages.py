@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from flows.pages import facts
-from flows.pages.markdown import report_in_short, table
-from flows.tracking.addresses import page_of
+from flows.pipeline.pages import facts
+from flows.pipeline.pages.markdown import report_in_short, table
+from flows.pipeline.tracking.addresses import page_of
+from tasks.base.pages.text import count, milliseconds
 from tasks.evaluation.uncertainty import uncertain
-from tasks.pages.text import count, milliseconds
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows, wait_for
 

@@ -11,20 +11,20 @@ import torch
 
 import tailor_ir
 import tasks.export
-import tasks.refine
-from flows.compose import compose_config
+import tasks.search.refine
 from flows.config import AdaptConfig, RunConfig
-from flows.run import Output, Run
-from flows.session import open_run
-from flows.stages import supernets, winners
-from flows.stages.policies import POLICY
-from flows.stages.predictors import LATENCY, PROFILE
-from flows.stages.spec import ALONE, Context, StageSpec
-from flows.stages.table import ADAPTATION, PIPELINE
-from flows.validate import validate
-from tasks.errors import UserError
-from tasks.progress import Silent
-from tasks.schemas.candidates import Candidates
+from flows.config.compose import compose_config
+from flows.config.validate import validate
+from flows.pipeline.run import Output, Run
+from flows.pipeline.session import open_run
+from flows.pipeline.stages import supernets, winners
+from flows.pipeline.stages.policies import POLICY
+from flows.pipeline.stages.predictors import LATENCY, PROFILE
+from flows.pipeline.stages.spec import ALONE, Context, StageSpec
+from flows.pipeline.stages.table import ADAPTATION, PIPELINE
+from tasks.base.errors import UserError
+from tasks.base.progress import Silent
+from tasks.base.schemas.candidates import Candidates
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows
 from tests.support.flows.tiny import TINY
@@ -78,7 +78,7 @@ def test_winners_of_several_devices_together_are_refined_once(tmp_path: Path) ->
 
 
 def test_the_candidates_of_a_refinement_stand_in_for_winners_that_miss(tmp_path: Path) -> None:
-    Candidates(candidates=(), budgets=(), likely={}).write(tmp_path / tasks.refine.MEASURED_FILE)
+    Candidates(candidates=(), budgets=(), likely={}).write(tmp_path / tasks.search.refine.MEASURED_FILE)
     make = substitutes_of(tmp_path, "refine.candidates=2")
     assert make is not None
     assert isinstance(make(), tasks.export.MeasuredSubstitutes)

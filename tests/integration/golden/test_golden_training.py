@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import compile as compile_stage
-from tasks import finetune
-from tasks.artifacts import read_lines
+from tasks.base.artifacts import read_lines
+from tasks.base.progress import Silent
 from tasks.data import DataSettings
-from tasks.models import ModelSettings
-from tasks.progress import Silent
+from tasks.evaluation.models import ModelSettings
+from tasks.training import compile as compile_stage
+from tasks.training import finetune
 from tests.support.golden.fixtures import Golden
 from tests.support.golden.records import rounded
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from tasks.artifacts import append_line
-from tasks.backup import BackupStore
+from tasks.base.artifacts import append_line
+from tasks.operations.backup import BackupStore
 from tests.support.docs.documents import ROOT
 
 KEY = "0123456789abcdef"
@@ -100,7 +100,7 @@ def test_a_killed_backup_leaves_the_last_one_intact(place: Path, moment: str) ->
     assert main(["backup", "kept"]) == 0
     (place / "outputs/luts/ncnn/part-0.parquet").write_bytes(b"another table")
     script = (
-        "import os, signal; from tasks.backup import BackupStore; from flows.cli import main; "
+        "import os, signal; from tasks.operations.backup import BackupStore; from flows.cli import main; "
         f"{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL); main(['backup', 'kept'])"
     )
     killed = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)
@@ -240,7 +240,7 @@ def test_links_and_pipes_are_refused_and_nothing_leads_out_of_a_folder(
 ) -> None:
     from pydantic import ValidationError
 
-    from tasks.backup import BackupPart
+    from tasks.operations.backup import BackupPart
 
     (place / "outputs/luts/shared").symlink_to(place / "fleet")
     assert main(["backup", "kept"]) == 2
@@ -257,8 +257,8 @@ def test_links_and_pipes_are_refused_and_nothing_leads_out_of_a_folder(
 
 def test_the_defaults_in_conf_are_those_of_the_code() -> None:
     from flows.cli.operations.backup import BackupConfig
-    from flows.compose import compose_config
-    from flows.validate import validate
+    from flows.config.compose import compose_config
+    from flows.config.validate import validate
 
     composed = compose_config("backup", [])
     assert validate(BackupConfig, composed) == BackupConfig()

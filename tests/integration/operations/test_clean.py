@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from flows.cleaning.folders import FolderCleaner
-from flows.cleaning.references import LIST_FILE, StageList
 from flows.cli import main
-from tasks.artifacts import Store, set_aside, write_bytes
-from tasks.errors import UserError
-from tasks.nightly import History, StageNight
+from flows.storage.cleaning.folders import FolderCleaner
+from flows.storage.cleaning.references import LIST_FILE, StageList
+from tasks.base.artifacts import Store, set_aside, write_bytes
+from tasks.base.errors import UserError
+from tasks.operations.nightly import History, StageNight
 from tests.support.nights.made_nights import night
 
 DAY_S = 24 * 3600.0
@@ -100,7 +100,7 @@ RUN = """
 import sys
 from pathlib import Path
 from flows.machine.locks import only_run
-from tasks.artifacts import Store, append_line
+from tasks.base.artifacts import Store, append_line
 with only_run(Path(sys.argv[1])):
     folder = Store(Path(sys.argv[1]) / "stages").open_stage("finetune", sys.argv[2])
     append_line(folder.path / "history.jsonl", {"epoch": 1})

@@ -55,8 +55,8 @@ def test_services_that_do_not_answer_are_named_with_what_to_do(
 
 def test_the_defaults_in_conf_are_those_of_the_code() -> None:
     from flows.cli.operations.health import HealthConfig
-    from flows.compose import compose_config
-    from flows.validate import validate
+    from flows.config.compose import compose_config
+    from flows.config.validate import validate
 
     composed = compose_config("health", [])
     assert validate(HealthConfig, composed) == HealthConfig()

@@ -80,7 +80,7 @@ def test_a_registry_sends_how_many_devices_and_rollouts_there_are(
 
 RUN = """
 from contextlib import suppress
-from adaptive_runtime.telemetry import span
+from adaptive_runtime.base.telemetry import span
 
 with span("stage base", stage="base", key="0123"):
     with suppress(ValueError), span("device work", device="ncnn"):
@@ -106,7 +106,7 @@ def test_spans_lie_inside_of_each_other_and_tell_no_message_of_an_error(told: Re
 
 MEASURED = """
 from flows.config import DeviceProfile
-from flows.devices import Devices
+from flows.pipeline.devices import Devices
 from tests.support.agents.agent_models import addition
 
 jobs = [addition("onnxruntime", str(number)) for number in range(3)]

@@ -12,15 +12,16 @@ from selenium.webdriver import Chrome
 
 from profiling_agents.client import local_agent
 from profiling_agents.messages import MeasureSettings
-from tasks import baselines, report, search
+from tasks import report, search
+from tasks.base.progress import Silent
 from tasks.data import DataSettings
-from tasks.predict import sensitivity
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.settings import Settings as PredictSettings
-from tasks.progress import Silent
+from tasks.prediction import sensitivity
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.settings import Settings as PredictSettings
 from tasks.report import charts
 from tasks.report.baselines import cards, cells
 from tasks.report.page import render
+from tasks.search import baselines
 from tests.integration.report.test_report_browser import hovered, wait
 from tests.integration.report.test_report_dark import CONTRAST, opened_in
 from tests.support.report.browser import BROWSER, DRIVER, opened, requests

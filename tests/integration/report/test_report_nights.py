@@ -4,15 +4,15 @@ import pytest
 
 import tailor_ir
 from profiling_agents.client import local_agent
-from tasks.lut import Lut
-from tasks.nightly import NightTimes, Settings
-from tasks.nightly.timing import ROUNDS_FILE, TIMES_FILE, slowest, time_device
-from tasks.profile import LUT_FOLDER
-from tasks.profile import Settings as ProfileSettings
-from tasks.progress import Silent
+from tasks.base.progress import Silent
+from tasks.base.schemas.exports import EXPORTS_FILE, Exports
+from tasks.base.schemas.operators import OWN_CHOICES
+from tasks.measuring.lut import Lut
+from tasks.measuring.profile import LUT_FOLDER
+from tasks.measuring.profile import Settings as ProfileSettings
+from tasks.operations.nightly import NightTimes, Settings
+from tasks.operations.nightly.timing import ROUNDS_FILE, TIMES_FILE, slowest, time_device
 from tasks.report import Sources
-from tasks.schemas.exports import EXPORTS_FILE, Exports
-from tasks.schemas.operators import OWN_CHOICES
 from tests.support.report.fixtures import PREDICT, QUICK, SUBNET
 
 SETTINGS = Settings(operators=5, rounds=3)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasks.artifacts import RESULT_FILE
-from tasks.pages.text import count, milliseconds, percent
-from tasks.partition import PartitionAnswer, picture
-from tasks.partition.settings import Settings as PartitionSettings
+from tasks.base.artifacts import RESULT_FILE
+from tasks.base.pages.text import count, milliseconds, percent
+from tasks.base.schemas.results import GivenSuperNet
+from tasks.placement.partition import PartitionAnswer, picture
 from tasks.report import DATA_FILE, PAGE_FILE, Settings, Sources, charts, confusions, terminal_table
 from tasks.report.gather import gather
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
-from tasks.schemas.results import GivenSuperNet
+from tasks.search.placement_settings import Settings as PartitionSettings
 from tests.support.report.page import Page
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://example.org/x.png>"

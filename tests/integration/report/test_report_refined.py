@@ -9,19 +9,20 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from profiling_agents.client import local_agent
-from tasks import export, refine, report, search
-from tasks.artifacts import read_json
+from tasks import export, report, search
+from tasks.base.artifacts import read_json
+from tasks.base.pages.text import milliseconds, percent, size
+from tasks.base.progress import Silent
+from tasks.base.schemas.candidates import MEASURED_FILE, Candidates
+from tasks.base.schemas.front import Front, Replaced
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
-from tasks.pages.text import milliseconds, percent, size
-from tasks.predict import sensitivity, validate
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.progress import Silent
+from tasks.prediction import sensitivity, validate
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.latency import LatencyPredictor
 from tasks.report.page import render
 from tasks.report.refined import refinement
-from tasks.schemas.candidates import MEASURED_FILE, Candidates
-from tasks.schemas.front import Front, Replaced
+from tasks.search import refine
 from tests.support.report.browser import BROWSER, DRIVER, opened
 from tests.support.report.fixtures import PREDICT, QUICK
 from tests.support.report.page import Page

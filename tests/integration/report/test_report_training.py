@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 import tailor_ir
-from tasks.artifacts import append_line, write_json
-from tasks.finetune.ranges import choose
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.validate import LATENCY_FILE
-from tasks.report import PretrainingSources, Settings, Sources, training
-from tasks.report.gather import gather
-from tasks.report.page import MOST_STEPS, render
-from tasks.schemas.results import (
+from tasks.base.artifacts import append_line, write_json
+from tasks.base.schemas.results import (
     RANGE_ACCURACIES_FILE,
     RANGES_FILE,
     BackboneResult,
@@ -24,6 +18,12 @@ from tasks.schemas.results import (
     JoinResult,
     WatchedSubNets,
 )
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.validate import LATENCY_FILE
+from tasks.report import PretrainingSources, Settings, Sources, training
+from tasks.report.gather import gather
+from tasks.report.page import MOST_STEPS, render
+from tasks.training.finetune.ranges import choose
 
 STEPS = [10 * number for number in range(1, 9)]
 TOTAL = 200

@@ -13,13 +13,13 @@ import pytest
 import adaptive_runtime
 
 ROOM = Path(adaptive_runtime.__path__[0])
-GRADIENTS = "adaptive_runtime.adapting_weights.gradients"
+GRADIENTS = "adaptive_runtime.weights.gradients"
 MODULES = [
     module.name
     for module in pkgutil.walk_packages([str(ROOM)], "adaptive_runtime.")
     if not module.name.startswith(GRADIENTS)
 ]
-SERVICE, COMMANDS = ("adaptive_runtime.service",), ("adaptive_runtime.cli", "adaptive_runtime.__main__")
+SERVICE, COMMANDS = ("adaptive_runtime.server",), ("adaptive_runtime.cli", "adaptive_runtime.__main__")
 NEEDED = {"numpy", "psutil", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
 SERVED = {"anyio", "click", "h11", "idna", "prometheus_client", "sniffio", "starlette", "uvicorn"}
 """What a service needs besides: starlette, uvicorn and the metrics' format, with what these need."""

@@ -18,25 +18,26 @@ import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks import refine, search
-from tasks.artifacts import NO_STORE, SubNetStore, read_json, read_lines
+from tasks import search
+from tasks.base.artifacts import NO_STORE, SubNetStore, read_json, read_lines
+from tasks.base.progress import Silent
+from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
+from tasks.evaluation.ncnn.conversion import ConversionLimits
 from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.measuring.subnets import SubNetMeter
-from tasks.ncnn.conversion import ConversionLimits
-from tasks.predict import sensitivity
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MemoryPredictor
-from tasks.predict.settings import Settings as PredictSettings
-from tasks.predict.sums import Sums, parameter_sums
-from tasks.progress import Silent
-from tasks.refine.candidates import Around
-from tasks.refine.known import Known, best, worth_evaluating
-from tasks.refine.stage import CONFIRMATIONS
-from tasks.schemas.stored import StageResult
+from tasks.prediction import sensitivity
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.settings import Settings as PredictSettings
+from tasks.prediction.sums import Sums, parameter_sums
+from tasks.search import refine
 from tasks.search.problem import Problem
+from tasks.search.refine.candidates import Around
+from tasks.search.refine.known import Known, best, worth_evaluating
+from tasks.search.refine.stage import CONFIRMATIONS
 
 MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15, patience=0.0)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from tasks.errors import UserError
-from tasks.progress import Silent
+from tasks.base.errors import UserError
+from tasks.base.progress import Silent
 from tasks.search.descent import beam_descent, fastest
 from tasks.search.feasible import LATENCY, Cost
 from tasks.search.genetic import repair, search

@@ -16,8 +16,8 @@ import torch
 from onnx import TensorProto, helper
 
 import tailor_ir
+from tasks.base.schemas.exports import FileRun, FileTensor
 from tasks.export.running import examples
-from tasks.schemas.exports import FileRun, FileTensor
 from tests.support.docs.documents import ROOT
 from tests.support.ir.networks import small_net
 from tests.support.runtime.bundled import write_plain_bundle

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flows.cli import main
-from tasks.schemas.exports import Exports
+from tasks.base.schemas.exports import Exports
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import FEW, TINY
 

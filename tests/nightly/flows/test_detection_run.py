@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 
 import adaptive_runtime
-from adaptive_runtime.boxes import SSDLITE, Detections, detect, iou
-from adaptive_runtime.bundles import BundleFormat, OpenBundle
+from adaptive_runtime.bundle.bundles import BundleFormat, OpenBundle
+from adaptive_runtime.samples.boxes import SSDLITE, Detections, detect, iou
 from flows.cli import main
-from flows.progress import artifact_key
+from flows.pipeline.progress import artifact_key
 from tests.support.boxes import small_detectors
 from tests.support.deploy.deployments import stopped_at_the_end
 from tests.support.flows.bundled import check_subnets

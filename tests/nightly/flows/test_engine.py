@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
-from tasks.schemas.exports import EXPORTS_FILE, Exports
+from tasks.base.schemas.exports import EXPORTS_FILE, Exports
+from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
 from tests.support.flows.fixtures import Command
 from tests.support.flows.text_run import UNTUNED
 

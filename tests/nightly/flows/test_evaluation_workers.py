@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from flows.workers.cluster import DaskWorkers
+from flows.pipeline.workers.cluster import DaskWorkers
 from tailor_ir import Config, SuperNet
 from tasks.evaluation.subnets import EvaluationData, FinishedSubNets, lines
 from tests.support.flows.fixtures import Command

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptive_runtime.chains import ExitChain
+from adaptive_runtime.bundle.chains import ExitChain
 from adaptive_runtime.exits import NO_EXIT, Decider, ExitTable, Thresholds
+from tasks.base.schemas.front import FRONT_FILE, Front
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import Policies
-from tasks.schemas.front import FRONT_FILE, Front
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 

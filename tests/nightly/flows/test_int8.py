@@ -10,11 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from profiling_agents.client import local_agent
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import FEW, TINY
 

@@ -23,7 +23,7 @@ MOST_SECONDS = 150
 """Until a command has ended: it waits for its agents, and this machine computes something else, too."""
 
 
-CHILDREN = {"compile": "tasks.finetune.worker", "profile": "profiling_agents"}
+CHILDREN = {"compile": "tasks.training.finetune.worker", "profile": "profiling_agents"}
 
 
 LINE = "autotailor: interrupted; the same command goes on from here"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from adaptive_runtime.chains import PARTS_FILE, PartsManifest
+from adaptive_runtime.bundle.chains import PARTS_FILE, PartsManifest
 from flows.cli import main
-from tasks.schemas.chosen import ChosenSubNet
-from tasks.schemas.placed import JointFront
+from tasks.base.schemas.chosen import ChosenSubNet
+from tasks.base.schemas.placed import JointFront
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import adaptive_runtime
-from adaptive_runtime.adapting import BundleVariants
-from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.bundle.bundles import OpenBundle
+from adaptive_runtime.model.adapting import BundleVariants
 from flows.cli.commands import foresee
-from flows.compose import compose_config
 from flows.config import AdaptConfig
-from flows.validate import validate
-from tasks.artifacts import read_json
-from tasks.levels import Levels
+from flows.config.compose import compose_config
+from flows.config.validate import validate
+from tasks.base.artifacts import read_json
+from tasks.export.operating_points import Levels
 from tests.support.flows.fixtures import Command
 
 

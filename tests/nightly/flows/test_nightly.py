@@ -16,10 +16,10 @@ from mlflow import MlflowClient
 from flows.cli import main
 from flows.cli.entry import BAD_INPUT, REGRESSED
 from flows.config import RunConfig
-from flows.nightly.causes import changed_inputs, changed_stages
-from flows.nightly.message import EVENT
-from flows.nightly.working import concluded
-from tasks.nightly import Finding, History, Night
+from flows.operations.nightly.causes import changed_inputs, changed_stages
+from flows.operations.nightly.message import EVENT
+from flows.operations.nightly.working import concluded
+from tasks.operations.nightly import Finding, History, Night
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows, wait_for

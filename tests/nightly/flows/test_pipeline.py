@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from flows.pages import facts
-from flows.pages.tables import front_rows
-from tasks.artifacts import read_json, read_lines
-from tasks.pages.text import milliseconds, percent
-from tasks.schemas.baselines import Baselines, Compared
-from tasks.schemas.front import Front
+from flows.pipeline.pages import facts
+from flows.pipeline.pages.tables import front_rows
+from tasks.base.artifacts import read_json, read_lines
+from tasks.base.pages.text import milliseconds, percent
+from tasks.base.schemas.baselines import Baselines, Compared
+from tasks.base.schemas.front import Front
 from tests.support.flows.fixtures import Command
 from tests.support.flows.pipeline import _worked
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import adaptive_runtime
-from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.chains import ImagePreparation
+from adaptive_runtime.bundle.bundles import OpenBundle
+from adaptive_runtime.bundle.chains import ImagePreparation
 from adaptive_runtime.pool import Variant
-from flows.compose import compose_config
 from flows.config import AdaptConfig
-from flows.validate import validate
-from tasks.errors import UserError
-from tasks.levels import Levels
+from flows.config.compose import compose_config
+from flows.config.validate import validate
+from tasks.base.errors import UserError
+from tasks.export.operating_points import Levels
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import wait_for
 from tests.support.links.devices import serving

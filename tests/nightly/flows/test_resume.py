@@ -12,7 +12,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifacts import read_lines
+from tasks.base.artifacts import read_lines
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 

@@ -19,8 +19,8 @@ import yaml
 from mlflow import MlflowClient
 from prefect.utilities.templating import apply_values
 
-from flows.sharing import run_locks
-from tasks.artifacts import read_lines
+from flows.storage.sharing import run_locks
+from tasks.base.artifacts import read_lines
 from tests.support.flows.prefect_server import Server, started, stop, wait_for
 from tests.support.flows.tiny import TINY
 from tests.support.ports import free_port
@@ -265,7 +265,7 @@ NIGHT = """
 from pathlib import Path
 from prefect import flow
 from flows.config import RunConfig
-from flows.nightly.message import tell
+from flows.operations.nightly.message import tell
 from tests.support.nights.made_nights import nights
 
 @flow
@@ -279,13 +279,13 @@ night()
 
 def test_automations_are_made_once_and_notice_nights_that_failed_or_regressed(shared: Server, tmp_path: Path) -> None:
     for _ in range(2):
-        shared.shell("python -m flows.deployments.automations")
+        shared.shell("python -m flows.operations.deployments.automations")
     made = {row["name"]: f"prefect.automation.{row['id']}" for row in shared.found("automations")}
     assert set(made) == {
         "autotailor: a night failed", "autotailor: a night regressed", "autotailor: a run lost its process"
     }  # fmt: skip
     assert len(shared.found("automations")) == len(made)
-    refused = shared.start("python -m flows.deployments.automations slack-webhook/nobody", tmp_path / "log")
+    refused = shared.start("python -m flows.operations.deployments.automations slack-webhook/nobody", tmp_path / "log")
     assert refused.wait() == 2
     assert "autotailor: block 'slack-webhook/nobody': is not on the server" in (tmp_path / "log").read_text()
 
@@ -315,7 +315,7 @@ def test_the_documented_pools_for_containers_take_their_deployments(shared: Serv
     assert docker["job_variables"]["image"] == kubernetes["job_variables"]["image"] == image
     assert docker["job_variables"]["volumes"] == ["/srv/autotailor:/srv/autotailor"]
     for one in (docker, kubernetes):
-        assert one["entrypoint"] == "flows.deployments.deployed.run"
+        assert one["entrypoint"] == "flows.operations.deployments.deployed.run"
         assert one["parameter_openapi_schema"] == shared.deployment(DEPLOYMENT)["parameter_openapi_schema"]
         (step,) = one["pull_steps"]
         assert step == {"prefect.deployments.steps.set_working_directory": {"directory": "/srv/autotailor"}}

@@ -9,14 +9,14 @@ from mlflow import MlflowClient
 
 from flows.cli import main
 from flows.cli.arguments import parse
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.deployments import form
-from flows.stages.streams import STREAM
-from flows.stages.table import PIPELINE
-from flows.stages.walk import rows
-from flows.validate import config_groups, validate
-from tasks.streams.results import StreamedNetwork
+from flows.config.compose import compose_config
+from flows.config.validate import config_groups, validate
+from flows.operations.deployments import form
+from flows.pipeline.stages.streams import STREAM
+from flows.pipeline.stages.table import PIPELINE
+from flows.pipeline.stages.walk import rows
+from tasks.base.schemas.streams import StreamedNetwork
 from tests.support.flows.fixtures import Command
 
 WORDS = (

@@ -11,9 +11,9 @@ import torch
 
 import adaptive_runtime
 import tailor_ir
-from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.bundle.bundles import OpenBundle
 from flows.cli import main
-from tests.integration.runtime.test_local_socket import by_http
+from tests.integration.runtime.server.test_local_socket import by_http
 from tests.support.flows.bundled import check_subnets
 from tests.support.flows.fixtures import Command
 from tests.support.flows.text_run import LENGTH, SHORTER

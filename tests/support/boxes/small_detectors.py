@@ -10,7 +10,7 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.ssdlite import SSDLiteHead
 from torchvision.ops import FeaturePyramidNetwork
 
-from adaptive_runtime.boxes import FCOS, RETINANET, SSDLITE
+from adaptive_runtime.samples.boxes import FCOS, RETINANET, SSDLITE
 from conf.networks.detectors import RawDetector
 
 WIDTH = 32

@@ -17,20 +17,20 @@ import flows.cli.stress
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
 import tailor_ir
-from adaptive_runtime.texts import Vocabulary
-from adaptive_runtime.texts.vocabulary import FIRST_WORD
+from adaptive_runtime.samples.texts import Vocabulary
+from adaptive_runtime.samples.texts.vocabulary import FIRST_WORD
 from flows.cli import main
 from flows.cli.arguments import OPERATIONS, parse
-from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config, split_sweep
+from flows.config.validate import validate
 from profiling_agents.network.endpoint import Endpoint, check_bind
 from profiling_agents.serving.puller import check_relay
 from tasks.data import DataSettings, load
+from tasks.data.problems import problem_named
 from tasks.data.samples import AnyForm, form_of
 from tasks.data.source import Scaling
-from tasks.models import create
-from tasks.problems import problem_named
+from tasks.evaluation.models import create
 from tests.support.docs.documents import DOCUMENTS, Command, commands, device_commands, write_files
 
 SHOWN = [command for document in DOCUMENTS for command in commands(document)]

@@ -8,8 +8,8 @@ import numpy as np
 
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Engine, Measurement, MeasureSettings, Timing
-from tasks.engine.timing import EngineTimer
-from tasks.progress import Silent
+from tasks.base.progress import Silent
+from tasks.measuring.runtime_options.timing import EngineTimer
 
 FASTEST_MS, SLOWEST_MS = 1.0, 5.0
 Cost = Callable[[Mapping[str, str]], float]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tasks.artifacts import read_lines
-from tasks.schemas.stored import StageResult
+from tasks.base.artifacts import read_lines
+from tasks.base.schemas.stored import StageResult
 from tests.support.finetune import short_training, small_training
 
 

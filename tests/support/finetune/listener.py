@@ -1,6 +1,6 @@
 """A pipeline that listens to a training."""
 
-from tasks.progress import Silent
+from tasks.base.progress import Silent
 
 
 class Listener(Silent):

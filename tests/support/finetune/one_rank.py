@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tasks.artifacts import read_lines
-from tasks.finetune import checkpoint
-from tasks.finetune.job import Job
-from tasks.finetune.worker import train
+from tasks.base.artifacts import read_lines
+from tasks.training.finetune import checkpoint
+from tasks.training.finetune.job import Job
+from tasks.training.finetune.worker import train
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
 """What torchrun tells the only rank of the only node."""

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import psutil
 
-WORKER = "tasks.finetune.worker"
+WORKER = "tasks.training.finetune.worker"
 
 
 def trainings_below(process: psutil.Process) -> list[psutil.Process]:

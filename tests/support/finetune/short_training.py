@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_model
 
-from tasks import base
-from tasks.artifacts import read_lines
+from tasks.base.artifacts import read_lines
+from tasks.base.progress import Silent
+from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
 from tasks.data.dataset import PlannedEpoch
 from tasks.data.samples import image_form
-from tasks.finetune.job import Job
-from tasks.models import create
-from tasks.progress import Silent
-from tasks.schemas.stored import StageResult
+from tasks.evaluation.models import create
+from tasks.training import base_network as base
+from tasks.training.finetune.job import Job
 from tests.support.finetune.one_rank import train_here
 from tests.support.finetune.small_training import MODEL
 

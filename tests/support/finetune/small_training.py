@@ -6,11 +6,11 @@
 import sys
 from pathlib import Path
 
-from tasks import base
+from tasks.base.progress import Progress, Silent
+from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
-from tasks.models import ModelSettings
-from tasks.progress import Progress, Silent
-from tasks.schemas.stored import StageResult
+from tasks.evaluation.models import ModelSettings
+from tasks.training import base_network as base
 
 EPOCHS = 3
 STEPS = 18 * EPOCHS

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tasks.models import ModelSettings
+from tasks.evaluation.models import ModelSettings
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:

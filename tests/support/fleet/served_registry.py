@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 
 from adaptive_runtime.fleet import EnrolAsked, Enrolled
-from tasks.fleet.registry import BundleStore, Registry, new_enrolment
+from tasks.operations.fleet.registry import BundleStore, Registry, new_enrolment
 
 RELAY_TOKEN = "token-of-those-who-measure"
 ASKED = EnrolAsked(name="kitchen", kind="camera", fingerprint="ab" * 32)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from adaptive_runtime.fleet import EnrolAsked, RequestSums, Telemetry
-from tasks.fleet.registry import Registry, advance, begin, enrol, list_devices, new_enrolment, record
-from tasks.fleet.rollout import RolloutSettings
+from tasks.operations.fleet.registry import Registry, advance, begin, enrol, list_devices, new_enrolment, record
+from tasks.operations.fleet.rollout import RolloutSettings
 
 WINDOW_S = 100.0
 SETTINGS = RolloutSettings(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from adaptive_runtime.bundles import OpenBundle
-from tasks.schemas.exports import EXPORTS_FILE, Card, Exports
+from adaptive_runtime.bundle.bundles import OpenBundle
+from tasks.base.schemas.exports import EXPORTS_FILE, Card, Exports
 
 
 def check_subnets(output: Path, device: str, bundle: OpenBundle) -> set[str]:

@@ -6,8 +6,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from adaptive_runtime.files import sha256_of
-from tasks.schemas.exports import (
+from adaptive_runtime.base.files import sha256_of
+from tasks.base.schemas.exports import (
     Card,
     CardDevice,
     ExportedFile,

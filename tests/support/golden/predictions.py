@@ -6,10 +6,10 @@ import numpy as np
 
 from tailor_ir import OperatorFeature, SuperNet
 from tasks.evaluation.subnets import Accuracy
-from tasks.lut import DeviceKey, Entry, Lut
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
+from tasks.measuring.lut import DeviceKey, Entry, Lut
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.latency import LatencyPredictor
 
 IMAGES = 10_000
 DEVICE = DeviceKey(backend="onnxruntime", build="golden", precision="fp32", threads=1, fingerprint="golden")

@@ -13,8 +13,8 @@ from solvers.partition import PartitionConditions
 from solvers.tables import Codes
 from tailor_ir import NetworkPieces, OperatorFeature, SuperNet, find_pieces
 from tasks.evaluation.subnets import Accuracy
-from tasks.joint import JointSearch, JointSpace, JointTerms
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.placement.joint import JointSearch, JointSpace, JointTerms
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.search.settings import Settings
 from tests.support.ir.networks import small_net
 

@@ -11,8 +11,8 @@ import onnxruntime
 import torch
 
 import tailor_ir
-from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.split import SplitNetwork, SplitSubNet
+from adaptive_runtime.offload.links import DeviceAddress
+from adaptive_runtime.offload.split import SplitNetwork, SplitSubNet
 from tests.support.agents.agent_processes import TOKEN, started
 from tests.support.ir.networks import small_net
 from tests.support.runtime.bundled import write_own_chain

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptive_runtime.split import SplitSubNet
+from adaptive_runtime.offload.split import SplitSubNet
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import Reference, ServingDevice, serving, write_chain
 

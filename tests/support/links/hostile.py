@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.links import DeviceAddress
-from adaptive_runtime.split import SplitSubNet
-from adaptive_runtime.split.home import HomeSegments
+from adaptive_runtime.offload.links import DeviceAddress
+from adaptive_runtime.offload.split import SplitSubNet
+from adaptive_runtime.offload.split.home import HomeSegments
 from profiling_agents.messages import (
     HOME_MESSAGES,
     STREAM_PROTOCOL,

@@ -1,6 +1,6 @@
 """Plans of the SubNet that tests split, under which home is slow and other devices are fast."""
 
-from adaptive_runtime.split import HOME, LinkUse, PlacementPlans, PlannedPlacement, SplitSubNet
+from adaptive_runtime.offload.split import HOME, LinkUse, PlacementPlans, PlannedPlacement, SplitSubNet
 
 SEGMENTS = 4
 HOME_MS = 100.0

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tasks.nightly import DeviceNight, Night, NightTimes, StageNight
-from tasks.nightly.records import OperatorRounds, SubNetRounds
+from tasks.operations.nightly import DeviceNight, Night, NightTimes, StageNight
+from tasks.operations.nightly.records import OperatorRounds, SubNetRounds
 
 OPERATORS = 40
 LEVELS = (0.80, 0.85, 0.88, 0.90)

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 import tailor_ir
-from tasks.artifacts import RESULT_FILE
-from tasks.lut import DeviceKey, Entry, Lut
+from tasks.base.artifacts import RESULT_FILE
+from tasks.measuring.lut import DeviceKey, Entry, Lut
 from tests.support.ir.networks import small_net
 
 RATES = {"phone": 2e5, "server": 2e7}

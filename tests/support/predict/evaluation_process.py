@@ -12,10 +12,10 @@ import timm
 import torch
 
 import tailor_ir
+from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
-from tasks.predict.accuracy import modifications
-from tasks.progress import Silent
+from tasks.prediction.accuracy import modifications
 
 RESOLUTIONS = [24, 28, 32]
 

@@ -13,25 +13,27 @@ from torch import nn
 import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
-from tasks import compile as compile_stage
-from tasks import enumerate as enumerating
-from tasks import export, profile, refine, report, search
-from tasks.artifacts import Store
+from tasks import export, report, search
+from tasks.base.artifacts import Store
+from tasks.base.progress import Silent
+from tasks.base.schemas.accuracy import SENSITIVITIES_FILE
+from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
+from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.subnets import EvaluationData
-from tasks.finetune import checkpoint
-from tasks.finetune.job import Job
-from tasks.finetune.settings import Settings as FinetuneSettings
-from tasks.finetune.settings import TrainSettings
-from tasks.given import evaluate_supernet
-from tasks.models import ModelSettings, create
-from tasks.predict import sensitivity, validate
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.settings import Settings as PredictSettings
-from tasks.progress import Silent
-from tasks.schemas.accuracy import SENSITIVITIES_FILE
-from tasks.schemas.stored import StageResult
+from tasks.measuring import enumerate as enumerating
+from tasks.measuring import profile
+from tasks.prediction import sensitivity, validate
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.settings import Settings as PredictSettings
+from tasks.search import refine
+from tasks.training import compile as compile_stage
+from tasks.training.evaluate_given import evaluate_supernet
+from tasks.training.finetune import checkpoint
+from tasks.training.finetune.job import Job
+from tasks.training.finetune.settings import Settings as FinetuneSettings
+from tasks.training.finetune.settings import TrainSettings
 from tests.support.finetune.one_rank import train_here
 
 QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=5.0, patience=0.0)

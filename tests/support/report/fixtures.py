@@ -13,19 +13,20 @@ import tailor_ir
 from profiling_agents.client import local_agent
 from profiling_agents.messages import MeasureSettings
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks import enumerate as enumerating
-from tasks import export, profile, report, search
-from tasks.artifacts import Store, append_line
+from tasks import export, report, search
+from tasks.base.artifacts import Store, append_line
+from tasks.base.progress import Silent
+from tasks.base.schemas.results import BaseResult
+from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
 from tasks.evaluation.subnets import EvaluationData
-from tasks.predict import sensitivity, validate
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.settings import Settings as PredictSettings
-from tasks.progress import Silent
-from tasks.schemas.results import BaseResult
-from tasks.schemas.stored import StageResult
+from tasks.measuring import enumerate as enumerating
+from tasks.measuring import profile
+from tasks.prediction import sensitivity, validate
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.settings import Settings as PredictSettings
 
 SPACE: SpaceSpec = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.width_mult": [0.5, 1.0],
                     "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip

@@ -9,7 +9,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-from adaptive_runtime.bundles import (
+from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.bundle.bundles import (
     BUNDLE_FILE,
     BundleDevice,
     BundledExit,
@@ -24,10 +25,9 @@ from adaptive_runtime.bundles import (
     SubNetMemory,
     half,
 )
-from adaptive_runtime.bundles.calibration import CALIBRATION_FILE
-from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, ImagePreparation
+from adaptive_runtime.bundle.bundles.calibration import CALIBRATION_FILE
+from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.files import sha256_of
 from profiling_agents.messages import MIB
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE

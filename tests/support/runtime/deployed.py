@@ -11,9 +11,9 @@ from torch import nn
 
 import adaptive_runtime
 import tailor_ir
-from adaptive_runtime.bundles import BundleManifest
-from adaptive_runtime.deployed import DeployedModel
+from adaptive_runtime.bundle.bundles import BundleManifest
 from adaptive_runtime.exits import Thresholds
+from adaptive_runtime.model.deployed import DeployedModel
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import answers_of_files, write_plain_bundle
 

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 import adaptive_runtime
 import tailor_ir
-from adaptive_runtime.adapting_weights import GuardSettings, WeightOptions
-from adaptive_runtime.deployed import DeployedModel
+from adaptive_runtime.model.deployed import DeployedModel
+from adaptive_runtime.weights import GuardSettings, WeightOptions
 from tests.support.ir.networks import small_net
 from tests.support.runtime.bundled import OBSERVED_IMAGES, SourceData, write_plain_bundle
 

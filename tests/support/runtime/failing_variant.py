@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest, FileFacts
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest, FileFacts
 
 CRASHES_FROM = 100.0
 """An input with a value from here on makes the SubNet fail; its index leads out of a table."""

@@ -21,7 +21,7 @@ from tests.support.runtime.service_process import Served, served
 LOCAL_QUEUE = 8
 CODE = """
 import sys
-from adaptive_runtime.service.local import connection
+from adaptive_runtime.server.local import connection
 connection.BODY_S = {body_s}
 connection.TAKEN_S = {taken_s}
 from adaptive_runtime.cli import main

@@ -9,7 +9,8 @@ import ncnn
 import numpy as np
 import onnxruntime
 
-from adaptive_runtime.bundles import (
+from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.bundle.bundles import (
     BUNDLE_FILE,
     BundledNet,
     BundledSubNet,
@@ -19,13 +20,12 @@ from adaptive_runtime.bundles import (
     FileFacts,
     NetFigures,
 )
-from adaptive_runtime.chains import ChainTensor
-from adaptive_runtime.files import sha256_of
+from adaptive_runtime.bundle.chains import ChainTensor
 from profiling_agents.backends.ncnn_precision import precision_options
 from tailor_ir import SuperNet
-from tasks.conversion import onnx_of
-from tasks.ncnn.conversion import convert
-from tasks.quantise.qdq import Quantiser
+from tasks.evaluation.conversion import onnx_of
+from tasks.evaluation.ncnn.conversion import convert
+from tasks.evaluation.quantise.qdq import Quantiser
 from tests.support.runtime.bundled import SETTINGS
 
 Array = np.ndarray

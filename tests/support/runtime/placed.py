@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 import tailor_ir
-from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest, FileFacts, SubNetLatency
-from adaptive_runtime.files import sha256_of
+from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest, FileFacts, SubNetLatency
 from profiling_agents.messages import ActivationCoding
 from tailor_ir import SubnetDataflow, SuperNet
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
-from tasks.export.bundles.placements import BundlePlacements
-from tasks.partition.settings import RadioSettings
-from tasks.partition.settings import Settings as PartitionSettings
+from tasks.placement.bundled import BundlePlacements
+from tasks.search.placement_settings import RadioSettings
+from tasks.search.placement_settings import Settings as PartitionSettings
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import write_plain_bundle
 

@@ -1,9 +1,9 @@
 """Rows over all levels, and a scenario, for tests: two SubNets, an exit, two engines, and another device."""
 
-from adaptive_runtime.choice import VariantTable
-from adaptive_runtime.simulation import LevelRows, RowLevels
-from adaptive_runtime.split import HOME, LinkUse, PlannedPlacement
-from adaptive_runtime.traces import PhaseDrift, PhaseLink, Scenario, ScenarioPhase
+from adaptive_runtime.offload.split import HOME, LinkUse, PlannedPlacement
+from adaptive_runtime.policy import VariantTable
+from adaptive_runtime.state.traces import PhaseDrift, PhaseLink, Scenario, ScenarioPhase
+from benchmarks.simulation import LevelRows, RowLevels
 
 SERVER = "server"
 LINK = PhaseLink(up_mbps=20.0, down_mbps=20.0, round_trip_ms=4.0)

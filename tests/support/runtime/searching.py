@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import tailor_ir
-from adaptive_runtime.bundles import BUNDLE_FILE, OpenBundle
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, OpenBundle
 from adaptive_runtime.local_search import LocalSearchSettings, known_latencies, latency_ms
 from tests.support.ir.networks import small_net
 from tests.support.runtime.bundled import write_plain_bundle

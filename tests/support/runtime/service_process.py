@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 
-from adaptive_runtime.service import TOKEN_VARIABLE
-from adaptive_runtime.service.protocol import LENGTH_HEADER
-from adaptive_runtime.service.tensors import NamedTensor, pack
+from adaptive_runtime.server import TOKEN_VARIABLE
+from adaptive_runtime.server.protocol import LENGTH_HEADER
+from adaptive_runtime.server.tensors import NamedTensor, pack
 
 TOKEN = "a-token-for-these-tests-only"
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}

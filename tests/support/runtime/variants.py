@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 from hypothesis import strategies as st
 
-from adaptive_runtime.choice import (
+from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoicePolicy,
     ChoiceState,

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from flows.storage.leases import Locks
 from flows.storage.mirror import Mirror
 from flows.storage.objects import open_objects
-from tasks.artifacts import StageFolder, Store, write_json
+from tasks.base.artifacts import StageFolder, Store, write_json
 
 STAGE = ("profile/board", "0123456789abcdef")
 NAME = "stages/profile/board/0123456789abcdef"
@@ -62,7 +62,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 LEARNER = """
 import sys, time
 from pathlib import Path
-from tasks.artifacts import append_line, write_bytes
+from tasks.base.artifacts import append_line, write_bytes
 from tests.support.storage.machine import Machine
 machine = Machine(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
 machine.mirror.bring_s = 0.1

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import tailor_ir
-from adaptive_runtime.chains import ExitChain
+from adaptive_runtime.bundle.chains import ExitChain
 from adaptive_runtime.exits import Thresholds
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.base.progress import Silent
+from tasks.base.schemas.exports import Exports
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
-from tasks.progress import Silent
-from tasks.schemas.exports import Exports
 from tests.support.docs.documents import ROOT, blocks
 from tests.support.fronts import write_front
 from tests.support.ir.networks import small_net

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from tasks.lut import DeviceKey, Entry
+from tasks.measuring.lut import DeviceKey, Entry
 
 DEVICE = DeviceKey(backend="ncnn", build="abc", precision="fp32", threads=1, fingerprint="f0", description="ncnn here")
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"

@@ -5,7 +5,7 @@ from pathlib import Path
 import ncnn
 import numpy as np
 
-from tasks.ncnn.files import NcnnFiles
+from tasks.evaluation.ncnn.files import NcnnFiles
 
 
 def run_ncnn(files: NcnnFiles, inputs: list[np.ndarray], outputs: int, folder: Path) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.training_memory import MemoryPlan, StorageCount, step, tensors_of
+from tasks.training.memory import MemoryPlan, StorageCount, step, tensors_of
 
 BATCH, CLASSES, SIZE = 4, 5, 16
 

@@ -8,7 +8,7 @@ import torch
 
 import tailor_ir
 from tailor_ir import SuperNet
-from tasks.view import SupernetView, gather
+from tasks.report.view import SupernetView, gather
 from tests.support.flows.fixtures import own_cache as own_cache
 from tests.support.ir.networks import perturb
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaptive_runtime.adapting_weights import DEVIATIONS, ImageAlignment
+from adaptive_runtime.weights import DEVIATIONS, ImageAlignment
 from tailor_ir import InputAlignment, InputError
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, load_adapted, make_method, save_adapted
 from tests.support.adaptation.small_subnets import batches, smallest, supernet

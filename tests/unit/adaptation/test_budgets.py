@@ -7,8 +7,8 @@ import torch
 
 from tasks.adaptation import AdaptiveSubnet, MethodName, MethodSettings, make_method
 from tasks.adaptation.methods import Budgeted
-from tasks.errors import UserError
-from tasks.training_memory import StorageCount
+from tasks.base.errors import UserError
+from tasks.training.memory import StorageCount
 from tests.support.adaptation.small_subnets import batches, smallest, supernet
 
 GRADIENT_METHODS: tuple[MethodName, ...] = ("tent", "eata", "sar", "cotta", "roid")

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adaptive_runtime.adapting_weights import BalancedMemory, DriftDetector, GuardSettings
-from adaptive_runtime.adapting_weights.detection import RUN_IMAGES, bets
-from adaptive_runtime.adapting_weights.judging import judged
+from adaptive_runtime.weights import BalancedMemory, DriftDetector, GuardSettings
+from adaptive_runtime.weights.detection import RUN_IMAGES, bets
+from adaptive_runtime.weights.judging import judged
 from tasks.adaptation import GUARDED_METHOD, AdaptiveSubnet, MethodSettings
 from tasks.adaptation.guards import Anchor, AnchorJudge, GuardedSubnet, SourceProfile
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.drift import LabelledImages, corrupt
-from tasks.errors import UserError
 from tests.support.ir.networks import small_net
 
 PATTERNS = functional.interpolate(torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(7)), (32, 32))

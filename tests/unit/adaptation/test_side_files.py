@@ -17,8 +17,8 @@ from tasks.adaptation import (
     make_method,
     save_adapted,
 )
-from tasks.adaptation.side_file import read_side_file
-from tasks.errors import UserError
+from tasks.base.errors import UserError
+from tasks.evaluation.adapted.side_file import read_side_file
 from tests.support.adaptation.small_subnets import batches, smallest, supernet
 
 

@@ -6,11 +6,11 @@ from benchmarks.alternatives_worth import COMMON, MEASURED, SPACES
 from benchmarks.equal_time import Plan, whole_epochs
 from benchmarks.replacements import Duel, Single, best_trade, best_trades, duels, kind_of, occurrences, stage_of
 from benchmarks.space_fronts import fronts_of, ratio_to_better
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tailor_ir import Config
-from tasks.baselines.compare import Point
+from tasks.search.baselines.compare import Point
 
 FIRST, SECOND = "stage.1.block.1.block", "stage.2.block.2.block"
 

@@ -21,13 +21,13 @@ from benchmarks.operator_pairs import (
     operator_of,
     words_of,
 )
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from solvers.tables import Codes, Table, Values
 from tailor_ir import Config, Space
 from tasks.data.samples import image_form
-from tasks.models import ModelSettings, create
+from tasks.evaluation.models import ModelSettings, create
 
 
 @pytest.fixture(scope="module")

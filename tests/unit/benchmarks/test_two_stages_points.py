@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.two_stages import BOTH, SIZES, TASKS, bounds_of, cells, quarters, words_of
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.boxes import open_coco
-from tasks.errors import UserError
-from tasks.problems.detection import ABSENT
+from tasks.data.problems.detection import ABSENT
 
 WIDTH, HEIGHT = 40, 30
 COLOURS = {"red square": (0, 200), "green bar": (1, 200)}

@@ -5,8 +5,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tasks.base.errors import UserError
 from tasks.data import Dataset, DataSettings, load, load_splits
-from tasks.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tasks.base.errors import UserError
 from tasks.data import Dataset, DataSettings, Split, load_splits
 from tasks.data.drawn.fonts import distinct_characters, masks
 from tasks.data.drawn.glyphs import Glyphs
 from tasks.data.drawn.numbers import uniforms
-from tasks.errors import UserError
 
 
 def settings(**options: object) -> DataSettings:

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.description import describe
-from tasks.errors import UserError
 from tasks.export.card import image_preparation
 
 Write = Callable[[Path, int], None]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tasks.base.errors import UserError
 from tasks.data import load_splits
 from tasks.data.masks import MaskedPictures, open_masks
-from tasks.errors import UserError
-from tasks.problems.segmentation import IGNORED
+from tasks.data.problems.segmentation import IGNORED
 from tests.support.data.paired_files import HEIGHT, SIDE, WIDTH, assert_refused, put, settings, write_masks
 
 

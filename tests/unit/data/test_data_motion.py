@@ -10,11 +10,11 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.signals import SeriesWindows, SynthesisedMotion, open_series
 from tasks.data.signals.activities import ACTIVITIES
 from tasks.data.signals.motion import NAMES
-from tasks.errors import UserError
 
 RATE_HZ = 20.0
 PITCHES_HZ = {"fast": 6.0, "slow": 1.5}

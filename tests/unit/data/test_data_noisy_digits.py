@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.drawn.digits import Digits
 from tasks.data.drawn.noisy_digits import NOISE, NoisyDigits, open_noisy_digits
-from tasks.errors import UserError
 
 DIGITS = 1797
 

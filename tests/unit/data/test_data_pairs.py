@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.pairs import open_pairs
-from tasks.errors import UserError
 from tests.support.data.paired_files import (
     DOWN,
     HEIGHT,

@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.parquet import LANES, open_parquet, side_by_side
-from tasks.errors import UserError
 from tests.support.data.coloured_images import COLOURS, encoded
 
 IMAGES = [encoded(colour) for colour in COLOURS.values()]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.errors import UserError
 from tests.support.data.coloured_images import COLOURS, encoded
 
 CLASSES = {"cifar10": 10, "cifar100": 100}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.base.errors import UserError
 from tasks.data import Dataset, DataSettings, Split, load_splits
 from tasks.data.drawn.scenes import BACKGROUND, OBJECTS, GlyphScenes
-from tasks.errors import UserError
-from tasks.problems.segmentation import IGNORED
+from tasks.data.problems.segmentation import IGNORED
 
 SETTINGS = DataSettings(kind="glyph_scenes", classes=5, images=240, resolution=48)
 

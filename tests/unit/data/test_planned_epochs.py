@@ -9,8 +9,8 @@ import pytest
 from tasks.data import DataSettings, load
 from tasks.data.batches import samples_in
 from tasks.data.dataset import Dataset, PlannedEpoch
-from tasks.finetune.job import Job
-from tasks.finetune.settings import TrainSettings
+from tasks.training.finetune.job import Job
+from tasks.training.finetune.settings import TrainSettings
 
 
 @pytest.fixture(scope="module")

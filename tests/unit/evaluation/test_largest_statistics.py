@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 import tailor_ir
+from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy, statistics_of
-from tasks.progress import Silent
 from tests.unit.ir import small_networks as small
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.exits import MEASURES, Decider, Thresholds
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 from tasks.exits import HeldOut, PromiseSettings, calibrate
 from tasks.exits.path import find_path
 from tests.support import examples

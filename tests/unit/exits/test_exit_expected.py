@@ -14,14 +14,14 @@ from adaptive_runtime.exits import predict
 from solvers.tables import Derived
 from tailor_ir import SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
+from tasks.base.progress import Silent
+from tasks.base.schemas.accuracy import MeasuredAccuracy, Sensitivities, Sensitivity
 from tasks.exits.expected import ExpectedLatency, column_of, expected_winners, weighed_by
 from tasks.exits.passing import exits_of, with_exit
-from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sums import Sums
-from tasks.progress import Silent
-from tasks.schemas.accuracy import MeasuredAccuracy, Sensitivities, Sensitivity
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.correction import Correction
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.sums import Sums
 from tasks.search import Settings, Target
 from tasks.search import run as search
 from tasks.search.results import read_front

@@ -16,8 +16,9 @@ from PIL import Image
 import tailor_ir
 from adaptive_runtime.exits import MEASURES, Decider, Thresholds
 from tailor_ir import SuperNet
+from tasks.base.errors import UserError
+from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
-from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.exits import HeldOut, PromiseSettings, calibrate
 from tasks.exits.answers import answers_of
@@ -28,7 +29,6 @@ from tasks.exits.pictures import png, write_pictures
 from tasks.exits.settings import Settings
 from tasks.exits.stage import _unfit
 from tasks.exits.timing import ExitTimes
-from tasks.progress import Silent
 from tests.support import examples
 from tests.support.exits.exit_answers import LATENCY_MS, drawn_held_out
 

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tailor_ir
-from adaptive_runtime.bundles.manifest import BundleManifest
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles.manifest import BundleManifest
 from flows.cli import entry
-from flows.compose import compose_config
-from tasks.artifacts import Store
+from flows.config.compose import compose_config
+from tasks.base.artifacts import Store
+from tasks.base.errors import UserError
+from tasks.base.schemas.exports import FileRun, FileTensor
+from tasks.base.schemas.front import Front
 from tasks.data import DataSettings, load_splits
 from tasks.data.samples import SampleForm
 from tasks.data.source import listing_of
-from tasks.errors import UserError
+from tasks.evaluation.models.callables import create_callable
+from tasks.evaluation.models.settings import ModelSettings
 from tasks.export.running import examples
-from tasks.models.callables import create_callable
-from tasks.models.settings import ModelSettings
-from tasks.schemas.exports import FileRun, FileTensor
-from tasks.schemas.front import Front
 
 DEEP = "[" * 100_000
 PIXELS = np.zeros((8, 8, 3), np.uint8)

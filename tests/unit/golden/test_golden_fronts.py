@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import mac_sums, parameter_sums
-from tasks.progress import Silent
+from tasks.base.progress import Silent
+from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.sums import mac_sums, parameter_sums
 from tasks.search.methods import Exact
 from tasks.search.problem import Problem
 from tasks.search.settings import Settings

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tailor_ir.memory import ONNXRUNTIME, Rules
-from tasks.predict.energy import EnergyPredictor, EnergySettings
-from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import Sums, mac_sums, parameter_sums
+from tasks.prediction.energy import EnergyPredictor, EnergySettings
+from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tests.support.golden import predictions
 from tests.support.golden.fixtures import Golden
 from tests.support.golden.networks import cases, network

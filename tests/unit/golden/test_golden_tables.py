@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.predict.sums import Sums
+from tasks.prediction.sums import Sums
 from tests.support.golden import predictions, records
 from tests.support.golden.fixtures import Golden
 from tests.support.golden.networks import cases, network

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.versions import _imports
+from flows.pipeline.versions import _imports
 from importing.lazy import Later, later_names, public_names
 from tests.support.docs.documents import ROOT
 

@@ -14,7 +14,7 @@ import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.variables import Config
 from tailor_ir.summary import Describer
-from tasks.view.gather import gather
+from tasks.report.view.gather import gather
 from tests.support.ir.elastic_networks import Convolutional, Residual, UsedTwice, inverted
 from tests.support.ir.invariants import check_largest, check_subnet, difference
 from tests.support.ir.networks import from_timm, perturb

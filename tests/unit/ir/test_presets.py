@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import tailor_ir
-from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.validate import validate
+from flows.config.compose import compose_config
+from flows.config.validate import validate
 from tasks.data.samples import image_form
-from tasks.models import create
+from tasks.evaluation.models import create
 from tests.support import long
 
 R25 = tuple(range(128, 225, 4))

@@ -14,18 +14,18 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from adaptive_runtime.bundles.manifest import BundleManifest
-from adaptive_runtime.choice.decisions import ChoiceState
-from adaptive_runtime.choice.log import read_log
-from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles.manifest import BundleManifest
 from adaptive_runtime.fleet.member import MemberState
-from tasks.artifacts.digests import damage
-from tasks.backup import BackupStore, Manifest
+from adaptive_runtime.policy.decisions import ChoiceState
+from adaptive_runtime.policy.log import read_log
+from tasks.base.artifacts.digests import damage
+from tasks.base.errors import UserError
 from tasks.data.description import DataDescription
-from tasks.errors import UserError
-from tasks.fleet.registry import Registry
-from tasks.lut import LutStore
-from tasks.models.origin import NetworkOrigin
+from tasks.evaluation.models.origin import NetworkOrigin
+from tasks.measuring.lut import LutStore
+from tasks.operations.backup import BackupStore, Manifest
+from tasks.operations.fleet.registry import Registry
 
 FIRST_COLUMNS: dict[str, list[Any]] = {
     "digest": ["00000000000000aa", "00000000000000bb"],

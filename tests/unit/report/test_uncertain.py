@@ -7,19 +7,19 @@ from typing import Any, cast
 import pytest
 
 from flows.config import RunConfig
-from flows.pages import facts
-from flows.pages.tables import exported_rows, front_rows, report_rows
-from flows.run import Output, Run
-from flows.stages.spec import Context
-from flows.stages.winners import SEARCH
+from flows.pipeline.pages import facts
+from flows.pipeline.pages.tables import exported_rows, front_rows, report_rows
+from flows.pipeline.run import Output, Run
+from flows.pipeline.stages.spec import Context
+from flows.pipeline.stages.winners import SEARCH
+from tasks.base.schemas.accuracy import VALIDATION_FILE, AccuracyValidation, Uncertainty
+from tasks.base.schemas.exports import Exports
+from tasks.base.schemas.front import Front
+from tasks.base.schemas.placed import JointFront
+from tasks.base.schemas.results import BeforeTuning, FinetuneResult
 from tasks.evaluation.uncertainty import standard_error, too_small, uncertain
 from tasks.report.headline import headline, remarks
 from tasks.report.terminal import terminal_table
-from tasks.schemas.accuracy import VALIDATION_FILE, AccuracyValidation, Uncertainty
-from tasks.schemas.exports import Exports
-from tasks.schemas.front import Front
-from tasks.schemas.placed import JointFront
-from tasks.schemas.results import BeforeTuning, FinetuneResult
 
 FEW, MANY = 30, 3000
 

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from tasks.artifacts import write_json
-from tasks.choose import WinnerRule, pick
-from tasks.choose.pick import resolve
-from tasks.choose.placed import joint_table, placed_tables
-from tasks.choose.rules import ENOUGH, ROUNDS, between, cheapest, choose, front, knee
-from tasks.choose.terminal import chosen_tables, comparison_table, front_table
-from tasks.errors import UserError
-from tasks.schemas.accuracy import Uncertainty
-from tasks.schemas.chosen import ChosenSubNet
-from tasks.schemas.front import Front, Hypervolume, Winner
-from tasks.schemas.placed import JointFront, PlacedWinner, PlanRow
-from tasks.schemas.subnets import Predicted
+from tasks.base.artifacts import write_json
+from tasks.base.errors import UserError
+from tasks.base.schemas.accuracy import Uncertainty
+from tasks.base.schemas.chosen import ChosenSubNet
+from tasks.base.schemas.front import Front, Hypervolume, Winner
+from tasks.base.schemas.placed import JointFront, PlacedWinner, PlanRow
+from tasks.base.schemas.subnets import Predicted
+from tasks.search.choose import WinnerRule, pick
+from tasks.search.choose.pick import resolve
+from tasks.search.choose.placed import joint_table, placed_tables
+from tasks.search.choose.rules import ENOUGH, ROUNDS, between, cheapest, choose, front, knee
+from tasks.search.choose.terminal import chosen_tables, comparison_table, front_table
 
 SHARE = WinnerRule("accuracy_share", 0.9)
 

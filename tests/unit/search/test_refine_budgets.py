@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.base.schemas.front import Front, Hypervolume
+from tasks.base.schemas.subnets import Predicted
 from tasks.evaluation.subnets import Accuracy
-from tasks.refine.budgets import moved, settled
-from tasks.refine.known import Known, best
-from tasks.schemas.front import Front, Hypervolume
-from tasks.schemas.subnets import Predicted
 from tasks.search import Settings as SearchSettings
+from tasks.search.refine.budgets import moved, settled
+from tasks.search.refine.known import Known, best
 
 MARGIN = 0.01
 ONE = Predicted(

@@ -11,13 +11,13 @@ import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.evaluation.agreement import kendall_tau
 from tasks.evaluation.subnets import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sums import Sums
-from tasks.refine.candidates import Around
-from tasks.refine.learned import FEWEST, LearnedAccuracy, smoothed_ms
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.sums import Sums
 from tasks.search.problem import Codes, Problem, Values, unique_rows
+from tasks.search.refine.candidates import Around
+from tasks.search.refine.learned import FEWEST, LearnedAccuracy, smoothed_ms
 
 IMAGES = 100_000
 

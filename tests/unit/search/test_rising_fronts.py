@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.base.schemas.exports import Card, ExportedFile, Latency
+from tasks.base.schemas.front import Front, Winner
+from tasks.base.schemas.subnets import Predicted
 from tasks.evaluation.subnets import Accuracy
 from tasks.export.replacing import as_predicted, best_measured, better, whole_network
-from tasks.refine.known import Known, winners, within
-from tasks.schemas.exports import Card, ExportedFile, Latency
-from tasks.schemas.front import Front, Winner
-from tasks.schemas.subnets import Predicted
+from tasks.search.refine.known import Known, winners, within
 
 MS = st.floats(0.5, 2.0)
 FACTOR = st.floats(0.97, 1.06)

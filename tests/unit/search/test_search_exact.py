@@ -12,13 +12,13 @@ from solvers.chain import Chain
 from solvers.exact import optimum
 from solvers.tables import Table
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks.errors import UserError
+from tasks.base.errors import UserError
 from tasks.evaluation.subnets import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, Interaction, MeasuredAccuracy, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.interactions import strongest_pairs
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sums import Sums
+from tasks.prediction.accuracy import AccuracyPredictor, Interaction, MeasuredAccuracy, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.interactions import strongest_pairs
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.sums import Sums
 from tasks.search.terms import chain_of, chain_of_tables, cost_tables
 from tests.support.ir.networks import small_net
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from solvers import exact, passage
 from tailor_ir.memory import ONNXRUNTIME, Rules
 from tailor_ir.memory.moments import moments
-from tasks.errors import UserError
+from tasks.base.errors import UserError
+from tasks.base.progress import Silent
 from tasks.evaluation.subnets import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.calibration import Calibration
-from tasks.predict.correction import Correction
-from tasks.predict.energy import EnergyPredictor, EnergySettings
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import Sums, mac_sums, parameter_sums
-from tasks.progress import Silent
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.calibration import Calibration
+from tasks.prediction.correction import Correction
+from tasks.prediction.energy import EnergyPredictor, EnergySettings
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tasks.search import Settings, Target, run
 from tasks.search.problem import CostModel, Problem
 from tasks.search.stage import method_of

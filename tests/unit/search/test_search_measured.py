@@ -9,14 +9,14 @@ import torch
 
 import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks.artifacts import read_lines
+from tasks.base.artifacts import read_lines
+from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sums import Sums
-from tasks.progress import Silent
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.sums import Sums
 from tasks.search import Settings, Target, run
 from tasks.search.measured import EVALUATED_FILE
 

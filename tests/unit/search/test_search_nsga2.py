@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from solvers.front import hypervolume
-from tasks.progress import Silent
+from tasks.base.progress import Silent
 from tasks.search.feasible import LATENCY, Cost
 from tasks.search.nsga2 import EvolvedFront, Nsga2
 from tasks.search.problem import Codes, Problem, Scores, Values

@@ -15,9 +15,9 @@ import tailor_ir
 from profiling_agents.messages import MIB
 from tailor_ir.memory import Rules
 from tailor_ir.memory.planned_file import plan_file
-from tasks.errors import UserError
-from tasks.predict.memory import MemoryPredictor, MemoryWithin
-from tasks.progress import Silent
+from tasks.base.errors import UserError
+from tasks.base.progress import Silent
+from tasks.prediction.memory import MemoryPredictor, MemoryWithin
 from tasks.search import Settings, Target, run
 from tests.support import examples
 from tests.support.ir.branches import WideBlocks

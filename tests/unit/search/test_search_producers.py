@@ -10,11 +10,11 @@ import torch
 import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.evaluation.subnets import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import Sums
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.sums import Sums
 from tasks.search.problem import Problem
 from tasks.search.settings import Settings
 from tasks.search.stage import method_of

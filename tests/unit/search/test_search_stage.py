@@ -14,16 +14,16 @@ from pyarrow import parquet
 import tailor_ir
 from solvers.front import pareto_mask
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks.artifacts import read_json
-from tasks.errors import UserError
+from tasks.base.artifacts import read_json
+from tasks.base.errors import UserError
+from tasks.base.progress import Silent
+from tasks.base.schemas.accuracy import Uncertainty
+from tasks.base.schemas.front import Front
 from tasks.evaluation.subnets import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sums import Sums
-from tasks.progress import Silent
-from tasks.schemas.accuracy import Uncertainty
-from tasks.schemas.front import Front
+from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.prediction.correction import Correction
+from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.sums import Sums
 from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, Settings, Target, run
 from tests.support.ir.networks import small_net
 

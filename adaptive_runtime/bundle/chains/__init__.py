@@ -1,0 +1,61 @@
+"""Chains on the device: a SubNet with exits as files, run segment by segment until an answer is good enough.
+
+[Exits](docs/exits.md#on-the-device) shows the files and host programs in Python and C++.
+"""
+
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from adaptive_runtime.bundle.chains.chain import ChainAnswers, ExitChain, all_leave_at
+    from adaptive_runtime.bundle.chains.joined import JoinedFiles
+    from adaptive_runtime.bundle.chains.manifest import (
+        SEGMENTS_FILE,
+        ChainFormat,
+        ChainManifest,
+        ChainSegment,
+        ChainTensor,
+        ImagePreparation,
+        InputPreparation,
+        InputsPreparation,
+        NcnnPair,
+        SamplePreparation,
+        text_of,
+    )
+    from adaptive_runtime.bundle.chains.ncnn_runs import NcnnChain, free_net
+    from adaptive_runtime.bundle.chains.onnx_runs import OnnxChain, inputs_of
+    from adaptive_runtime.bundle.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
+    from adaptive_runtime.bundle.chains.runs import ChainRun, ChainRuntime, require_runtime, session_options
+else:
+    __getattr__ = public_names(__name__, __file__)
+
+__all__ = [
+    "PARTS_FILE",
+    "SEGMENTS_FILE",
+    "ChainAnswers",
+    "ChainFormat",
+    "ChainManifest",
+    "ChainRun",
+    "ChainRuntime",
+    "ChainSegment",
+    "ChainTensor",
+    "ExitChain",
+    "ImagePreparation",
+    "InputPreparation",
+    "InputsPreparation",
+    "JoinedFiles",
+    "NcnnChain",
+    "NcnnPair",
+    "OnnxChain",
+    "PartTensor",
+    "PartsManifest",
+    "SamplePreparation",
+    "SubnetPart",
+    "all_leave_at",
+    "free_net",
+    "inputs_of",
+    "require_runtime",
+    "session_options",
+    "text_of",
+]

@@ -1,0 +1,128 @@
+"""A SubNet with exits that answers: one sample, or a batch whose samples leave one by one.
+
+Legend: N samples, K classes.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.chains.manifest import SEGMENTS_FILE, ChainManifest
+from adaptive_runtime.bundle.chains.ncnn_runs import NcnnChain
+from adaptive_runtime.bundle.chains.onnx_runs import OnnxChain
+from adaptive_runtime.bundle.chains.runs import Array, ChainRuntime, require_runtime
+from adaptive_runtime.exits import Decider, Thresholds
+from adaptive_runtime.samples.several import input_forms
+
+
+class ChainAnswers(NamedTuple):
+    """Classes, positions of the exits that answered, and their confidences: (N,) each; logits of these exits (N, K)."""
+
+    answers: NDArray[np.int64]
+    exits: NDArray[np.int64]
+    confidences: NDArray[np.float64]
+    logits: Array
+
+
+def all_leave_at(exit: int) -> Decider:
+    """A decider that lets all samples leave at one exit, none before it."""
+    return Decider(Thresholds(measure="top_probability", thresholds=(None,) * exit))
+
+
+class ExitChain:
+    """A loaded chain with thresholds; without them every sample goes to the last exit."""
+
+    def __init__(self, manifest: ChainManifest, runtime: ChainRuntime, thresholds: Thresholds | None = None) -> None:
+        last = len(manifest.segments) - 1
+        if thresholds is not None and thresholds.full_exit > last:
+            got = f"{thresholds.full_exit} thresholds for {last + 1} exits"
+            raise AdaptiveError("thresholds", got, allowed=f"at most {last}", next_step="make them for this SubNet")
+        self.manifest, self.runtime = manifest, runtime
+        self._decider = all_leave_at(last) if thresholds is None else Decider(thresholds)
+        self._forms = [(str(one.type), one.shape[1:]) for one in manifest.input.every]
+
+    @classmethod
+    def open(cls, folder: str | Path, thresholds: Thresholds | None = None, manifest: str = SEGMENTS_FILE) -> Self:
+        """Load the chain of a folder after checking its files. AdaptiveError in one line.
+
+        thresholds: None: those of the file that the manifest names, if it names one.
+        """
+        folder = Path(folder)
+        found = ChainManifest.read(folder / manifest)
+        require_runtime(found.format, str(folder))
+        runtime = OnnxChain.open(found, folder) if found.format == "onnx" else NcnnChain(found, folder)
+        return cls(found, runtime, thresholds or found.own_thresholds(folder))
+
+    def infer(self, x_NCHW: Array, decider: Decider | None = None) -> ChainAnswers:
+        """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type.
+
+        decider: decides when samples leave; None: by the chain's own thresholds. Several threads may call this at once.
+        """
+        self._check(x_NCHW)
+        size = self.runtime.batch or len(x_NCHW)
+        run, decider = self._one if size == 1 else self._together, decider or self._decider
+        parts = [run(x_NCHW[start : start + size], size, decider) for start in range(0, len(x_NCHW), size)]
+        return parts[0] if len(parts) == 1 else ChainAnswers(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def outputs(self, x_NCHW: Array) -> Array:
+        """Raw outputs of the whole SubNet for such samples, flattened to (N, numbers). No sample leaves early."""
+        self._check(x_NCHW)
+        size, found = self.runtime.batch or len(x_NCHW), []
+        for start in range(0, len(x_NCHW), size):
+            part_NCHW = x_NCHW[start : start + size]
+            missing = size - len(part_NCHW)
+            run = self.runtime.start(np.concatenate([part_NCHW, np.repeat(part_NCHW[-1:], missing, axis=0)]))
+            for _ in self.manifest.segments:
+                given = run.next()
+            found.append(given[: len(part_NCHW)].reshape(len(part_NCHW), -1))
+        return np.concatenate(found)
+
+    def _one(self, x_1CHW: Array, size: int, decider: Decider) -> ChainAnswers:
+        decision, run = decider.sample(), self.runtime.start(x_1CHW)
+        while not decision.leaves(logits_1K := run.next()):
+            pass
+        exits, sureness = np.array([decision.exit]), np.array([decision.confidence])
+        return ChainAnswers(np.array([decision.answer]), exits, sureness, logits_1K)
+
+    def _together(self, x_NCHW: Array, size: int, decider: Decider) -> ChainAnswers:
+        """Run a batch; files of a fixed batch continue with all of it while any sample is left."""
+        samples, filled = len(x_NCHW), self.runtime.batch is not None
+        if samples < size:
+            x_NCHW = np.concatenate([x_NCHW, np.repeat(x_NCHW[-1:], size - samples, axis=0)])
+        decision, run = decider.batch(samples), self.runtime.start(x_NCHW)
+        kept_NK: Array | None = None
+        while len(rows := decision.rows):
+            logits_NK = run.next()
+            logits_BK = logits_NK[rows] if filled else logits_NK
+            kept_NK = np.empty((samples, logits_BK.shape[1]), np.float32) if kept_NK is None else kept_NK
+            leaving = decision.leave(logits_BK)
+            kept_NK[rows[leaving]] = logits_BK[leaving]
+            if not filled and len(decision.rows) and leaving.any():
+                run.keep(~leaving)
+        assert kept_NK is not None, "there is a sample"
+        return ChainAnswers(decision.answers, decision.exits, decision.confidences, kept_NK)
+
+    def _check(self, x_NCHW: Array) -> None:
+        kind, shape = self._forms[0]
+        alone = len(self._forms) == 1  # a fast path for the usual single input, since this runs before every inference
+        fits = x_NCHW.dtype == kind and x_NCHW.shape[1:] == shape if alone else input_forms(x_NCHW) == self._forms
+        if not fits or not len(x_NCHW):
+            got = f"{x_NCHW.dtype} {x_NCHW.shape}"
+            allowed = " and ".join(f"{kind} {('N', *shape)}" for kind, shape in self._forms)
+            raise AdaptiveError("input", got, allowed=f"{allowed}, N from 1 on".replace("'", ""))
+
+    def close(self) -> None:
+        """Free the runtime's resources."""
+        self.runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

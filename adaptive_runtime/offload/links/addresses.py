@@ -1,0 +1,48 @@
+"""Address and credentials of a device that serves segments."""
+
+import ssl
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from adaptive_runtime.base.errors import AdaptiveError
+
+SCHEMES = ("tcp", "tls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAddress:
+    """`tcp://HOST:PORT` or `tls://HOST:PORT`, as `autotailor agent --serve-segments` prints it, and the device's token.
+
+    ca_file: certificate (PEM) that the device is checked against; None: those of the system. peer_url: the address by which
+    other devices reach it; None: the same.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    ca_file: Path | None = None
+    peer_url: str | None = None
+
+    def check(self) -> None:
+        """AdaptiveError: the address cannot be used."""
+        self.parts  # noqa: B018 - made to be told what is wrong with it
+        if self.peer_url is not None:
+            replace(self, url=self.peer_url, peer_url=None).check()
+
+    @property
+    def parts(self) -> tuple[str, int, ssl.SSLContext | None]:
+        """Host, port and TLS. AdaptiveError: an invalid address or certificate."""
+        allowed = "tcp://HOST:PORT, tls://HOST:PORT"
+        try:
+            split = urlsplit(self.url)
+            host, port = split.hostname, split.port
+        except ValueError as error:
+            raise AdaptiveError("address of a device", f"'{self.url}' ({error})", allowed=allowed) from error
+        if split.scheme not in SCHEMES or not host or port is None:
+            raise AdaptiveError("address of a device", f"'{self.url}'", allowed=allowed)
+        if split.scheme == "tcp":
+            return host, port, None
+        try:
+            return host, port, ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise AdaptiveError(f"certificate '{self.ca_file}'", f"cannot be used ({error})") from error

@@ -1,0 +1,128 @@
+"""The load of the device while it serves: sensed each second, and forecast."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from adaptive_runtime.model.adapting import Adaptation, AdaptingState
+from adaptive_runtime.state.forecast import Forecast, Forecaster
+from adaptive_runtime.state.sensing import HitRateSource, SensedState, Sensing, device_sensors, load_index
+from profiling_agents.messages import Message
+
+
+class LoadTold(Message):
+    """load: index, 0 to 1, of the latest sample; None: unknown.
+
+    forecast: of the next seconds; method: that of the first value. slow_down: factor by which the serving variant is slower
+    than predicted; None: the model does not adapt. pressure_cpu: share of time in which some task waited for a CPU. hit_rate:
+    of the processor's caches; hit_rate_by: counters, probe or learned; None: not requested, or not available. faults: sensors
+    without values, one line each.
+    """
+
+    load: float | None = None
+    forecast: tuple[float, ...] = ()
+    method: str | None = None
+    slow_down: float | None = None
+    pressure_cpu: float | None = None
+    memory_available_mib: float | None = None
+    temperature_c: float | None = None
+    battery: float | None = None
+    hit_rate: float | None = None
+    hit_rate_by: HitRateSource | None = None
+    faults: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, device: SensedState | None, load: float | None, forecast: Forecast | None, slow_down: float | None
+    ) -> "LoadTold":
+        """From a sample and the forecast after it."""
+        found = cls(
+            load=load,
+            forecast=() if forecast is None else tuple(forecast.values_H.tolist()),
+            method=None if forecast is None else forecast.methods[0],
+            slow_down=slow_down,
+        )
+        if device is None:
+            return found
+        values = {
+            "pressure_cpu": None if device.pressure_cpu is None else device.pressure_cpu.avg10,
+            "memory_available_mib": device.memory_available_mib,
+            "temperature_c": device.temperature_c,
+            "battery": device.battery,
+            "hit_rate": device.hit_rate,
+            "hit_rate_by": device.hit_rate_by,
+            "faults": tuple(fault.line for fault in device.faults),
+        }
+        return found.model_copy(update=values)
+
+
+class LoadSource(Protocol):
+    """now: the current load. device: the last sample of the device's state."""
+
+    @property
+    def now(self) -> LoadTold: ...
+
+    @property
+    def device(self) -> SensedState | None: ...
+
+
+class AdaptedLoad:
+    """The load that an adapting model has sensed; the model may be replaced meanwhile."""
+
+    def __init__(self, adaptation: Callable[[], Adaptation | None]) -> None:
+        self._adaptation = adaptation
+
+    @property
+    def now(self) -> LoadTold:
+        """The load that the next decision can use."""
+        state = self._state
+        return LoadTold.of(state.device, state.load, state.forecast, state.slow_down[0])
+
+    @property
+    def device(self) -> SensedState | None:
+        """The last sample."""
+        return self._state.device
+
+    @property
+    def _state(self) -> AdaptingState:
+        adaptation = self._adaptation()
+        assert adaptation is not None, "a model that adapts is followed by one"
+        return adaptation.state
+
+
+class LoadWatch:
+    """Senses in a separate thread, for models that do not adapt. `now`: the current load.
+
+    hit_rate: whether the hit rate of the caches is sensed, too.
+    """
+
+    def __init__(self, root: Path, every_s: float = 1.0, *, hit_rate: bool = False) -> None:
+        self.now = LoadTold()
+        self._sensing, self._every_s = Sensing(device_sensors(root), hit_rate=hit_rate), every_s
+        self._forecaster = Forecaster()
+        self._over = threading.Event()
+
+    @property
+    def device(self) -> SensedState | None:
+        """The last sample."""
+        return self._sensing.latest
+
+    @contextmanager
+    def running(self) -> Iterator["LoadWatch"]:
+        """Sense until the end of the block."""
+        thread = threading.Thread(target=self._watch, name="load", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+            self._sensing.stop()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every_s):
+            state = self._sensing.sample()
+            load = load_index(state)
+            self.now = LoadTold.of(state, load, self._forecaster.observe(load), None)

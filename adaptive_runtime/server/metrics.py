@@ -1,0 +1,148 @@
+"""Metrics of a service in the text format of Prometheus."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from adaptive_runtime.model.deployed import ModelAnswer
+from adaptive_runtime.offload.split import HOME
+from adaptive_runtime.server.models import DevicesTold, ServedModel
+from adaptive_runtime.weights import WeightsState
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OUTCOMES = ("answered", "late", "rejected", "expired", "refused", "failed")
+BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+PREFIX = "autotailor_"
+
+
+class ServiceMetrics:
+    """Counters and histograms of requests, and the state of model and load at the moment of a scrape."""
+
+    def __init__(self, model: ServedModel, depth: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        text = "Requests by what became of them."
+        self._outcomes = Counter(f"{PREFIX}requests", text, ["outcome"], registry=self._registry)
+        text = "Samples by the SubNet, the exit and the format that answered them."
+        self._samples = Counter(f"{PREFIX}samples", text, ["subnet", "exit", "format"], registry=self._registry)
+        text = "Latency of requests in the model, by SubNet and format."
+        self._latency_s = Histogram(
+            f"{PREFIX}latency_seconds", text, ["subnet", "format"], buckets=BUCKETS_S, registry=self._registry
+        )
+        text = "Time that requests waited for their turn."
+        self._waited_s = Histogram(f"{PREFIX}wait_seconds", text, buckets=BUCKETS_S, registry=self._registry)
+        for outcome in OUTCOMES:
+            self._outcomes.labels(outcome)
+        self._registry.register(_NowCollector(model, depth))
+        ProcessCollector(registry=self._registry)
+
+    def count(self, outcome: str) -> None:
+        """Count one request with this outcome."""
+        self._outcomes.labels(outcome).inc()
+
+    def observe(self, answer: ModelAnswer, waited_ms: float) -> None:
+        """Count one answer."""
+        self._latency_s.labels(answer.subnet, answer.formats[-1]).observe(answer.latency_ms / 1e3)
+        self._waited_s.observe(waited_ms / 1e3)
+        for labels in zip(answer.subnets, answer.exits, answer.formats, strict=True):
+            self._samples.labels(*labels).inc()
+
+    def families(self) -> Iterable[Metric]:
+        """The current values of all metrics."""
+        return self._registry.collect()
+
+    def text(self) -> bytes:
+        """All metrics in the text format."""
+        return generate_latest(self._registry)
+
+
+class _NowCollector(Collector):
+    def __init__(self, model: ServedModel, depth: Callable[[], int]) -> None:
+        self._model, self._depth = model, depth
+
+    def collect(self) -> Iterator[Metric]:
+        """The current gauges."""
+        state, load = self._model.state(), self._model.load.now
+        mu = None if state.adapting is None else state.adapting.mu
+        switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
+        switches.add_metric([], state.switches)
+        yield switches
+        stood_in = CounterMetricFamily(
+            f"{PREFIX}stood_in", "Runs that home answered, since other devices had not in time."
+        )
+        stood_in.add_metric([], state.stood_in)
+        yield stood_in
+        serving = GaugeMetricFamily(f"{PREFIX}serving", "What serves: 1.", labels=["subnet", "exit", "early", "format"])
+        digest, exit, early, *_ = state.serving
+        serving.add_metric([digest, exit or "", str(early).lower(), state.format], 1)
+        yield serving
+        for name, text, value in (
+            ("queue_depth", "Requests that wait for their turn.", self._depth()),
+            ("warm_variants", "Variants that start without loading.", len(state.warm)),
+            ("taken_out_subnets", "SubNets that failed and serve no more.", len(state.taken_out)),
+            ("memory_mebibytes", "What SubNets take, as measured after the latest loading.", state.used_mib),
+            ("memory_budget_mebibytes", "What SubNets may take.", state.budget_mib),
+            ("load", "Load index of the device, 0 to 1.", load.load),
+            ("load_forecast", "Load index a second ahead.", load.forecast[0] if load.forecast else None),
+            ("slow_down", "By which factor what serves is slower than predicted.", load.slow_down),
+            ("mu", "Weight of the accuracy against energy, by the battery.", mu),
+            ("stalled_sensors", "Sensors without values.", len(load.faults)),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+        if load.hit_rate is not None and load.hit_rate_by is not None:
+            rate = GaugeMetricFamily(
+                f"{PREFIX}cache_hit_rate", "Hits of the processor's caches, 0 to 1.", labels=["by"]
+            )
+            rate.add_metric([load.hit_rate_by], load.hit_rate)
+            yield rate
+        if state.weights is not None:
+            yield from _of_weights(state.weights)
+        if state.adapting is not None and state.adapting.rule is not None:
+            rule = GaugeMetricFamily(f"{PREFIX}rule", "What says what is best: 1.", labels=["rule"])
+            rule.add_metric([state.adapting.rule], 1)
+            yield rule
+        if self._model.devices is not None:
+            yield from _of_devices(self._model.devices.now)
+
+
+def _of_weights(state: WeightsState) -> Iterator[Metric]:
+    """Metrics of adapting weights."""
+    for name, text, values in (
+        ("adapted_weights", "Whether adapted weights serve: 1.", [one.adapted for one in state.subnets.values()]),
+        ("aligned_images", "Whether images are aligned: 1.", [one.aligned for one in state.subnets.values()]),
+        (
+            "drifting_images",
+            "Whether images are unlike the source's: 1.",
+            [one.drifting for one in state.subnets.values()],
+        ),
+        ("looked_at_images", "Images that were looked at.", [one.images for one in state.subnets.values()]),
+    ):
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["subnet"])
+        for digest, value in zip(state.subnets, values, strict=True):
+            family.add_metric([digest], float(value))
+        yield family
+    yield GaugeMetricFamily(f"{PREFIX}left_out_images", "Images that nobody has looked at.", value=state.left_out)
+
+
+def _of_devices(told: DevicesTold) -> Iterator[Metric]:
+    """Metrics of plan and links of a SubNet over several devices."""
+    changes = CounterMetricFamily(f"{PREFIX}plan_changes", "Changes of plan.")
+    changes.add_metric([], told.changes)
+    yield changes
+    placed = GaugeMetricFamily(f"{PREFIX}placed_segments", "Segments on a device by the plan.", labels=["device"])
+    for name in dict.fromkeys((HOME, *(one.name for one in told.devices), *told.plan)):
+        placed.add_metric([name], told.plan.count(name))
+    yield placed
+    for name, text, values in (
+        ("device_in", "Whether a device is in: 1.", [float(one.state == "in") for one in told.devices]),
+        ("link_up_mbps", "Bandwidth to a device, Mbit/s.", [one.up_mbps for one in told.devices]),
+        ("link_down_mbps", "Bandwidth from a device, Mbit/s.", [one.down_mbps for one in told.devices]),
+        ("link_round_trip_ms", "Round trip to a device, ms.", [one.round_trip_ms for one in told.devices]),
+    ):
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["device"])
+        for one, value in zip(told.devices, values, strict=True):
+            if value is not None:
+                family.add_metric([one.name], value)
+        yield family

@@ -1,0 +1,115 @@
+"""Recent activity of a service: answers with their latencies, and decisions with their reasons."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_runtime.model.deployed import ModelAnswer, ModelState
+from adaptive_runtime.policy import Decision
+from adaptive_runtime.pool import Variant
+from adaptive_runtime.weights import WeightEvent
+from profiling_agents.messages import Message
+
+MOST_ANSWERS = 300
+MOST_DECISIONS = 50
+
+
+class ToldDecision(Message):
+    """A change of the serving variant, or of the rule that defines the best one. at_s: monotonic clock.
+
+    step: 'switch', 'taken out', 'rule', 'weights: …', or a policy's name for it.
+    """
+
+    at_s: float
+    step: str
+    name: str
+    reason: str
+
+
+class AnsweredRequest(NamedTuple):
+    """A given answer. waited_ms: time in the queue. late_ms: after its deadline; 0: in time."""
+
+    at_s: float
+    latency_ms: float
+    waited_ms: float
+    late_ms: float
+    subnet: str
+    exit: str
+
+
+class RecentService:
+    """Recent answers and decisions. All calls come from the event loop's thread."""
+
+    def __init__(self, state: ModelState) -> None:
+        self.started_s = time.monotonic()
+        self.outcomes: Counter[str] = Counter()
+        self.answers: deque[AnsweredRequest] = deque(maxlen=MOST_ANSWERS)
+        self.decisions: deque[ToldDecision] = deque(maxlen=MOST_DECISIONS)
+        self._serving, self._taken_out = state.serving, set(state.taken_out)
+        self._decided: Decision | None = None
+        self._weights: WeightEvent | None = None
+        self._tell("start", name_of(state.serving), "it serves first")
+        for name, line in state.taken_out.items():
+            self._tell("taken out", name, line)
+
+    def answered(self, answer: ModelAnswer, waited_ms: float, late_ms: float) -> None:
+        """Record one more answer."""
+        now_s = time.monotonic()
+        row = (now_s, answer.latency_ms, waited_ms, late_ms, by_sample(answer.subnets), by_sample(answer.exits))
+        self.answers.append(AnsweredRequest(*row))
+
+    def observe(self, state: ModelState) -> None:
+        """Record changes since the last call."""
+        for name in state.taken_out.keys() - self._taken_out:
+            self._tell("taken out", name, state.taken_out[name])
+        self._taken_out = set(state.taken_out)
+        if state.weights is not None:
+            self._follow(state.weights.events)
+        if state.adapting is not None:
+            self._decide(state.adapting.decision)
+        elif state.serving != self._serving:
+            before, self._serving = self._serving, state.serving
+            reason = "it was taken out" if before.files in state.taken_out else "another one was wanted"
+            self._tell("switch", name_of(state.serving), f"in the place of {name_of(before)}: {reason}")
+
+    def _decide(self, decision: Decision | None) -> None:
+        """Record a decision of the model itself, unless it changes nothing."""
+        before = self._decided
+        if decision is not None and decision != before:
+            if decision.step != "stay":
+                self._tell(decision.step, decision.name, decision.reason)
+            elif before is not None and decision.rule != before.rule:
+                self._tell("rule", decision.name, decision.reason)
+        self._decided = decision
+
+    def _follow(self, events: Sequence[WeightEvent]) -> None:
+        """Record events of adapting weights since the last call."""
+        known = next((at for at in range(len(events) - 1, -1, -1) if events[at] is self._weights), -1)
+        for event in events[known + 1 :]:
+            self._tell(f"weights: {event.kind}", event.subnet, f"after {event.image} images: {event.reason}")
+        self._weights = events[-1] if events else self._weights
+
+    def percentiles_ms(self) -> dict[str, float]:
+        """p50, p95 and p99 of the recent latencies [ms], with waiting; empty without answers."""
+        latencies = [row.latency_ms + row.waited_ms for row in self.answers]
+        if not latencies:
+            return {}
+        return dict(zip(("p50", "p95", "p99"), np.percentile(latencies, (50, 95, 99)).tolist(), strict=True))
+
+    def _tell(self, step: str, name: str, reason: str) -> None:
+        self.decisions.append(ToldDecision(at_s=time.monotonic(), step=step, name=name, reason=reason))
+
+
+def name_of(variant: Variant) -> str:
+    """Name of a variant for people."""
+    if variant.early:
+        return f"{variant.files}, by thresholds"
+    return variant.files if variant.exit is None else f"{variant.files}, up to {variant.exit}"
+
+
+def by_sample(names: Sequence[str]) -> str:
+    """One name if it is the same for all samples, else the names of all samples."""
+    return names[0] if len(set(names)) == 1 else ",".join(names)

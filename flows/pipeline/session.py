@@ -1,0 +1,101 @@
+"""The frame around a run: lock the output folder, check the devices, begin and end the MLflow run."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import yaml
+
+from flows.config import FlowConfig, RunConfig
+from flows.machine.signals import interruptible_again
+from flows.pipeline.devices import Devices
+from flows.pipeline.progress import is_interruption, terminal_bars
+from flows.pipeline.run import Run
+from flows.pipeline.tracking import Tracker, start_tracking
+from flows.pipeline.tracking.addresses import address_of
+from flows.pipeline.tracking.overview import description, parameters
+from flows.pipeline.workers.opened import evaluation_workers
+from flows.storage.cleaning.references import StageList
+from flows.storage.layout import EXPORTS_FOLDER, STAGES_FOLDER
+from flows.storage.mirror import Mirror, mirror_of
+from flows.storage.sharing import RunLocks, run_locks
+from tasks.base.artifacts import Store, write_bytes
+from tasks.base.pages.console import PlainConsole
+from tasks.report import DATA_FILE, PAGE_FILE
+
+CONFIG_FILE = "config.yaml"
+WITHOUT_DEVICES = ("compile", "finetune", "enumerate")
+STREAM = "stream"
+REPORT = "report"
+EXPORTING = ("export", REPORT)
+"""Commands that write files under readable names."""
+WITHOUT_EVALUATION = (*WITHOUT_DEVICES, "plan", "profile", STREAM)
+"""Commands up to stages before those that evaluate SubNets; a stream with a search evaluates some."""
+
+
+@contextmanager
+def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
+    """A run of `config` up to stage `until`. Bad devices or folders are reported before anything is worked."""
+    folder = config.run_folder(until)
+    key = folder.name
+    with ExitStack() as stack:
+        stack.enter_context(interruptible_again())
+        locks = stack.enter_context(run_locks(config.locks, config.folder, key))
+        mirror = mirror_of(config.output_dir)
+        if mirror is not None:
+            mirror.check()
+        devices = stack.enter_context(Devices(config.device, locks.turn))
+        if _asks_devices(config, until):
+            for name in config.device:
+                devices.fingerprint(name)
+        workers = stack.enter_context(evaluation_workers(config.evaluate, needed=until not in WITHOUT_EVALUATION))
+        with locks.own_turn("beginning"):
+            tracker = _begun(config, until, folder, locks)
+        bars = stack.enter_context(terminal_bars(PlainConsole(stderr=True)))
+        run = Run(Store(config.folder / STAGES_FOLDER), tracker, bars, devices, workers, folder, locks, mirror)
+        yield from _ended(run, config, until)
+
+
+def _asks_devices(config: FlowConfig, until: str) -> bool:
+    """Whether a run up to a stage measures on devices, or continues from measurements there."""
+    if until == STREAM and isinstance(config, RunConfig):
+        return bool(config.stream.searched)
+    return until not in WITHOUT_DEVICES
+
+
+def _begun(config: FlowConfig, until: str, folder: Path, locks: RunLocks) -> Tracker:
+    """Begin the run in its folder, which is named by its key, and in MLflow; the workers of one run share both."""
+    plain = config.plain()
+    folder.mkdir(parents=True, exist_ok=True)
+    StageList(folder).add()
+    write_bytes(folder / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+    tracker = start_tracking(address_of(config.tracking.uri), config.tracking.experiment, folder.name, config.name)
+    tracker.end_lost(locks.place, lambda other: locks.others(other) > 0)
+    tracker.log_params(tracker.run_id, parameters(config))
+    tracker.describe(description(config, until))
+    tracker.log_artifact(tracker.run_id, folder, CONFIG_FILE)
+    return tracker
+
+
+def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
+    """The run; MLflow records how it ended, even if Prefect cancels it. A run that other workers continue has not failed."""
+    try:
+        yield run
+        run.keep_own_stages()
+        if run.mirror is not None:
+            _publish(run.mirror, run.folder, config, until)
+    except BaseException as error:
+        if not run.locks.is_lost and not run.is_shared:
+            run.tracker.end("KILLED" if is_interruption(error) else "FAILED")
+        raise
+    if run.is_shared:
+        run.tracker.finish(run.tracker.run_id)
+    else:
+        run.tracker.end()
+
+
+def _publish(mirror: Mirror, folder: Path, config: FlowConfig, until: str) -> None:
+    """Upload files for users: the run's folder, the latest report, and the latest files of each device."""
+    exports = [f"{EXPORTS_FOLDER}/{name}" for name in config.device] if until in EXPORTING else []
+    files = [file.relative_to(mirror.folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
+    mirror.publish_results(exports, [*files, *((PAGE_FILE, DATA_FILE) if until == REPORT else ())])

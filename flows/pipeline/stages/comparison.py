@@ -1,0 +1,195 @@
+"""The baselines, and the winners' gain over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.config import FlowConfig, RunConfig
+from flows.pipeline.pages import facts
+from flows.pipeline.results import of
+from flows.pipeline.run import Output
+from flows.pipeline.stages.inputs import model_key
+from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Scope, StageSpec
+from flows.pipeline.stages.winners import chosen
+from importing.lazy import later_names
+from tasks.base.artifacts import key_settings
+from tasks.base.progress import Progress
+from tasks.base.schemas.baselines import BASELINES_FILE, COMPARED_FILE, Baselines, Compared
+from tasks.base.schemas.front import FRONT_FILE
+from tasks.base.schemas.operators import ChosenImplementations
+from tasks.base.schemas.results import WEIGHTS_FILE, BaseResult
+from tasks.base.schemas.stored import StageResult
+from tasks.evaluation.models import ModelSettings
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.measuring.settings import RepeatedTimingSettings
+from tasks.search.baselines.settings import Sibling
+from tasks.training.finetune.settings import BaseSettings
+
+if TYPE_CHECKING:
+    from tasks.prediction.accuracy import AccuracyPredictor
+    from tasks.search import baselines
+    from tasks.training import base_network as base
+else:
+    globals().update(later_names(__file__))
+
+
+def _siblings(config: FlowConfig) -> Sequence[str]:
+    """Numbers of the siblings as labels; names are not unique, since two siblings may differ in options alone."""
+    count = len(config.baselines.siblings) if isinstance(config, RunConfig) else 0
+    return [str(number) for number in range(count)]
+
+
+def _sibling_of(at: Context) -> Sibling:
+    return at.config.baselines.siblings[int(at.label)]
+
+
+def _training(at: Context) -> BaseSettings:
+    """Train a sibling for as many epochs as the base network and the SuperNet together."""
+    config = at.training
+    return config.base.model_copy(update={"epochs": config.base.epochs + config.finetune.epochs})
+
+
+def _train(at: Context, out: Path, progress: Progress) -> StageResult:
+    one = _sibling_of(at)
+    return base.run(_training(at), one.model, at.config.data, out, progress, f"training {one.name}")
+
+
+SIBLING = StageSpec(
+    name="sibling",
+    body=_train,
+    scope=Scope(labels=_siblings, suffix=lambda config, label: config.baselines.siblings[int(label)].name),
+    modules=("tasks.training.base_network", "tasks.training.finetune.worker"),
+    settings=lambda at: key_settings(_training(at)),
+    inputs=lambda at: (model_key(_sibling_of(at).model), at.data),
+    epochs=lambda at: _training(at).epochs,
+    facts=of(BaseResult, facts.base),
+    wanted=lambda config, until: config.baselines.wanted,
+)
+"""One of the smaller baseline networks, trained for as many epochs as the base network and the SuperNet together."""
+
+
+INT8 = "int8"
+"""Label of the baselines for devices in int8; baselines for other devices have no label."""
+
+
+def _precisions(config: FlowConfig) -> Sequence[str]:
+    """Labels of the precisions in which baselines and winners are evaluated, one per precision of the devices."""
+    others = [ALONE] if len(config.in_int8) < len(config.device) else []
+    return [*others, *([INT8] if config.in_int8 else [])]
+
+
+def _devices(at: Context) -> list[str]:
+    return [name for name in at.config.device if (name in at.config.in_int8) == (at.label == INT8)]
+
+
+def _fronts(at: Context) -> dict[str, Path]:
+    fronts = chosen(at)
+    return {name: fronts[name].folder / FRONT_FILE for name in _devices(at)}
+
+
+def _weights(at: Context) -> list[Path]:
+    trained = at.outputs("sibling") if at.has("sibling") else {}
+    return [one.folder / WEIGHTS_FILE for one in trained.values()]
+
+
+def _files(config: FlowConfig) -> list[tuple[str, Path]]:
+    return [(name, path) for name, paths in config.baselines.files.items() for path in paths]
+
+
+def _networks(at: Context) -> list[baselines.Trained]:
+    trained = [
+        baselines.Trained(baseline="siblings", name=one.title, model=one.model, weights=file)
+        for one, file in zip(at.config.baselines.siblings, _weights(at), strict=True)
+    ]
+    given = [baselines.Trained(baseline=name, name=path.name, model=_onnx(path)) for name, path in _files(at.config)]
+    return trained + given
+
+
+def _onnx(path: Path) -> ModelSettings:
+    return ModelSettings(kind="onnx", name=path.name, path=path)
+
+
+def _baseline_settings(at: Context) -> dict[str, Any]:
+    config = at.config
+    precision = config.precision_of(_devices(at)[0])
+    return {
+        **key_settings(config.baselines),
+        "files": [[name, path.name] for name, path in _files(config)],
+        "search": key_settings(config.search),
+        "predict": {**key_settings(config.predict, EvaluationSettings), **({} if precision is None else precision.key)},
+    }
+
+
+def _baseline_inputs(at: Context) -> tuple[Any, ...]:
+    fronts: Mapping[str, Path] = _fronts(at)
+    files = (path for _, path in _files(at.config))
+    accuracy = at.sensitivities(_devices(at)[0])
+    return at.data, at.trained, accuracy, list(fronts), *fronts.values(), *_weights(at), *files
+
+
+def _baselines(at: Context, out: Path, progress: Progress) -> StageResult:
+    config, device = at.config, _devices(at)[0]
+    predictor = AccuracyPredictor.load(at.sensitivities(device))
+    return baselines.choose(
+        config.baselines, config.search, config.predict, at.trained, predictor, config.data, _networks(at),
+        _fronts(at), out, progress, at.store, config.precision_of(device), at.workers,
+    )  # fmt: skip
+
+
+BASELINES = StageSpec(
+    name="baselines",
+    body=_baselines,
+    scope=Scope(labels=_precisions),
+    needs=("finetune", "sensitivities", "search"),
+    reads=("int8", "refine", "sibling"),
+    modules=("tasks.search.baselines",),
+    settings=_baseline_settings,
+    inputs=_baseline_inputs,
+    artifacts=lambda at: (BASELINES_FILE,),
+    facts=of(Baselines, facts.baselines),
+    wanted=lambda config, until: config.baselines.wanted,
+)
+"""The networks of all baselines and the winners of all devices, with their accuracies in one precision."""
+
+
+def _chosen_for(at: Context) -> Output:
+    """The baselines of a device."""
+    return at.output("baselines", INT8 if at.device in at.config.in_int8 else ALONE)
+
+
+def _compare(at: Context, out: Path, progress: Progress) -> StageResult:
+    given = (at.config.predict, at.trained, _chosen_for(at).folder)
+    with at.run.devices.exclusive(at.device, at.engine) as client:
+        chosen = ChosenImplementations.read(at.implementations())
+        profile = at.config.profile_of(at.device)
+        in_situ = profile.subnet if profile.method == "in situ" else None
+        return baselines.compare_on(at.device, *given, client, out, progress, at.batch, at.store, chosen, in_situ)
+
+
+COMPARED = StageSpec(
+    name="compared",
+    body=_compare,
+    scope=DEVICES,
+    needs=("finetune", "profile", "baselines"),
+    reads=("engine",),
+    modules=("tasks.search.baselines",),
+    settings=lambda at: {
+        **key_settings(at.config.predict, RepeatedTimingSettings),
+        "profile": key_settings(at.config.profile_of(at.device)),
+    },
+    inputs=lambda at: (
+        at.fingerprint,
+        at.device,
+        at.trained,
+        _chosen_for(at).folder / BASELINES_FILE,
+        at.implementations(),
+    ),
+    artifacts=lambda at: (COMPARED_FILE,),
+    facts=of(Compared, facts.compared),
+    wanted=lambda config, until: config.baselines.wanted,
+    agent=True,
+    ends="report",
+)
+"""The baselines and the winners of one device, timed there side by side, and the winners' gain."""

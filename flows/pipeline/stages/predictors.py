@@ -1,0 +1,228 @@
+"""Measurements of a SuperNet and of devices, and the predictors made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.config import FlowConfig
+from flows.pipeline.pages import facts
+from flows.pipeline.results import of
+from flows.pipeline.run import Run
+from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Outputs, StageSpec
+from flows.pipeline.stages.supernets import operators_of
+from importing.lazy import later_names
+from profiling_agents.messages import DEFAULT_ENGINE, Engine
+from tasks.base.artifacts import key_settings
+from tasks.base.progress import Progress
+from tasks.base.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation
+from tasks.base.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
+from tasks.base.schemas.latency import LATENCY_FILE, VALIDATION_FILE, LatencyValidation
+from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, LUT_FOLDER, OPERATORS_FILE
+from tasks.base.schemas.resources import RESOURCES_FILE, Resources
+from tasks.base.schemas.stored import StageResult
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
+from tasks.prediction.settings import AccuracySettings, LatencySettings
+
+if TYPE_CHECKING:
+    from tasks.evaluation.quantise import Int8
+    from tasks.measuring import profile
+    from tasks.measuring import runtime_options as engine
+    from tasks.measuring.plan import ProfilePlan
+    from tasks.measuring.plan import plan as make_plan
+    from tasks.prediction import int8, resources, sensitivity, validate
+else:
+    globals().update(later_names(__file__))
+
+GRAPH_FILE = "graph.json"
+"""The SuperNet without its weights, in the folder of a SuperNet. Engines and look-up tables do not depend on weights."""
+
+
+def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
+    settings = at.config.profile_of(at.device)
+    with at.run.devices.meter(at.device, at.engine) as meter:
+        return profile.run(settings, operators_of(at), meter, out, progress, at.supernet, at.batch)
+
+
+def _profile_device_s(at: Context) -> float | None:
+    """Time for operators the device does not know yet [s]; None before they are enumerated, and for tables at a URL."""
+    stage, label = ("enumerate", ALONE) if at.batch == 1 else ("batches", str(at.batch))
+    if at.run.mirror is not None or label not in at.outputs(stage):
+        return None
+    return _plan(at, _known_engine(at))["estimated_s"]
+
+
+def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
+    given = (at.config.predict, at.config.data, at.trained)
+    return sensitivity.run(*given, out, progress, at.store, at.workers)
+
+
+def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
+    config, exact = at.config, at.output("sensitivities").folder
+    given = (config.predict, Int8(config.export.quantise), config.data, at.trained, exact)
+    return int8.run(*given, out, progress, at.store, at.workers)
+
+
+def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
+    settings, profiled = at.config.predict, at.output("profile").folder
+    with at.run.devices.exclusive(at.device, at.engine) as client:
+        return validate.run(settings, at.supernet, profiled, client, out, progress, at.batch)
+
+
+def _resources(at: Context, out: Path, progress: Progress) -> StageResult:
+    settings, timed, profiled = (
+        at.config.resources_of(at.device), at.output("latency").folder, at.output("profile").folder
+    )  # fmt: skip
+    return resources.run(settings, at.supernet, out, timed, at.batch, profiled)
+
+
+def _engine(at: Context, out: Path, progress: Progress) -> StageResult:
+    settings = at.config.engine_of(at.device)
+    with at.run.devices.exclusive(at.device) as client:
+        given = (settings, at.supernet, at.device, client, out, progress, at.batch)
+        return engine.run(*given, by_operator=_by_operator(at))
+
+
+def _by_operator(at: Context) -> bool:
+    """Whether profiling chooses implementations per operator."""
+    return at.config.profile_of(at.device).method == "in situ"
+
+
+def _engine_device_s(at: Context) -> float:
+    """Upper bound of the time [s]; the choice under test when the limit is reached may exceed it."""
+    settings = at.config.engine_of(at.device)
+    return settings.limit_s if settings.tune else 0.0
+
+
+def _engine_settings(at: Context) -> dict[str, Any]:
+    return {**key_settings(at.config.engine_of(at.device)), "by_operator": _by_operator(at)}
+
+
+ENGINE = StageSpec(
+    name="engine",
+    body=_engine,
+    scope=DEVICES,
+    needs=("compile",),
+    modules=("tasks.measuring.runtime_options",),
+    settings=_engine_settings,
+    inputs=lambda at: (at.fingerprint, at.device, at.supernet / GRAPH_FILE),
+    artifacts=lambda at: (ENGINE_FILE,),
+    facts=of(ChosenEngine, facts.engine),
+    details=of(ChosenEngine, facts.tried_engines),
+    device_s=_engine_device_s,
+    wanted=lambda config, until: any(config.engine_of(name).wanted for name in config.device),
+    agent=True,
+)
+"""The options with which the runtime of one device runs whole networks. All later stages run models with them."""
+
+PROFILE = StageSpec(
+    name="profile",
+    body=_profile,
+    scope=DEVICES,
+    needs=("compile", "enumerate"),
+    reads=("batches", "engine"),
+    modules=("tasks.measuring.profile",),
+    settings=lambda at: key_settings(at.config.profile_of(at.device)),
+    inputs=lambda at: (at.fingerprint, at.supernet, operators_of(at) / OPERATORS_FILE),
+    artifacts=lambda at: (LUT_FOLDER, IMPLEMENTATIONS_FILE),
+    facts=facts.latencies,
+    details=facts.profiled,
+    anew=lambda at: bool(at.config.profile.remeasure),
+    device_s=_profile_device_s,
+    agent=True,
+    ends="profile",
+)
+"""The look-up table of one device."""
+
+SENSITIVITIES = StageSpec(
+    name="sensitivities",
+    body=_sensitivities,
+    needs=("finetune",),
+    modules=("tasks.prediction.sensitivity",),
+    settings=lambda at: key_settings(at.config.predict, AccuracySettings),
+    inputs=lambda at: (at.data, at.trained),
+    artifacts=lambda at: (SENSITIVITIES_FILE, ACCURACY_VALIDATION_FILE),
+    facts=of(AccuracyValidation, facts.accuracy_errors),
+    ends="predict",
+)
+"""The accuracy predictor and its error."""
+
+INT8 = StageSpec(
+    name="int8",
+    body=_int8,
+    needs=("finetune", "sensitivities"),
+    modules=("tasks.prediction.int8",),
+    settings=lambda at: {
+        **key_settings(at.config.predict, EvaluationSettings),
+        **Int8(at.config.export.quantise).key,
+    },
+    inputs=lambda at: (
+        at.data,
+        at.trained,
+        at.file("sensitivities", SENSITIVITIES_FILE),
+        at.file("sensitivities", ACCURACY_VALIDATION_FILE),
+    ),
+    artifacts=lambda at: (SENSITIVITIES_FILE, ACCURACY_VALIDATION_FILE),
+    facts=of(AccuracyValidation, facts.accuracy_errors),
+    wanted=lambda config, until: bool(config.in_int8),
+    ends="predict",
+)
+"""The accuracy predictor of devices in int8 and its error."""
+
+LATENCY = StageSpec(
+    name="latency",
+    body=_latency,
+    scope=DEVICES,
+    needs=("compile", "profile"),
+    reads=("engine",),
+    modules=("tasks.prediction.validate",),
+    settings=lambda at: key_settings(at.config.predict, LatencySettings),
+    inputs=lambda at: (at.fingerprint, at.supernet, at.file("profile", LUT_FOLDER), at.implementations()),
+    artifacts=lambda at: (LATENCY_FILE, VALIDATION_FILE),
+    facts=of(LatencyValidation, facts.latency_errors),
+    device_s=lambda at: at.config.predict.device_s(at.config.predict.random_subnets + len(("largest", "smallest"))),
+    agent=True,
+    ends="predict",
+)
+"""The latency predictor of one device and its error on whole SubNets."""
+
+RESOURCES = StageSpec(
+    name="resources",
+    body=_resources,
+    scope=DEVICES,
+    needs=("compile", "profile", "latency"),
+    modules=("tasks.prediction.resources",),
+    settings=lambda at: (
+        key_settings(at.config.resources_of(at.device)) | ({} if at.batch == 1 else {"batch": at.batch})
+    ),
+    inputs=lambda at: (
+        at.supernet,
+        at.file("profile", LUT_FOLDER),
+        at.file("latency", LATENCY_FILE),
+        at.file("latency", VALIDATION_FILE),
+    ),
+    artifacts=lambda at: (RESOURCES_FILE,),
+    facts=of(Resources, facts.needs),
+    ends="predict",
+)
+"""Memory, multiply-accumulates, parameters and energy of SubNets on one device; "latency" has measured some of them there."""
+
+
+def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> ProfilePlan:
+    """The plan of profiling on one device; nothing is measured.
+
+    It uses the engine chosen by a finished stage, or the runtime's defaults if no stage has chosen one.
+    """
+    at = Context(run, config, PROFILE, device, outputs)
+    return _plan(at, _known_engine(at))
+
+
+def _plan(at: Context, engine: Engine) -> ProfilePlan:
+    capabilities = at.run.devices.client(at.device).with_engine(engine).capabilities()
+    return make_plan(at.config.profile_of(at.device), operators_of(at), capabilities, at.supernet, at.batch)
+
+
+def _known_engine(at: Context) -> Engine:
+    folder = at.run.found(ENGINE.at(at.of(ENGINE)))
+    return ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE

@@ -1,0 +1,285 @@
+"""A row of the table of stages, and the row's view of its run.
+
+A row defines a stage's name, how often it is worked, the earlier stages that it needs, its key, and its body: one call into
+`tasks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.config import AdaptConfig, FlowConfig, RunConfig
+from flows.pipeline.pages.facts import Facts, nothing, plain
+from flows.pipeline.run import Output, StageRun, Surroundings
+from flows.pipeline.stages.inputs import data_key
+from flows.pipeline.versions import code_version
+from flows.storage.layout import SUBNETS_FOLDER
+from profiling_agents.messages import DEFAULT_ENGINE, Engine
+from tasks.base.artifacts import SubNetStore, digest_of
+from tasks.base.progress import Progress
+from tasks.base.schemas.accuracy import SENSITIVITIES_FILE, VALIDATION_FILE, AccuracyValidation, Uncertainty
+from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE
+from tasks.base.schemas.stored import StageResult
+from tasks.data import DataSettings
+from tasks.data.problems import CLASSIFICATION, problem_named
+from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
+
+if TYPE_CHECKING:
+    from tasks.evaluation.subnets import EvaluationWorkers
+
+Outputs = Mapping[str, Mapping[str, Output]]
+"""Finished stages: by name, then by label."""
+
+SUPERNET = "supernet"
+"""Folder of the SuperNet in stages that make one."""
+MEASURES = ("tasks.measuring.subnets", "tasks.evaluation.subnets")
+"""The modules that measure SubNets."""
+ALONE = ""
+"""Label of a stage that is worked once in a run."""
+
+
+def trained_supernet(config: FlowConfig, outputs: Outputs) -> Path:
+    """The SuperNet of a finished run: the one from the last training, or the given one."""
+    return config.supernet if isinstance(config, AdaptConfig) else outputs["finetune"][ALONE].folder / SUPERNET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """How often a stage is worked in one run: once for each label.
+
+    side_by_side: all labels at once, else one after the other. suffix: part of the title after the stage's name and a slash.
+    """
+
+    labels: Callable[[FlowConfig], Sequence[str]]
+    side_by_side: bool = False
+    suffix: Callable[[FlowConfig, str], str] = lambda config, label: label
+
+
+ONCE = Scope(labels=lambda config: (ALONE,))
+DEVICES = Scope(labels=lambda config: tuple(config.device), side_by_side=True)
+
+
+class Context:
+    """One stage's view of its run: the config, its device, and the earlier outputs that it names.
+
+    This is a plain class because Prefect inspects dataclasses that are passed to tasks.
+    """
+
+    def __init__(
+        self,
+        run: Surroundings,
+        config: FlowConfig,
+        spec: StageSpec,
+        label: str,
+        outputs: Outputs,
+        *,
+        tells: bool = False,
+    ) -> None:
+        """outputs: of all stages so far; the stage sees those that it needs or reads.
+
+        tells: whether the stage's numbers are logged to the pipeline run in MLflow.
+        """
+        self.tells = tells
+        self.run = run
+        self.config = config
+        self.label = label
+        self._spec = spec
+        self._outputs = {name: outputs[name] for name in (*spec.needs, *spec.reads) if name in outputs}
+
+    @property
+    def spec(self) -> StageSpec:
+        """The stage's row."""
+        return self._spec
+
+    def of(self, spec: StageSpec) -> Context:
+        """The view of another stage that reads nothing beyond the inputs of this one."""
+        return Context(self.run, self.config, spec, self.label, self._outputs)
+
+    @property
+    def title(self) -> str:
+        """Name of the stage in the store, in MLflow and in Prefect."""
+        name, suffix = self._spec.title or self._spec.name, self._spec.scope.suffix(self.config, self.label)
+        return f"{name}/{suffix}" if suffix else name
+
+    @property
+    def device(self) -> str:
+        """The device of a stage that is worked once per device."""
+        assert self.label in self.config.device, f"stage '{self._spec.name}' is not of a device"
+        return self.label
+
+    @property
+    def asked_devices(self) -> tuple[str, ...]:
+        """The devices that the stage asks; all devices of the run if one label covers several."""
+        if not self._spec.agent:
+            return ()
+        return (self.label,) if self.label in self.config.device else tuple(self.config.device)
+
+    @property
+    def batch(self) -> int:
+        """Batch size of one run on the device [samples]."""
+        return self.config.device[self.device].batch
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the device with its engine: measurements are comparable while it stays equal."""
+        return self.fingerprint_of(self.device)
+
+    def fingerprint_of(self, device: str) -> str:
+        """The fingerprint of one of several devices, with its engine."""
+        return self.run.devices.fingerprint(device, self.engine_of(device))
+
+    @property
+    def engine(self) -> Engine:
+        """The engine with which the device runs models."""
+        return self.engine_of(self.device)
+
+    def engine_of(self, device: str) -> Engine:
+        """The engine of one of several devices; the runtime's defaults if the run has no stage "engine"."""
+        return (
+            ChosenEngine.read(self.file("engine", ENGINE_FILE, device)).engine if self.has("engine") else DEFAULT_ENGINE
+        )
+
+    @property
+    def training(self) -> RunConfig:
+        """The config of a run that trains."""
+        assert isinstance(self.config, RunConfig), f"stage '{self._spec.name}' is of the whole pipeline"
+        return self.config
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The images, as a part of a key."""
+        return data_key(self.config.data)
+
+    @property
+    def store(self) -> SubNetStore:
+        """SubNets measured by stages, in all runs with this output folder."""
+        return SubNetStore(self.config.folder / SUBNETS_FOLDER, code_version(*MEASURES), digest_of(self.data))
+
+    @property
+    def workers(self) -> EvaluationWorkers | None:
+        """The processes that evaluate SubNets; None: this process does."""
+        return self.run.workers
+
+    @property
+    def supernet(self) -> Path:
+        """The SuperNet before fine-tuning, or the given one."""
+        return self._supernet_of("compile")
+
+    @property
+    def trained(self) -> Path:
+        """The SuperNet after fine-tuning, or the given one."""
+        return self._supernet_of("finetune")
+
+    def _supernet_of(self, stage: str) -> Path:
+        if isinstance(self.config, AdaptConfig):
+            return self.config.supernet
+        return self.output(stage).folder / SUPERNET
+
+    def has(self, stage: str) -> bool:
+        """Whether this run has a stage that some runs leave out."""
+        return stage in self._outputs
+
+    def outputs(self, stage: str) -> Mapping[str, Output]:
+        """Outputs of an earlier stage by label."""
+        return self._outputs[stage]
+
+    def output(self, stage: str, label: str | None = None) -> Output:
+        """The output of an earlier stage for `label` (None: this stage's own), or its only one."""
+        outputs = self._outputs[stage]
+        wanted = self.label if label is None else label
+        return outputs[wanted if wanted in outputs else ALONE]
+
+    def file(self, stage: str, name: str, label: str | None = None) -> Path:
+        """A file of an earlier stage."""
+        return self.output(stage, label).folder / name
+
+    def sensitivities(self, device: str) -> Path:
+        """The accuracy predictor of a device, for fp32 or int8."""
+        return self.file("int8" if device in self.config.in_int8 else "sensitivities", SENSITIVITIES_FILE, ALONE)
+
+    def uncertainty(self, device: str) -> Uncertainty:
+        """The errors of accuracies in the precision of a device."""
+        stated = AccuracyValidation.read(self.sensitivities(device).with_name(VALIDATION_FILE))
+        data = self.config.data
+        is_share = problem_named(data.problem, data.metric).score == CLASSIFICATION.score
+        return Uncertainty(samples=stated.samples if is_share else None, predictor_points=stated.mean_error_points)
+
+    def implementations(self, label: str | None = None) -> Path:
+        """The implementations of operators on a device."""
+        return self.file("profile", IMPLEMENTATIONS_FILE, label)
+
+
+Body = Callable[[Context, Path, Progress], StageResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """One row of the table.
+
+    The key of a stage consists of its name, `settings`, the content of `inputs`, and the source of `modules` with all their
+    imports. Settings that cannot change a result are left out of `settings`, so that changing them repeats nothing.
+    """
+
+    name: str
+    body: Body
+    modules: tuple[str, ...]
+    settings: Callable[[Context], dict[str, Any]]
+    """The part of the config that counts in the key."""
+    inputs: Callable[[Context], tuple[Any, ...]]
+    """Digests, and files and folders, which count by content."""
+    scope: Scope = ONCE
+    needs: tuple[str, ...] = ()
+    """Earlier stages that it reads; `adapt` has a given SuperNet instead of "compile" and "finetune"."""
+    reads: tuple[str, ...] = ()
+    """Earlier stages that it reads if the run has them."""
+    ends: str | None = None
+    """The command that ends with this stage and shows its result."""
+    wanted: Callable[[FlowConfig, str], bool] = lambda config, until: True
+    """Whether a run up to `until` has this stage."""
+    artifacts: Callable[[Context], tuple[str, ...]] = lambda at: ()
+    """Files and folders that are logged to MLflow."""
+    registered: Callable[[Context], str | None] = lambda at: None
+    """Model registry name for the first artifact."""
+    anew: Callable[[Context], bool] = lambda at: False
+    """Whether it is worked even if it is complete; its folder is then replaced."""
+    agent: bool = False
+    """Whether it asks its device; such a stage is retried when the agent is lost or busy."""
+    device_s: Callable[[Context], float | None] = lambda at: None
+    """Time for which an otherwise idle device is busy with it [s], for a dry run; None: not known in advance."""
+    epochs: Callable[[Context], int | None] = lambda at: None
+    """Epochs of a training, to scale the duration of an earlier one; also the name of the setting with the epochs."""
+    by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
+    """Splits outputs that cover several devices into outputs by device."""
+    data: Callable[[FlowConfig], DataSettings] = lambda config: config.data
+    """The data that its accuracies refer to."""
+    facts: Callable[[StageResult], Facts] = plain
+    """Facts on its result for the log and the summary in Prefect; see `flows.pipeline.pages.facts`."""
+    details: Callable[[StageResult], Facts] = nothing
+    """Further facts for the summary."""
+    winners: Callable[[StageResult], list[Facts]] | None = None
+    """Rows of a table of winners in Prefect, besides the summary that every stage has."""
+    known: str = ""
+    """How far the values of these winners are known."""
+    title: str = ""
+    """Name in the store, if it differs from `name`."""
+
+    def at(self, context: Context) -> StageRun:
+        """The stage of one run."""
+        return StageRun(
+            name=context.title,
+            modules=self.modules,
+            settings=self.settings(context),
+            inputs=self.inputs(context),
+            artifacts=self.artifacts(context),
+            registered=self.registered(context),
+            anew=self.anew(context),
+        )
+
+
+def rows(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[StageSpec]:
+    """The stages of a table that are part of a run up to the last stage of command `until`."""
+    last = max(index for index, spec in enumerate(table) if spec.ends == until)
+    return [spec for spec in table[: last + 1] if spec.wanted(config, until)]

@@ -1,0 +1,437 @@
+"""The best SubNets: searched, measured and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tasks.export
+from adaptive_runtime.base.files import sha256_of
+from flows.config import FlowConfig, RunConfig, sharing
+from flows.pipeline.pages import facts
+from flows.pipeline.pages.tables import exported_rows, front_rows
+from flows.pipeline.results import of
+from flows.pipeline.run import Output
+from flows.pipeline.stages.placed import is_placed, placed_files, placed_settings, placements
+from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
+from flows.storage.layout import EXPORTS_FOLDER
+from importing.lazy import later_names
+from tasks.base.artifacts import digest_of, key_settings
+from tasks.base.progress import Progress
+from tasks.base.schemas.candidates import MEASURED_FILE, Candidates
+from tasks.base.schemas.exports import Exports
+from tasks.base.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
+from tasks.base.schemas.latency import LATENCY_FILE
+from tasks.base.schemas.operators import LUT_FOLDER, ChosenImplementations
+from tasks.base.schemas.resources import ENERGY_FILE
+from tasks.base.schemas.stored import StageResult
+from tasks.evaluation.models import origin_of, weights_source
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
+from tasks.export.operating_points import LEVELS_FILE, Levels
+from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
+from tasks.measuring.settings import RepeatedTimingSettings
+
+if TYPE_CHECKING:
+    from profiling_agents.client import AgentClient
+    from tasks import search
+    from tasks.data import load_splits
+    from tasks.evaluation.subnets import EvaluationData
+    from tasks.export.adapted import read_side_files
+    from tasks.export.bundles import FurtherFormat, further_formats
+    from tasks.prediction.accuracy import AccuracyPredictor
+    from tasks.prediction.energy import EnergyPredictor
+    from tasks.prediction.latency import LatencyPredictor
+    from tasks.prediction.sensitivity import images_of
+    from tasks.search import refine
+else:
+    globals().update(later_names(__file__))
+
+TOGETHER = "together"
+"""Label of the search that covers all devices."""
+
+
+class _Given:
+    """The inputs of a search on one device: files (with energies only if energy has a limit) and memory rules."""
+
+    def __init__(self, at: Context, device: str) -> None:
+        limits = at.config.search.limits_of(device)
+        self.device, self.rules = device, at.config.limited_memory_of(device)
+        self.files = [at.file("latency", LATENCY_FILE, device)]
+        if limits.energy_mj is not None:
+            self.files.append(at.file("resources", ENERGY_FILE, device))
+        self.settings = {} if limits.memory_mib is None else {device: asdict(self.rules)}
+
+    def target(self) -> search.Target:
+        """The search target, loaded from the files."""
+        latency, energy = LatencyPredictor.load(self.files[0]), [EnergyPredictor.load(file) for file in self.files[1:]]
+        return search.Target(name=self.device, latency=latency, energy=next(iter(energy), None), rules=self.rules)
+
+
+def target_of(at: Context) -> search.Target:
+    """The search target for the device of a stage."""
+    return _Given(at, at.device).target()
+
+
+def _searches(config: FlowConfig) -> Sequence[str]:
+    """One label for all devices together, or one for each device."""
+    return (TOGETHER,) if config.search.together and len(config.device) > 1 else tuple(config.device)
+
+
+SEARCHES = Scope(labels=_searches, side_by_side=True)
+
+
+def _searched(at: Context) -> tuple[str, ...]:
+    """The devices of one search."""
+    return tuple(at.config.device) if at.label == TOGETHER else (at.label,)
+
+
+def _given(at: Context) -> list[_Given]:
+    return [_Given(at, device) for device in _searched(at)]
+
+
+def _accuracy(at: Context) -> Path:
+    return at.sensitivities(_searched(at)[0])
+
+
+def _images_of(at: Context) -> EvaluationData:
+    """The images for evaluating accuracies, in the precision of the devices."""
+    precision = at.config.precision_of(_searched(at)[0])
+    return images_of(at.config.predict, at.config.data, at.workers).in_precision(precision)
+
+
+def _evaluation(at: Context) -> dict[str, Any]:
+    """The settings that accuracies depend on."""
+    precision = at.config.precision_of(_searched(at)[0])
+    settings = key_settings(at.config.predict, EvaluationSettings)
+    return settings if precision is None else {**settings, **precision.key}
+
+
+def _search_settings(at: Context) -> dict[str, Any]:
+    devices = _searched(at)
+    settings = key_settings(at.config.search.of_devices(devices))
+    if rules := {name: own for one in _given(at) for name, own in one.settings.items()}:
+        settings["rules"] = rules
+    if len(devices) > 1:
+        settings["devices"] = list(devices)
+    if _evaluates(at):
+        settings["predict"] = _evaluation(at)
+    return settings
+
+
+def _evaluates(at: Context) -> bool:
+    return at.config.search.accuracy == "measured"
+
+
+def _search_inputs(at: Context) -> tuple[Any, ...]:
+    files = [file for one in _given(at) for file in one.files]
+    told = at.uncertainty(_searched(at)[0]).to_json()
+    return (at.trained, _accuracy(at), told, *files, *([at.data] if _evaluates(at) else []))
+
+
+def _search_artifacts(at: Context) -> tuple[str, ...]:
+    devices = _searched(at)
+    whole = [WHOLE_FRONT_FILE] if at.config.search.lists_whole_front(devices) else []
+    return (*_of_devices(devices, FRONT_FILE), *whole)
+
+
+def _of_devices(devices: Sequence[str], *files: str) -> tuple[str, ...]:
+    """Files of a stage; with several devices they are in one folder per device."""
+    return tuple(f"{name}/{file}" for name in devices for file in files) if len(devices) > 1 else files
+
+
+def _search(at: Context, out: Path, progress: Progress) -> StageResult:
+    predictor = AccuracyPredictor.load(_accuracy(at))
+    images = _images_of(at) if _evaluates(at) else None
+    targets = [one.target() for one in _given(at)]
+    told = at.uncertainty(_searched(at)[0])
+    found = search.run(at.trained, targets, predictor, at.config.search, out, progress, images, told)
+    return found if len(targets) > 1 else found[targets[0].name]
+
+
+def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str, Output]:
+    """The outputs of a search over several devices, split by device."""
+    if TOGETHER not in outputs:
+        return outputs
+    whole = outputs[TOGETHER]
+    stage = whole.stage.removesuffix(TOGETHER)
+    return {
+        name: replace(whole, stage=f"{stage}{name}", folder=whole.folder / name, result=whole.result[name])
+        for name in config.device
+    }
+
+
+SEARCH = StageSpec(
+    name="search",
+    body=_search,
+    scope=SEARCHES,
+    needs=("finetune", "sensitivities", "latency", "resources"),
+    reads=("int8",),
+    modules=("tasks.search",),
+    settings=_search_settings,
+    inputs=_search_inputs,
+    artifacts=_search_artifacts,
+    by_device=_by_device,
+    facts=of(Front, facts.front),
+    details=of(Front, facts.searched),
+    winners=of(Front, front_rows),
+    known="as predicted",
+    ends="search",
+)
+"""The best SubNet for every latency budget: of one device, or one for several devices together."""
+
+
+def _refine(at: Context, out: Path, progress: Progress) -> StageResult:
+    config, names = at.config, _searched(at)
+    predicted, images = AccuracyPredictor.load(_accuracy(at)), _images_of(at)
+    searches = {name: at.output("search", name).folder for name in names}
+    with _timed(at) as devices:
+        given = (at.trained, devices, predicted, images, out, progress, at.store)
+        refine.measure(config.refine, config.predict, *given)
+    found = refine.choose(config.refine, at.trained, searches, predicted, images, out, progress, at.store)
+    return found if len(names) > 1 else found[names[0]]
+
+
+@contextmanager
+def _timed(at: Context) -> Iterator[list[refine.SearchedDevice]]:
+    """The devices of one search. A single one is held until the block ends; several take turns, as they may share a machine."""
+
+    def device(one: _Given, agent: Callable[[], AbstractContextManager[AgentClient]]) -> refine.SearchedDevice:
+        batch = at.config.device[one.device].batch
+        own = ChosenImplementations.read(at.implementations(one.device))
+        return refine.SearchedDevice(one.target(), at.output("search", one.device).folder, agent, batch, own)
+
+    given, exclusive = _given(at), partial(at.run.devices.exclusive, alone=True)
+    if len(given) > 1:
+        yield [device(one, partial(exclusive, one.device, at.engine_of(one.device))) for one in given]
+        return
+    with exclusive(given[0].device, at.engine_of(given[0].device)) as client:
+        yield [device(given[0], lambda: nullcontext(client))]
+
+
+def _refine_settings(at: Context) -> dict[str, Any]:
+    return {
+        **key_settings(at.config.refine),
+        "devices": list(_searched(at)),
+        "rules": {name: own for one in _given(at) for name, own in one.settings.items()},
+        "predict": {**_evaluation(at), **key_settings(at.config.predict, RepeatedTimingSettings)},
+    }
+
+
+def _refine_device_s(at: Context) -> float:
+    """Time for the candidates of all budgets, assuming that all differ; re-timing the winners takes twice as long."""
+    config, devices = at.config, _searched(at)
+    asked = (config.search.budgets_of(name) for name in devices)
+    budgets = sum(config.search.budget_count if budgets_ms is None else len(budgets_ms) for budgets_ms in asked)
+    return config.predict.device_s(budgets * (config.refine.candidates + 2))
+
+
+def _refine_inputs(at: Context) -> tuple[Any, ...]:
+    names = _searched(at)
+    fingerprints = (at.fingerprint_of(name) for name in names)
+    fronts = (at.file("search", FRONT_FILE, name) for name in names)
+    return (
+        at.data,
+        at.trained,
+        _accuracy(at),
+        *fingerprints,
+        *(file for one in _given(at) for file in one.files),
+        *fronts,
+        *(at.implementations(name) for name in names),
+    )
+
+
+REFINE = StageSpec(
+    name="refine",
+    body=_refine,
+    scope=SEARCHES,
+    needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
+    reads=("engine", "int8"),
+    modules=("tasks.search.refine",),
+    settings=_refine_settings,
+    inputs=_refine_inputs,
+    artifacts=lambda at: _of_devices(_searched(at), FRONT_FILE, MEASURED_FILE),
+    by_device=_by_device,
+    device_s=_refine_device_s,
+    wanted=lambda config, until: config.refine.candidates > 1,
+    facts=of(Front, facts.refined),
+    winners=of(Front, front_rows),
+    known="as candidates were measured",
+    agent=True,
+)
+"""The winners of a search by measurement; with one candidate per budget, the winners of the search are kept."""
+
+
+def chosen(at: Context) -> Mapping[str, Output]:
+    """The winners by device: refined, or as found by the search."""
+    return at.outputs("refine" if at.has("refine") else "search")
+
+
+def _provenance(at: Context) -> tasks.export.Provenance:
+    """The origin of SubNets, as listed in model cards."""
+    config = at.config
+    sources = {
+        "SuperNet": at.trained,
+        "look-up table": at.file("profile", LUT_FOLDER),
+        "latency predictor": at.file("latency", LATENCY_FILE),
+        "accuracy predictor": _accuracy(at),
+    }
+    engine = None
+    if at.has("engine"):
+        sources["engine"] = at.file("engine", ENGINE_FILE)
+        engine = ChosenEngine.read(sources["engine"])
+    return tasks.export.Provenance(
+        network=_source(config),
+        data=config.data.title,
+        digests={name: digest_of(path) for name, path in sources.items()},
+        engine=engine,
+    )
+
+
+def _source(config: FlowConfig) -> dict[str, str]:
+    """The network and its initial weights."""
+    if isinstance(config, RunConfig):
+        return weights_source(config.model)
+    return origin_of(config.supernet).model_dump(exclude={"version"})
+
+
+def check_adapted(config: FlowConfig) -> None:
+    """UserError for side files that no export accepts, whatever its winners; raised before anything is trained."""
+    if config.export.adapted:
+        read_side_files(config.export.adapted)
+
+
+def _export_inputs(at: Context) -> tuple[Any, ...]:
+    provenance = _provenance(at)
+    front = chosen(at)[at.device].folder / FRONT_FILE
+    pool = (at.file("refine", MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
+    others = pool if at.config.export.replacements else ()
+    made_from = dict(provenance.network), dict(provenance.digests)
+    rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
+    levels = (at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()
+    levels = (*levels, *map(at.fingerprint_of, _others(at)), *placed_files(at))
+    adapted = sorted(map(sha256_of, at.config.export.adapted))
+    return (
+        at.fingerprint,
+        at.data,
+        at.trained,
+        front,
+        *made_from,
+        *others,
+        at.implementations(),
+        *rules,
+        *levels,
+        *adapted,
+    )
+
+
+def _others(at: Context) -> tuple[str, ...]:
+    """The devices whose formats the bundle of this device also contains."""
+    return at.config.export.together.get(at.device, ())
+
+
+def _formats(at: Context) -> tuple[FurtherFormat, ...]:
+    """Further formats of the bundle, by the capabilities of the run's devices that represent them."""
+    if not _others(at):
+        return ()
+    client_of = at.run.devices.client
+    found = {name: client_of(name).with_engine(at.engine_of(name)).capabilities() for name in _others(at)}
+    return further_formats(Levels.read(at.file("front", LEVELS_FILE)), found)
+
+
+def _export(at: Context, out: Path, progress: Progress) -> StageResult:
+    found, settings, formats = chosen(at)[at.device].folder, at.config.export, _formats(at)
+    if at.device in sharing(settings):
+        settings = settings.model_copy(update={"bundle": False, "blocks": False, "adaptable": False})
+    placed = placements(at)
+    with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
+        data, provenance = _images(at), _provenance(at)
+        given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
+        implementations = ChosenImplementations.read(at.implementations())
+        known = (
+            _substitutes(at),
+            implementations,
+            _policies(at),
+            at.config.policy.rules,
+            formats,
+            _elsewhere(at),
+            placed,
+        )
+        return tasks.export.run(settings, *given, *known)
+
+
+def _elsewhere(at: Context) -> frozenset[str]:
+    """Digests of other devices' winners; empty without side files, since only these may belong to other devices."""
+    others = [one.folder for name, one in chosen(at).items() if name != at.device] if at.config.export.adapted else []
+    return frozenset(row.digest for folder in others for row in Front.read(folder / FRONT_FILE).winners)
+
+
+def _policies(at: Context) -> Sequence[SubnetPolicy]:
+    """Thresholds of SubNets on a device, for their chains; empty if the run has no stage "policy"."""
+    return Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
+
+
+def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
+    """The source of SubNets for budgets that winners miss; None for a joint search, where misses are only reported."""
+    folder = chosen(at)[at.device].folder
+    if len(_searches(at.config)) < len(at.config.device):
+        return None
+    if at.has("refine"):
+        return lambda: tasks.export.MeasuredSubstitutes(Candidates.read(folder / MEASURED_FILE))
+    return lambda: tasks.export.SearchedSubstitutes(
+        at.trained,
+        _Given(at, at.device).target(),
+        AccuracyPredictor.load(_accuracy(at)),
+        Front.read(folder / FRONT_FILE),
+    )
+
+
+def _images(at: Context) -> dict[str, EvaluationData]:
+    config, splits = at.config, load_splits(at.config.data)
+    validation = EvaluationData(
+        splits["validation"],
+        splits["train"],
+        recalibration_images=config.predict.recalibration_images,
+        features_mib=config.predict.features_mib,
+        workers=at.workers,
+    )
+    return {"validation": validation, "test": validation.of(splits["test"])}
+
+
+EXPORT = StageSpec(
+    name="export",
+    body=_export,
+    scope=DEVICES,
+    needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
+    reads=("engine", "int8", "refine", "policy", "front"),
+    modules=("tasks.export",),
+    settings=lambda at: {
+        **key_settings(at.config.export),
+        "rules": _Given(at, at.device).settings,
+        "recalibration_images": at.config.predict.recalibration_images,
+        "examples": digest_of(tasks.export.EXAMPLES),
+        **placed_settings(at),
+        **({"policy": at.config.policy.rules} if at.config.export.bundle and at.config.policy.rules else {}),
+    },
+    inputs=_export_inputs,
+    artifacts=lambda at: (tasks.export.EXPORTS_FILE,),
+    facts=of(Exports, facts.exported),
+    details=of(Exports, facts.failures),
+    winners=of(Exports, exported_rows),
+    known="as measured after the export",
+    agent=True,
+    ends="export",
+)
+"""Files of the winners of one device, checked and measured there."""
+
+
+def readable_exports(config: FlowConfig, outputs: Outputs) -> dict[str, dict[str, str]]:
+    """Write the exported files of each device under readable names; `exports`: their folders."""
+    folders = {name: config.folder / EXPORTS_FOLDER / name for name in config.device}
+    for name, folder in folders.items():
+        tasks.export.write_readable(outputs["export"][name].folder, folder)
+    return {"exports": {name: str(folder) for name, folder in folders.items()}}

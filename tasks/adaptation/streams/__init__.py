@@ -1,0 +1,26 @@
+"""Streams that drift as a stage: a SubNet plays a stream under several methods, and its error is reported over time."""
+
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.adaptation.streams.images import KnownImages, check_images, held_out_images
+    from tasks.adaptation.streams.players import make_player
+    from tasks.adaptation.streams.settings import Settings, StreamMethod
+    from tasks.adaptation.streams.stage import WINDOWS_FILE, run
+    from tasks.report.streams.terminal import streamed_table
+else:
+    __getattr__ = public_names(__name__, __file__)
+
+__all__ = [
+    "WINDOWS_FILE",
+    "KnownImages",
+    "Settings",
+    "StreamMethod",
+    "check_images",
+    "held_out_images",
+    "make_player",
+    "run",
+    "streamed_table",
+]

@@ -1,0 +1,200 @@
+"""The stage `stream`: one SubNet plays a stream under each method.
+After each method its errors, its events and its side file are on disk; a killed stage resumes with the next method.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+import tailor_ir
+from tailor_ir import Config, SuperNet
+from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, save_adapted
+from tasks.adaptation.streams.images import KnownImages, held_out_images, require_images
+from tasks.adaptation.streams.players import SourcePlayer, StreamMethod, StreamPlayer, left_out, make_player
+from tasks.adaptation.streams.playing import Played, error_percent, phases_of, play
+from tasks.adaptation.streams.settings import Settings
+from tasks.base.artifacts import append_line, read_lines
+from tasks.base.errors import UserError
+from tasks.base.progress import Progress
+from tasks.base.schemas.stored import StageResult
+from tasks.base.schemas.streams import STREAM_FILE, StreamedMethod, StreamedNetwork, StreamPhase
+from tasks.data import DataSettings, load_splits
+from tasks.data.drift import DriftSettings, LabelledImages, plan_stream, stream
+from tasks.evaluation.subnets import EvaluationData, statistics_of
+
+METHODS_FILE = "methods.jsonl"
+WINDOWS_FILE = "windows.parquet"
+ADAPTED_FOLDER = "adapted"
+"""Folder of side files."""
+
+
+class _Subnet:
+    """A SubNet for playing: its origin, its source with known images, and the images of the stream."""
+
+    def __init__(
+        self, supernet: Path, config: Config | None, data: DataSettings, recalibration_images: int | None
+    ) -> None:
+        """config: None: the largest SubNet. recalibration_images: None: the SuperNet's own BatchNorm statistics."""
+        self.net: SuperNet = tailor_ir.load(supernet)
+        self.config: Config = self.net.space.canonical(config or self.net.max_config)
+        self.size = self.net.input_size(self.config)
+        splits = load_splits(data)
+        require_images(splits["test"])
+        statistics = None
+        if recalibration_images is not None:
+            known = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)
+            statistics = statistics_of(self.net, self.config, known)
+        self.network = self.net.build(self.config, statistics)
+        self.images = LabelledImages.of(splits["test"])
+        self.known: KnownImages = held_out_images(splits["validation"], self.size)
+        self.source, self.reason = self._adaptive()
+
+    def _adaptive(self) -> tuple[AdaptiveSubnet | None, str]:
+        """The SubNet in adaptive form; or None, and the reason why it cannot adapt."""
+        try:
+            return AdaptiveSubnet(self.network), ""
+        except UserError as error:
+            return None, str(error).removeprefix("adaptation: ")
+
+    def left_out(self, method: StreamMethod) -> str | None:
+        """The reason why the SubNet cannot play a method; None if it can."""
+        if self.source is None:
+            return None if method == "source" else self.reason
+        return left_out(method, self.source)
+
+    def player(self, method: StreamMethod, settings: AdaptationSettings, batch_size: int) -> StreamPlayer:
+        """A player for one of its possible methods."""
+        if self.source is None:
+            return SourcePlayer(self.network)
+        return make_player(method, self.source, self.known, settings, batch_size)
+
+
+def run(
+    settings: Settings,
+    adaptation: AdaptationSettings,
+    drift: DriftSettings,
+    data: DataSettings,
+    supernet: Path,
+    title: str,
+    config: Mapping[str, Any] | None,
+    recalibration_images: int | None,
+    out: Path,
+    progress: Progress,
+) -> StageResult:
+    """Play the stream under each method. title: name of the SubNet. config: of a SubNet; None: the largest one.
+    recalibration_images: for its BatchNorm statistics; None: the SuperNet's own.
+    """
+    subnet = _Subnet(supernet, None if config is None else dict(config), data, recalibration_images)
+    phases = phases_of(plan_stream(drift, subnet.images.label_M), drift)
+    (out / ADAPTED_FOLDER).mkdir(exist_ok=True)
+    reasons = {method: why for method in settings.methods if (why := subnet.left_out(method)) is not None}
+    if reasons:
+        progress.say(f"left out: {_grouped(reasons)}")
+    known = {line["method"]: StreamedMethod.model_validate(line) for line in read_lines(out / METHODS_FILE)}
+    for method in settings.methods:
+        if method not in known and method not in reasons:
+            player = subnet.player(method, adaptation, drift.batch_size)
+            known[method] = _streamed(method, player, subnet, phases, drift, settings.window_images, out, progress)
+            append_line(out / METHODS_FILE, known[method].to_json())
+    methods = tuple(known[method] for method in settings.methods if method in known)
+    found = StreamedNetwork(
+        title=title,
+        digest=subnet.net.space.digest(subnet.config),
+        config=subnet.config,
+        images=sum(phase.images for phase in phases),
+        window_images=settings.window_images,
+        settings=drift.model_dump(mode="json"),
+        phases=phases,
+        methods=methods,
+        errors_percent={one.method: one.error_percent for one in methods},
+        left_out={**reasons},
+    )
+    write_windows(found, out / WINDOWS_FILE)
+    return found.write(out / STREAM_FILE)
+
+
+def _streamed(
+    method: StreamMethod,
+    player: StreamPlayer,
+    subnet: _Subnet,
+    phases: Sequence[StreamPhase],
+    drift: DriftSettings,
+    window_images: int,
+    out: Path,
+    progress: Progress,
+) -> StreamedMethod:
+    """Play the stream under one method, and write its side file."""
+    total = sum(phase.images for phase in phases)
+    played = _played(method, player, subnet, drift, total, window_images, progress)
+    return StreamedMethod(
+        method=method,
+        error_percent=error_percent(played.right_N),
+        window_error_percent=played.windows,
+        phase_error_percent=played.of_phases(phases),
+        events=tuple(played.events),
+        side_file=_save(player, method, subnet, out),
+        images_per_s=total / played.seconds,
+    )
+
+
+def _played(
+    method: StreamMethod,
+    player: StreamPlayer,
+    subnet: _Subnet,
+    drift: DriftSettings,
+    total: int,
+    window_images: int,
+    progress: Progress,
+) -> Played:
+    """Play the stream under one method, with its error so far on the bar and each window's as a metric."""
+    told = 0
+    with progress.bar(method, total=total) as bar:
+
+        def after(played: Played, images: int) -> None:
+            nonlocal told
+            bar.advance(images)
+            last = f"; {played.events[-1].kind}" if played.events else ""
+            bar.note(f"error {error_percent(played.right_N):.1f} %{last}")
+            done = len(played.right_N)
+            windows = played.windows if done == total else played.windows[: done // window_images]
+            for number, error in enumerate(windows[told:], told):
+                progress.metrics({f"window_error_percent.{method}": error}, min((number + 1) * window_images, total))
+            told = len(windows)
+
+        return play(player, stream(drift, subnet.images), subnet.size, window_images, after)
+
+
+def _save(player: StreamPlayer, method: StreamMethod, subnet: _Subnet, out: Path) -> str | None:
+    """Write the side file of the final adapted state; None if the source answers."""
+    if player.adapted is None:
+        return None
+    name = f"{ADAPTED_FOLDER}/{method}.safetensors"
+    save_adapted(out / name, player.adapted, subnet.net, subnet.config)
+    return name
+
+
+def _grouped(reasons: Mapping[StreamMethod, str]) -> str:
+    """One line that groups methods with the same reason."""
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(method)
+    return "; ".join(f"{', '.join(methods)}: {reason}" for reason, methods in by_reason.items())
+
+
+def write_windows(found: StreamedNetwork, file: Path) -> None:
+    """Write a row for each window of each method: its first image, the number of its images, its error [%]."""
+    rows = [
+        {
+            "method": one.method,
+            "window": number,
+            "first_image": number * found.window_images,
+            "images": min(found.window_images, found.images - number * found.window_images),
+            "error_percent": error,
+        }
+        for one in found.methods
+        for number, error in enumerate(one.window_error_percent)
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), file)

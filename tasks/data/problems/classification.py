@@ -1,0 +1,141 @@
+"""Classification: one class for each image. Legend: B batch, K classes, N images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from importing.lazy import Later
+from tasks.data.problems.record import ONE_HEAD, Batch, Divergence, Tallied
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
+
+ACCURACY, MACRO_F1 = "accuracy", "macro_f1"
+
+LACKS_OF_F1: Mapping[str, str] = MappingProxyType(
+    {
+        "exits": "what exits promise is a share of right answers",
+        "streams": "streams count right answers",
+        "adaptable": "weights that adapt on a device are judged by the share of right answers",
+        "blocks": "a search on a device goes by the share of right answers",
+    }
+)
+"""Features that are unavailable when the score is no share of right answers, and the reasons."""
+JUDGED: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
+    {
+        ACCURACY: ("top-1 accuracy", "accuracy", MappingProxyType({})),
+        MACRO_F1: ("macro F1", "macro F1", LACKS_OF_F1),
+    }
+)
+"""The metric, the score in tables, and the unavailable features, by the metric's name in settings."""
+
+
+@dataclass(slots=True)
+class ClassAnswers:
+    """The true and the most likely class of each image, and their cross-entropy. by_f1: the score is macro F1."""
+
+    by_f1: bool = False
+    loss: float = 0.0
+    classes: int = 0
+    targets: list[torch.Tensor] = field(default_factory=list)
+    answers: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
+        """Add logits (B, K) and classes (B,)."""
+        self.classes = outputs.shape[1]
+        self.targets.append(target.cpu())
+        self.answers.append(outputs.argmax(1).cpu())
+        self.loss += float(functional.cross_entropy(outputs, target, reduction="sum"))
+
+    def found(self) -> Tallied:
+        """Top-1 accuracy and, for each image, whether it is classified correctly; or macro F1, with the latter as numbers."""
+        target_N, answer_N = torch.cat(self.targets).numpy(), torch.cat(self.answers).numpy()
+        right_N: np.ndarray = answer_N == target_N
+        loss, confusion_KK = self.loss / len(right_N), confusion(target_N, answer_N, self.classes)
+        if self.by_f1:
+            return Tallied(macro_f1(confusion_KK), loss, right_N.astype(np.float16), confusion_KK)
+        return Tallied(int(right_N.sum()) / len(right_N), loss, right_N, confusion_KK)
+
+
+def confusion(target_N: np.ndarray, answer_N: np.ndarray, classes: int) -> NDArray[np.int64]:
+    """(K, K): images by class (rows) and answer (columns)."""
+    return np.bincount(target_N * classes + answer_N, minlength=classes**2).reshape(classes, classes)
+
+
+def macro_f1(confusion_KK: NDArray[np.int64]) -> float:
+    """Mean F1 of the classes that occur, as class or answer. Source: Information Retrieval (van Rijsbergen 1979) §7."""
+    both_K, either_K = confusion_KK.diagonal(), confusion_KK.sum(0) + confusion_KK.sum(1)
+    occurs_K = either_K > 0
+    return float((2 * both_K[occurs_K] / either_K[occurs_K]).mean())
+
+
+class Classification:
+    """Sources have `images(indices, draws)`, which augments, and `labels` (N,) int64. Targets: classes (B,)."""
+
+    name = "classification"
+    outside = None
+    heads = ONE_HEAD
+
+    def __init__(self, judged_by: str = ACCURACY) -> None:
+        self.judged_by = judged_by
+        self.metric, self.score, self.lacks = JUDGED[judged_by]
+
+    def fitted(self, source: Any) -> Classification:
+        """The record itself, which is the same for all sources."""
+        return self
+
+    def output_told(self, classes: int) -> str:
+        """Description of the output: one number for each class."""
+        return (
+            f"one tensor (B, {classes}): a number for each class of the data, for classification; data with masks are for "
+            "segmentation"
+        )
+
+    def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
+        """(B, K)."""
+        return None, classes
+
+    def blank(self, images: int, resolution: int) -> torch.Tensor:
+        """Class 0 for each image."""
+        return torch.zeros(images, dtype=torch.int64)
+
+    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
+        """Images after the source's augmentation, and their classes (B,)."""
+        return source.images(indices, draws), torch.from_numpy(source.labels[indices])
+
+    def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+        """Cross-entropy. target: classes (B,), or soft labels (B, K)."""
+        return functional.cross_entropy(outputs, target, label_smoothing=label_smoothing)
+
+    def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
+        """Divergence from the teacher's distribution over the classes of each image."""
+        return divergence(outputs, taught)
+
+    def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        """The class of each image (B,)."""
+        return outputs.argmax(1)
+
+    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
+        """The raw output is the answer."""
+
+    def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
+        """Nothing: the class of a whole image has no place in it."""
+
+    def tally(self) -> ClassAnswers:
+        """An empty tally."""
+        return ClassAnswers(by_f1=self.judged_by == MACRO_F1)
+
+
+CLASSIFICATION = Classification()
+CLASSIFICATION_BY_F1 = Classification(MACRO_F1)
+"""Judged by macro F1: all classes count alike, however many images each has."""

@@ -1,0 +1,27 @@
+"""The user's network: a timm name, an ONNX file, or a Python callable; and the source of its weights."""
+
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.evaluation.models.checkpoints import load_weights
+    from tasks.evaluation.models.creation import create
+    from tasks.evaluation.models.origin import NetworkOrigin, carry_origin, origin_of, remember_origin
+    from tasks.evaluation.models.settings import ModelSettings
+    from tasks.evaluation.models.weights import load_part, needs_training, weights_source
+else:
+    __getattr__ = public_names(__name__, __file__)
+
+__all__ = [
+    "ModelSettings",
+    "NetworkOrigin",
+    "carry_origin",
+    "create",
+    "load_part",
+    "load_weights",
+    "needs_training",
+    "origin_of",
+    "remember_origin",
+    "weights_source",
+]

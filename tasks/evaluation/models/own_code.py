@@ -1,0 +1,176 @@
+"""The user's modules: found in the working folder first, and importable even if a package of AutoTailor has their name."""
+
+import builtins
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tasks.base.artifacts import digest_of
+
+INSTALLED = frozenset(("site-packages", "dist-packages"))
+ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
+HOME = Path(__file__).resolve().parents[3]
+WORLD = "own_code_"
+"""Prefix of the packages under which modules with taken names are imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserModule:
+    """The module `module` (dotted) below `folder`."""
+
+    folder: Path
+    module: str
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders in which the module finds other modules of the user: its own folder and the working folder."""
+        here = Path.cwd()
+        return (self.folder,) if here in (self.folder, HOME) or _is_library(self.folder) else (self.folder, here)
+
+
+def source_of(name: str) -> UserModule | None:
+    """The module of `module:function` (working folder, else Python path) or `FILE.py:function`; None if it is not found."""
+    module = name.split(":")[0]
+    if module.endswith(".py"):
+        return _source_of_file(Path.cwd() / module)
+    folders = [Path.cwd(), *(Path.cwd() / folder for folder in sys.path), *_folders_by_finders(module)]
+    return next((UserModule(folder, module) for folder in folders if file_of(folder, module)), None)
+
+
+def _folders_by_finders(module: str) -> list[Path]:
+    """Folders of a package that Python finds without its path (projects in editable installation)."""
+    try:
+        spec = importlib.util.find_spec(module.split(".")[0])
+    except (ImportError, ValueError, AttributeError):
+        return []
+    if spec is None or spec.origin is None:
+        return []
+    file = Path(spec.origin)
+    return [file.parents[1] if file.name == "__init__.py" else file.parent]
+
+
+def _source_of_file(file: Path) -> UserModule | None:
+    """The module of a file, with the names of the packages that contain it."""
+    if not file.is_file():
+        return None
+    parts, folder = [file.stem] if file.stem != "__init__" else [], file.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return UserModule(folder, ".".join(parts))
+
+
+def file_of(folder: Path, module: str) -> Path | None:
+    """The source file of a module below `folder`; None if it does not exist."""
+    path = folder.joinpath(*module.split("."))
+    return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
+
+
+def imported(source: UserModule) -> ModuleType:
+    """The module, imported under its own name; if this is taken, inside a package that stands for its folders."""
+    return importlib.import_module(source.module if _is_free(source) else f"{_world(source.folders)}.{source.module}")
+
+
+@contextmanager
+def findable(folders: Iterable[Path]) -> Iterator[None]:
+    """Context in which modules of `folders` are found, after all others."""
+    entries = [str(folder) for folder in folders if str(folder) not in sys.path]
+    sys.path.extend(entries)
+    try:
+        yield
+    finally:
+        for entry in entries:
+            sys.path.remove(entry)
+
+
+def own_names(text: str) -> str:
+    """A message with the user's names of modules."""
+    return re.sub(rf"\b{WORLD}[0-9a-f]+\.", "", text)
+
+
+def _is_library(folder: Path) -> bool:
+    return folder.resolve() == HOME or bool(INSTALLED.intersection(folder.parts))
+
+
+def _is_free(source: UserModule) -> bool:
+    """Whether Python itself finds the module there and none of the user's modules has the name of a package of AutoTailor."""
+    if _is_library(source.folder):
+        return True
+    with findable(source.folders):
+        spec = importlib.util.find_spec(source.module.split(".")[0])
+    places = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin or ""])]
+    is_there = any(Path(place).resolve().parent == source.folder.resolve() for place in places)
+    return is_there and not any(_has_code(source.folders, room) for room in ROOMS)
+
+
+def _has_code(folders: Iterable[Path], module: str) -> bool:
+    """Whether one of `folders` has this module, or a folder of its name with Python files, which is a package, too."""
+    for folder in folders:
+        path = folder.joinpath(*module.split("."))
+        if file_of(folder, module) or any(any(path.glob(files)) for files in ("*.py", "*/*.py")):
+            return True
+    return False
+
+
+def _world(folders: Sequence[Path]) -> str:
+    """The name of a package of the modules in `folders`, in which they find each other by their own names."""
+    name = f"{WORLD}{digest_of([str(folder) for folder in folders])[:8]}"
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder) for folder in folders]
+        sys.meta_path.insert(0, _Finder(name, folders))
+        sys.modules[name] = package
+    return name
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules of a world like Python does, and gives them their own `import`."""
+
+    def __init__(self, world: str, folders: Sequence[Path]) -> None:
+        self._world, self._folders = world, folders
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{self._world}."):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):  # also the loaders of others' import hooks
+            spec.loader = _Loader(self, fullname, spec.loader.path)
+        return spec
+
+    def bring(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """`__import__` of the user's modules: modules in the folders come from there, all others from Python."""
+        if level or not _has_code(self._folders, name):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        module = builtins.__import__(f"{self._world}.{name}", globals, locals, fromlist or (), 0)
+        first: ModuleType = module if fromlist else getattr(module, name.split(".")[0])
+        return first
+
+
+class _Loader(SourceFileLoader):
+    """Runs a module whose `import` statements use a finder."""
+
+    def __init__(self, finder: _Finder, fullname: str, path: str) -> None:
+        super().__init__(fullname, path)
+        self._finder = finder
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._finder.bring}
+        super().exec_module(module)

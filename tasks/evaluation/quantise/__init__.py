@@ -1,0 +1,14 @@
+"""int8 files of SubNets by static quantisation; layers that lose too much accuracy stay in fp32."""
+
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.evaluation.quantise.accuracy import Int8
+    from tasks.evaluation.quantise.mixed import QuantisedSubNet, quantise
+    from tasks.evaluation.quantise.settings import Settings
+else:
+    __getattr__ = public_names(__name__, __file__)
+
+__all__ = ["Int8", "QuantisedSubNet", "Settings", "quantise"]

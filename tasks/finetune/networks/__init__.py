@@ -1,8 +1,0 @@
-"""Networks in training, one class for each way of training; each defines what a step trains, and its losses."""
-
-from tasks.finetune.networks.opening import open_network
-from tasks.finetune.networks.plain import TrainableNetwork
-from tasks.finetune.networks.record import Forward, Judge, Role, Trainable, Verdict
-from tasks.finetune.networks.supernet import TrainableSuperNet
-
-__all__ = ["Forward", "Judge", "Role", "Trainable", "TrainableNetwork", "TrainableSuperNet", "Verdict", "open_network"]

@@ -1,0 +1,24 @@
+"""Look-up tables (LUTs): latencies of operators on devices, in append-only Parquet parts that runs and networks share."""
+
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.measuring.lut.entry import Cache, DeviceKey, Entry, ProfilingMethod, feature_text, now, settings_text
+    from tasks.measuring.lut.store import LutStore
+    from tasks.measuring.lut.table import Lut
+else:
+    __getattr__ = public_names(__name__, __file__)
+
+__all__ = [
+    "Cache",
+    "DeviceKey",
+    "Entry",
+    "Lut",
+    "LutStore",
+    "ProfilingMethod",
+    "feature_text",
+    "now",
+    "settings_text",
+]

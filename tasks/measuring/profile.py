@@ -1,0 +1,270 @@
+"""Stage "profile": measure every unique operator once on one device, into its look-up table.
+
+Operators are measured in situ, inside a few whole SubNets (`tasks.measuring.in_network`), or alone, each as its own model. Operators without
+a result from SubNets are measured alone, and so are all operators if their energy is requested. The table is part of a store
+that networks and runs share. Its entries are not measured again, whichever network they were measured for, so a killed run
+continues; the stage's own folder gets a copy of this network's entries. While a remote device measures one batch, the next is
+made and converted to the device's format.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import tailor_ir
+from profiling_agents.client import ModelJob
+from profiling_agents.messages import Capabilities, Format, Measurement, Precision
+from tailor_ir import OperatorFeature
+from tasks.base.artifacts import append_line, read_lines
+from tasks.base.progress import Bar, Progress
+from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, LUT_FOLDER, ChosenImplementations
+from tasks.evaluation.conversion import ConversionError, ConversionLimits
+from tasks.evaluation.executorch.programs import operator_jobs
+from tasks.evaluation.ncnn.conversion import convert_operators
+from tasks.evaluation.quantise.timing import int8_operator
+from tasks.measuring.ahead import ahead, pieces
+from tasks.measuring.enumerate import read_operators
+from tasks.measuring.fleet import Meter
+from tasks.measuring.in_network import measure as insitu
+from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.measuring.lut import DeviceKey, Entry, Lut, LutStore, feature_text, now
+from tasks.measuring.lut.summaries import LutSummary
+from tasks.measuring.settings import ProfileSettings as Settings
+
+STORE_FOLDER = "luts"
+REMEASURE_FILE = "remeasure.jsonl"
+SUBNETS_FILE = "subnets.jsonl"
+
+MEASURED = {"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy", "energy_mj"}
+"""The fields that an entry copies from a measurement."""
+
+FeaturesByDigest = Mapping[str, OperatorFeature]
+
+
+def device_key(capabilities: Capabilities) -> DeviceKey:
+    """The key of this device's entries."""
+    return DeviceKey(
+        backend=capabilities.backend,
+        build=capabilities.build,
+        precision=capabilities.precision,
+        threads=capabilities.threads,
+        fingerprint=capabilities.fingerprint,
+        description=f"{capabilities.backend} {capabilities.version}, {capabilities.cpu_model}",
+    )
+
+
+def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> Lut:
+    """The entries of this device's operators under these settings."""
+    methods = settings.methods
+    measured_with = None if settings.other_settings else {settings.measured_with(method) for method in methods}
+    return LutStore(store).open(device_key(capabilities), methods=methods, settings=measured_with)
+
+
+def unknown(
+    settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeature], since: str = ""
+) -> FeaturesByDigest:
+    """The operators (by digest) that remain to be measured by the method of the settings."""
+    return {
+        digest: one
+        for digest, one in operators.items()
+        if settings.measures(lut.of_method(digest, settings.method), since)
+    }
+
+
+def unknown_alone(
+    settings: Settings, lut: Lut, operators: FeaturesByDigest, capabilities: Capabilities, since: str = ""
+) -> FeaturesByDigest:
+    """The operators to be measured alone: because no SubNet gave their time, or for their energy."""
+    in_situ = settings.method == "in situ" and not settings.meters(capabilities)
+    given = {digest for digest in operators if in_situ and _succeeded(lut.of_method(digest, "in situ"))}
+    return {
+        digest: one
+        for digest, one in operators.items()
+        if digest not in given and settings.measures(lut.of_method(digest, "alone"), since)
+    }
+
+
+def _succeeded(entry: Entry | None) -> bool:
+    return entry is not None and entry.state != "failed"
+
+
+class ProfileResult(TypedDict):
+    """known: operators with an entry in the store before. not_valid: complaints about invalid entries, which were measured
+    again.
+
+    implementations: None if nothing was measured in situ.
+    """
+
+    device: dict[str, Any]
+    """`Capabilities`."""
+    store: str
+    known: int
+    measured_now: int
+    not_valid: list[str]
+    wall_s: float
+    operators_per_s: float | None
+    implementations: insitu.Implementations | None
+    lut: LutSummary
+
+
+def run(
+    settings: Settings,
+    operators_folder: Path,
+    meter: Meter,
+    out_folder: Path,
+    progress: Progress,
+    supernet: Path | None = None,
+    batch: int = 1,
+) -> ProfileResult:
+    """Measure operators that are not in the store; copy every operator of `operators_folder` from it to `out_folder/lut`.
+
+    supernet: the folder of the SuperNet with these operators at this batch, for measuring in situ. Returns the summary. The
+    caller holds the lease of a single device. An operator that fails is an entry with its reason. AgentError if the device is
+    gone; call again.
+    """
+    operators = read_operators(operators_folder)
+    capabilities = meter.capabilities()
+    store = settings.store or out_folder / STORE_FOLDER
+    for line in LutStore(store).mend(device_key(capabilities)):
+        progress.say(line)
+    lut = open_table(settings, store, capabilities)
+    since = _since(out_folder / REMEASURE_FILE) if settings.remeasure else ""
+    todo = unknown(settings, lut, operators, since)
+    start = time.perf_counter()
+    implementations: insitu.Implementations | None = None
+    if settings.method == "in situ" and todo:
+        assert supernet is not None
+        net = tailor_ir.load(supernet, batch=batch)
+        text, file = settings.measured_with("in situ"), out_folder / SUBNETS_FILE
+        per_operator = settings.subnets_per_operator
+        bench = insitu.Bench(meter, settings.subnet, text, settings.limits, file, progress, per_operator)
+        entries, implementations = insitu.entries(net, todo, bench)
+        lut.append(entries)
+    alone = unknown_alone(settings, lut, operators, capabilities, since)
+    if alone:
+        with progress.bar("profile", total=len(alone)) as bar:
+            fill(settings, lut, alone, capabilities, meter, bar)
+    wall_s, measured = time.perf_counter() - start, len(todo.keys() | alone.keys())
+    own = _snapshot(lut, operators, out_folder)
+    return {
+        "device": capabilities.model_dump(mode="json"),
+        "store": str(lut.folder),
+        "known": len(operators) - measured,
+        "measured_now": measured,
+        "not_valid": list(lut.invalid),  # invalid in the store, and measured again now
+        "wall_s": round(wall_s, 3),
+        "operators_per_s": round(measured / wall_s, 2) if measured else None,
+        "implementations": implementations,
+        "lut": own.summary(),
+    }
+
+
+def _snapshot(lut: Lut, operators: FeaturesByDigest, out_folder: Path) -> Lut:
+    """The table of this network's operators in the stage's folder, with the chosen implementations."""
+    own = lut.snapshot(out_folder / LUT_FOLDER, operators)
+    own.require(operators.values())
+    ChosenImplementations(operators=own.chosen(operators)).write(out_folder / IMPLEMENTATIONS_FILE)
+    return own
+
+
+def _since(file: Path) -> str:
+    """The time when remeasuring began in this folder; a killed run keeps it."""
+    if not read_lines(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        append_line(file, {"since": now()})
+    return str(read_lines(file)[0]["since"])
+
+
+def fill(
+    settings: Settings,
+    lut: Lut,
+    operators: Mapping[str, OperatorFeature],
+    capabilities: Capabilities,
+    meter: Meter,
+    bar: Bar,
+) -> None:
+    """Measure `operators` (by digest) and append them to the table at least every `flush_s`."""
+    writer = _Writer(lut, settings.flush_s)
+    try:
+        for jobs, failures in ahead(
+            pieces(list(operators.values()), settings.batch_operators),
+            lambda batch: operator_models(batch, capabilities.formats, settings.limits, capabilities.precision),
+            capabilities,
+        ):
+            for failure in failures:
+                writer.add(_entry(operators[failure.key], failure, settings))
+                bar.advance()
+            last_s = time.perf_counter()
+            for measurement in meter.measure(jobs, settings.measure) if jobs else ():
+                cost_ms, last_s = 1e3 * (time.perf_counter() - last_s), time.perf_counter()
+                writer.add(_entry(operators[measurement.key], measurement, settings, cost_ms))
+                bar.advance()
+    finally:
+        writer.flush()
+
+
+class _Writer:
+    """Collects entries and writes a part when the oldest has waited long enough."""
+
+    def __init__(self, lut: Lut, flush_s: float) -> None:
+        self._lut = lut
+        self._flush_s = flush_s
+        self._waiting: list[Entry] = []
+        self._last_s = time.monotonic()
+
+    def add(self, entry: Entry) -> None:
+        self._waiting.append(entry)
+        if time.monotonic() - self._last_s >= self._flush_s:
+            self.flush()
+
+    def flush(self) -> None:
+        self._lut.append(self._waiting)
+        self._waiting = []
+        self._last_s = time.monotonic()
+
+
+def _entry(
+    feature: OperatorFeature, measurement: Measurement, settings: Settings, cost_ms: float | None = None
+) -> Entry:
+    return Entry(
+        digest=feature.digest,
+        operator=feature.operator,
+        feature=feature_text(feature.to_json()),
+        settings=settings.measured_with("alone"),
+        cache=settings.measure.cache,
+        cost_ms=cost_ms,
+        measured_at=now(),
+        **measurement.model_dump(include=MEASURED),
+    )
+
+
+def operator_models(
+    features: Sequence[OperatorFeature], formats: Sequence[Format], limits: ConversionLimits, precision: Precision
+) -> tuple[list[ModelJob], list[Measurement]]:
+    """Models of these operators for the device, and a failure for each operator without a model."""
+    outcomes: list[ModelJob | ConversionError]
+    if "executorch" in formats:
+        outcomes = list(operator_jobs(features, limits).values())
+    elif "onnx" in formats:
+        outcomes = [_onnx_job(feature, precision) for feature in features]
+    else:
+        models = [tailor_ir.operator_model(feature) for feature in features]
+        outcomes = [
+            outcome if isinstance(outcome, ConversionError) else ncnn_job(feature.digest, model, outcome)
+            for feature, model, outcome in zip(features, models, convert_operators(models, limits), strict=True)
+        ]
+    failures = [
+        Measurement.failed(feature.digest, str(outcome))
+        for feature, outcome in zip(features, outcomes, strict=True)
+        if isinstance(outcome, ConversionError)
+    ]
+    return [outcome for outcome in outcomes if isinstance(outcome, ModelJob)], failures
+
+
+def _onnx_job(feature: OperatorFeature, precision: Precision) -> ModelJob | ConversionError:
+    model = tailor_ir.operator_model(feature)
+    try:
+        return onnx_job(feature.digest, int8_operator(model) if precision == "int8" else model)
+    except ConversionError as error:
+        return error

@@ -1,0 +1,14 @@
+"""The engine of a device: its runtime's options for whole networks, each kept if it is measured to be faster."""
+
+from typing import TYPE_CHECKING
+
+from importing.lazy import public_names
+
+if TYPE_CHECKING:
+    from tasks.measuring.runtime_options.chosen import ENGINE_FILE
+    from tasks.measuring.runtime_options.settings import Settings
+    from tasks.measuring.runtime_options.stage import run
+else:
+    __getattr__ = public_names(__name__, __file__)
+
+__all__ = ["ENGINE_FILE", "Settings", "run"]

@@ -1,0 +1,232 @@
+"""Plans for one SubNet, from tables, links and limits."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling_agents.messages import CODED_BYTES, MIB, ActivationCoding
+from solvers.errors import Infeasible
+from solvers.partition import (
+    Dataflow,
+    PartitionConditions,
+    PartitionLimit,
+    PartitionPlan,
+    PartitionPlanner,
+    PartitionProblem,
+    SentValue,
+    all_at_home,
+    all_remote,
+    dads,
+    fastest_pipeline,
+    minimum_cut,
+    neighbour_search,
+    neurosurgeon,
+    plan_of,
+)
+from tailor_ir import Choice, SubnetDataflow, SuperNet, find_flows
+from tasks.base.errors import UserError
+from tasks.base.places import places
+from tasks.base.schemas.partition import CutRow, OperatorRow, PartitionAnswer
+from tasks.base.schemas.placed import PlanRow, StayRow, TransferRow
+from tasks.placement.partition.tables import DeviceTimes, RunOffset
+from tasks.prediction.layers import title
+from tasks.search.placement_settings import Settings
+
+FLOAT_BYTES = 4
+OTHERS = {
+    "all at home": all_at_home,
+    "all remote": all_remote,
+    "best single cut (Neurosurgeon)": neurosurgeon,
+    "minimum cut (DADS)": dads,
+    "neighbour search (as CAS)": neighbour_search,
+}
+
+
+def plan_partition(
+    net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
+) -> PartitionAnswer:
+    """A plan for each bandwidth of the settings. tables: of `settings.devices`, in order.
+    UserError: the network has several inputs, an operator has no latency on a device, or no plan keeps the limits.
+    """
+    if len(inputs := net.structure.graph.inputs) > 1:
+        raise UserError("partition", f"the network takes {', '.join(inputs)}", allowed="networks of one input")
+    config = net.space.canonical(config)
+    dataflow = net.pre_partition().under(net.space.row(config))
+    problem = problem_of(dataflow, tables, settings)
+    planner = PartitionPlanner(problem)
+    rows = []
+    for bandwidth_mbps in settings.bandwidth_mbps:
+        conditions = conditions_of(tables, settings, bandwidth_mbps)
+        try:
+            rows.append(_plan_row(planner, conditions, settings, bandwidth_mbps, tables[0].offset_ms))
+        except Infeasible as error:
+            next_step = "raise partition.memory_mib or partition.energy_mj, or lower partition.private"
+            raise UserError(f"partition at {bandwidth_mbps:g} Mbit/s", str(error), next_step=next_step) from error
+    return PartitionAnswer(
+        network=net.space.digest(config),
+        config=dict(config),
+        devices=settings.devices,
+        objective=settings.objective,
+        returns=settings.returns,
+        private=settings.private,
+        operators=_operators(net, dataflow, problem.compute_ms, settings.devices),
+        cuts=tuple(
+            CutRow(
+                cut=cut,
+                values=tuple(value.name for value in dataflow.crossing(cut)),
+                bytes=sum(value.bytes for value in dataflow.crossing(cut)),
+            )
+            for cut in range(dataflow.cuts)
+        ),
+        plans=tuple(rows),
+    )
+
+
+def solver_dataflow(dataflow: SubnetDataflow, coding: ActivationCoding = "fp32") -> Dataflow:
+    """The dataflow in the solver's form; float32 values have their size in the coding."""
+    share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
+    values = []
+    for one in dataflow.values:
+        floats = one.bytes == prod(one.shape) * FLOAT_BYTES
+        sent_bytes = float(one.bytes) * (share if floats else 1.0)
+        values.append(SentValue(writer=one.writer, readers=one.readers, bytes=sent_bytes))
+    return Dataflow(steps=len(dataflow.operators), values=tuple(values))
+
+
+def problem_of(dataflow: SubnetDataflow, tables: Sequence[DeviceTimes], settings: Settings) -> PartitionProblem:
+    """The problem to solve. UserError: an operator has no latency on a device, or `private` exceeds the number of operators."""
+    compute_ms = np.stack([table.compute_ms(dataflow) for table in tables], axis=1)
+    if settings.private > len(dataflow.operators):
+        allowed = f"0 to {len(dataflow.operators)}, the number of operators"
+        raise UserError("partition.private", f"got {settings.private}", allowed=allowed)
+    devices, limits = len(tables), []
+    weights = [one.feature.parameters * FLOAT_BYTES for one in dataflow.operators]
+    for name, most in settings.memory_mib.items():
+        limits.append(PartitionLimit.of_memory(settings.devices.index(name), devices, weights, most * MIB))
+    if settings.energy_mj is not None:
+        per_step = np.zeros_like(compute_ms)
+        per_step[:, 0] = tables[0].energy_mj(dataflow)
+        none = np.zeros((devices, devices))
+        limits.append(PartitionLimit(name="energy", per_step=per_step, per_byte=none, most=settings.energy_mj))
+    return PartitionProblem(
+        dataflow=solver_dataflow(dataflow, settings.coding or "fp32"),
+        compute_ms=compute_ms,
+        returns=settings.returns,
+        private=settings.private,
+        limits=tuple(limits),
+    )
+
+
+def conditions_of(tables: Sequence[RunOffset], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
+    """Conditions of a partition. A message to a device starts a run there.
+    The run's own time (`DeviceTimes.offset_ms`) is added to the message's latency.
+    """
+    names = settings.devices
+    latency_ms, speed = np.zeros((2, len(names), len(names)))
+    for source, a in enumerate(names):
+        for target, b in enumerate(names):
+            if a != b:
+                link = settings.link(a, b, bandwidth_mbps)
+                run_ms = max(tables[target].offset_ms, 0.0) if target else 0.0
+                latency_ms[source, target], speed[source, target] = link.latency_ms + run_ms, link.bandwidth_mbps
+    slow_down = np.asarray([settings.slow_down.get(name, 1.0) for name in names])
+    return PartitionConditions(slow_down=slow_down, latency_ms=latency_ms, bandwidth_mbps=speed)
+
+
+def _plan_row(
+    planner: PartitionPlanner,
+    conditions: PartitionConditions,
+    settings: Settings,
+    bandwidth_mbps: float,
+    offset_ms: float,
+) -> PlanRow:
+    problem, names = planner.problem, settings.devices
+    if settings.objective == "latency":
+        return described(_fastest(planner, conditions), problem, conditions, names, bandwidth_mbps, offset_ms)
+    pipeline = fastest_pipeline(problem, conditions)
+    found = plan_of(problem, conditions, pipeline.stages)
+    row = described(found, problem, conditions, names, bandwidth_mbps, offset_ms)
+    own = {"period_ms": pipeline.period_ms, "bottleneck": _named(pipeline.bottleneck, names)}
+    return row.model_copy(update=own)
+
+
+def described(
+    found: PartitionPlan,
+    problem: PartitionProblem,
+    conditions: PartitionConditions,
+    names: Sequence[str],
+    bandwidth_mbps: float,
+    offset_ms: float,
+) -> PlanRow:
+    """A plan of a problem for people, with other methods' latencies. names: of the devices. offset_ms: of the coordinator."""
+    times_ms = problem.compute_ms * conditions.slow_down
+    unit_ms = conditions.ms_per_byte
+    others = {name: method(problem, conditions) for name, method in OTHERS.items()}
+    kept = {name: plan.latency_ms(conditions) for name, plan in others.items() if plan.keeps(problem.limits)}
+    return PlanRow(
+        bandwidth_mbps=bandwidth_mbps,
+        latency_ms=found.latency_ms(conditions) + offset_ms,
+        period_ms=None,
+        bottleneck=None,
+        stays=tuple(
+            StayRow(
+                device=names[stay.device],
+                operators=stay.steps,
+                time_ms=float(times_ms[list(stay.steps), stay.device].sum()),
+            )
+            for stay in found.stays
+        ),
+        transfers=tuple(
+            TransferRow(
+                source=names[a],
+                target=names[b],
+                bytes=float(found.bytes[a, b]),
+                messages=int(found.messages[a, b]),
+                time_ms=float(found.bytes[a, b] * unit_ms[a, b]),
+            )
+            for a, b in np.argwhere((found.bytes > 0) | (found.messages > 0)).tolist()
+        ),
+        others_ms={name: latency_ms + offset_ms for name, latency_ms in kept.items() if np.isfinite(latency_ms)},
+    )
+
+
+def _fastest(planner: PartitionPlanner, conditions: PartitionConditions) -> PartitionPlan:
+    """The exact plan; with two devices possibly the minimum cut's plan, which may run branches together."""
+    problem = planner.problem
+    found = [planner.fastest(conditions)]
+    if problem.devices == 2:
+        ways = (minimum_cut(problem, conditions, 1 - problem.home, one_way=one_way) for one_way in (False, True))
+        found += [plan for plan in ways if plan.keeps(problem.limits)]
+    return min(found, key=lambda plan: plan.latency_ms(conditions))
+
+
+def _named(bottleneck: str, names: Sequence[str]) -> str:
+    """The bottleneck with the devices' names instead of numbers, as in `device 1`, `link 0 to 1`."""
+    kind, *rest = bottleneck.split()
+    return " ".join([kind, *(names[int(word)] if word.isdigit() else word for word in rest)])
+
+
+def _operators(
+    net: SuperNet, dataflow: SubnetDataflow, compute_ms: NDArray[np.float64], names: Sequence[str]
+) -> tuple[OperatorRow, ...]:
+    place_of = {
+        node.name: place.name
+        for block, place in zip(net.structure.regions.blocks, places(net.structure.regions), strict=True)
+        for node in block.nodes
+    }
+    flows = find_flows(dataflow)
+    flow_of = {at: number for number, flow in enumerate(flows) for at in flow.operators}
+    return tuple(
+        OperatorRow(
+            title=title(one.feature),
+            place=next((place_of[name] for name in sorted(one.names) if name in place_of), "network"),
+            macs=one.feature.macs,
+            parameters=one.feature.parameters,
+            compute_ms={name: float(ms) for name, ms in zip(names, compute_ms[at], strict=True)},
+            flow=flow_of[at],
+            beside=bool(flows[flow_of[at]].beside),
+        )
+        for at, one in enumerate(dataflow.operators)
+    )

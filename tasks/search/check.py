@@ -1,0 +1,119 @@
+"""Stage "check": refuse an impossible network, space, limit or budget before anything is trained or measured."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tailor_ir
+from profiling_agents.client import AgentClient
+from profiling_agents.messages import AgentError
+from tailor_ir import SuperNet
+from tailor_ir.memory import Rules
+from tasks.base.errors import UserError
+from tasks.base.progress import Progress
+from tasks.data import DataSettings
+from tasks.evaluation.models import ModelSettings
+from tasks.measuring.settings import TimingSettings
+from tasks.measuring.subnets import SubNetMeter
+from tasks.search.limits import refuse_limits
+from tasks.search.settings import Settings as SearchSettings
+from tasks.training import compile
+from tasks.training.pretraining.elastic import cut_out
+from tasks.training.pretraining.settings import Settings as PretrainingSettings
+
+REACHABLE = 0.25
+"""Share of the smallest SubNet's latency; engines and implementations chosen later have saved at most two thirds so far."""
+TIMED_FILE = "timed.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetedDevice:
+    """A device with latency budgets.
+
+    lowest_ms: the lowest budget. agent: the device's client with its lease, held while SubNets are timed. batch: samples of one
+    run.
+    """
+
+    name: str
+    lowest_ms: float
+    agent: Callable[[], AbstractContextManager[AgentClient]]
+    batch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetCheck:
+    """The devices with budgets, and the settings for timing SubNets there; files in `out`."""
+
+    devices: Sequence[BudgetedDevice]
+    timing: TimingSettings
+    out: Path
+    progress: Progress
+
+    def refuse(self, net: SuperNet) -> None:
+        """UserError for a budget far below the latency of the smallest SubNet.
+
+        A device that does not answer is left to the stages that measure it.
+        """
+        for device in self.devices:
+            try:
+                smallest_ms = self._smallest_ms(net, device)
+            except AgentError as error:
+                self.progress.say(f"budgets of '{device.name}' are checked after training: {error}")
+                continue
+            if smallest_ms is not None and device.lowest_ms < REACHABLE * smallest_ms:
+                raise UserError(
+                    "search.budgets_ms",
+                    f"{device.lowest_ms:g} ms is far below the smallest SubNet, {smallest_ms:.3g} ms on '{device.name}' by the "
+                    "runtime's defaults",
+                    allowed=f"about {smallest_ms:.2g} ms and more",
+                    next_step="raise the budget or give the space smaller choices",
+                )
+
+    def _smallest_ms(self, net: SuperNet, device: BudgetedDevice) -> float | None:
+        """The latency of the smallest SubNet [ms]; None if it cannot be timed, which later stages report."""
+        folder = self.out / device.name
+        with tempfile.TemporaryDirectory() as name, device.agent() as client:
+            net.save(Path(name))
+            meter = SubNetMeter(
+                tailor_ir.load(Path(name), batch=device.batch), client, self.timing.measure, self.timing.limits
+            )
+            folder.mkdir(parents=True, exist_ok=True)
+            found = meter.measure(
+                [net.max_config, net.min_config], folder / TIMED_FILE, self.progress, "time the smallest SubNet"
+            )
+        return found[1].p50_ms
+
+
+def network(
+    settings: compile.Settings,
+    model: ModelSettings,
+    data: DataSettings,
+    space: Mapping[str, Any] | None,
+    search: SearchSettings,
+    rules: Mapping[str, Rules],
+    first: PretrainingSettings,
+    backbone_space: Mapping[str, Any] | None,
+    budgets: BudgetCheck,
+) -> compile.SpaceSizes:
+    """Compile a network with random weights; returns the sizes of its space. rules: of memory, by device.
+
+    first: the first stage of two, which may be absent; backbone_space: of the backbone by itself. Raises UserError or
+    TailorError for a network or space that cannot be used, and for a backbone that does not fit into the network; UserError for
+    limits that no SubNet keeps, and for budgets as `BudgetCheck.refuse`.
+    """
+    net = compile.supernet_of(settings, model, data, None, space)
+    if first.backbone is not None:
+        cut_out(first, settings, model, backbone_space, net)
+    refuse_limits(net, search, rules)
+    budgets.refuse(net)
+    return compile.sizes(net.space)
+
+
+def supernet(folder: Path, search: SearchSettings, rules: Mapping[str, Rules]) -> compile.SpaceSizes:
+    """The sizes of a SuperNet's space. UserError for limits that no SubNet keeps."""
+    net = tailor_ir.load(folder)
+    refuse_limits(net, search, rules)
+    return compile.sizes(net.space)

@@ -1,0 +1,72 @@
+"""Accuracy of a network that a run receives and does not train, for comparison with SubNets."""
+
+from pathlib import Path
+
+import onnx
+
+import tailor_ir
+from tasks.base.errors import UserError
+from tasks.base.schemas.results import GivenFile, GivenSuperNet
+from tasks.base.schemas.stored import StageResult
+from tasks.data import Dataset, DataSettings, load_splits
+from tasks.data.description import check_same
+from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
+from tasks.evaluation.ends import accuracies_of_ends
+from tasks.evaluation.models import ModelSettings, create
+from tasks.evaluation.models.answers import check_shapes
+from tasks.evaluation.onnx_files import OnnxNetwork
+from tasks.evaluation.subnets import EvaluationData, tallied
+from tasks.training.finetune.device import pick_device
+
+
+def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> StageResult:
+    """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data.
+
+    For a classifier, `confusions.jsonl` is written into `folder`.
+    """
+    splits = load_splits(data)
+    train = splits["train"]
+    given = create(model, train.classes, train.form, problem=train.problem)
+    assert isinstance(given, onnx.ModelProto), "of a network that is made in Python, stage base tells the accuracy"
+    network = OnnxNetwork(given.SerializeToString())
+    size = train.form.size
+    images = EvaluationData(splits["validation"], train)
+    found = {
+        split: tallied(network, images.of(splits[split]).batches(size), images.problem)
+        for split in ("validation", "test")
+    }
+    append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
+    shares = {f"{split}_accuracy": one.score for split, one in found.items()}
+    samples = {f"{split}_samples": len(one.each_N) for split, one in found.items()}
+    return GivenFile.model_validate({**shares, **samples}).to_json()
+
+
+def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: int) -> StageResult:
+    """Accuracies of the largest and smallest SubNets. UserError for data that the SuperNet was not made for."""
+    splits = load_splits(data)
+    train = splits["train"]
+    check_same(train, supernet)
+    net = tailor_ir.load(supernet)
+    _check_images(net, supernet, train)
+    net.check_forms(where="stage given")
+    device = pick_device("auto")
+    net.elastic.to(device)
+    images = EvaluationData(splits["validation"], train, device=device, recalibration_images=recalibration_images)
+    return GivenSuperNet(**accuracies_of_ends(net, images, splits["test"])).to_json()
+
+
+def _check_images(net: tailor_ir.SuperNet, supernet: Path, train: Dataset) -> None:
+    """Refuse a SuperNet whose shapes do not fit the data; one that no run made has no description of its data."""
+    where, form = f"supernet '{supernet}'", train.form
+    shapes = net.input_shapes(net.max_config)
+    if fault := form.fault(shapes):
+        raise UserError(
+            where,
+            f"takes {fault}",
+            allowed=f"{form.line}, the data's {form.called}",
+            next_step=form.advice({name: shape[1:] for name, shape in shapes.items()}, "compile"),
+        )
+    graph = net.structure.graph
+    check_shapes(
+        where, [graph.shapes[name] for name in graph.outputs], train.classes, train.problem, train.settings.resolution
+    )

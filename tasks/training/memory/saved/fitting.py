@@ -1,0 +1,111 @@
+"""How much of what autograd saves may stay in memory within a budget, found by trying a step out."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from profiling_agents.messages import MIB
+from tasks.base.errors import UserError
+from tasks.training.memory.counting import StorageCount
+from tasks.training.memory.saved.waiting import WaitingTensors
+
+MOST_TRIES = 4
+CLOSE = 0.97
+"""Share of the budget that is near enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavingPlan:
+    """What a step does with saved tensors. kept_bytes: of each forward pass, in memory; None: all.
+
+    peak_mib, plain_mib: of all tensors, as tried out; of the plan, and of plain torch. time_factor: of plain torch's time.
+    """
+
+    budget_mib: float
+    peak_mib: float
+    plain_mib: float
+    time_factor: float
+    kept_bytes: int | None = None
+
+    def words(self) -> str:
+        """What is done, what it comes to, and beside what."""
+        if self.kept_bytes is None:
+            return f"plain steps of {self.peak_mib:.0f} MiB are within {self.budget_mib:g} MiB"
+        kept = f"all but {self.kept_bytes / MIB:.0f} MiB of" if self.kept_bytes else "all of"
+        return (
+            f"{kept} the activations of a forward pass wait on disk: {self.peak_mib:.0f} MiB a step are predicted, of "
+            f"{self.budget_mib:g}, in {self.time_factor:.2f} times the time; plain steps need {self.plain_mib:.0f} MiB"
+        )
+
+
+class StepMemory:
+    """Carries a plan out: `forward` around each forward pass."""
+
+    def __init__(self, kept_bytes: int | None, folder: str | None = None) -> None:
+        self._waiting = None if kept_bytes is None else WaitingTensors(kept_bytes, folder)
+
+    def forward(self, staying: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """A forward pass; the backward pass may be inside, or follow. staying: weights and the like."""
+        return nullcontext() if self._waiting is None else self._waiting.forward(staying)
+
+    def close(self) -> None:
+        """The file on disk is gone."""
+        if self._waiting is not None:
+            self._waiting.close()
+
+
+def fit(
+    step: Callable[[StepMemory], object],
+    budget_mib: float,
+    *,
+    where: str,
+    given: Callable[[], Iterable[Tensor]] = list,
+    folder: str | None = None,
+    agreed: Callable[[float], float] = float,
+) -> SavingPlan:
+    """The fastest plan within a budget [MiB]: a step is tried out plain, then with all saved tensors on disk, then between.
+
+    step: the same work each time, and no effect that lasts. given: what is in memory before a step. where: the setting,
+    for errors. agreed: from a peak [MiB] that which all processes take.
+    UserError for a budget that no plan meets, with the least that one does.
+    """
+
+    def tried(kept_bytes: int | None) -> tuple[float, float]:
+        memory = StepMemory(kept_bytes, folder)
+        start = time.perf_counter()
+        with torch.random.fork_rng(devices=[]), StorageCount(given()) as count:
+            step(memory)
+        memory.close()
+        return agreed(count.peak_mib), time.perf_counter() - start
+
+    tried(None)  # the first step takes longer
+    plain_mib, plain_s = tried(None)
+    if plain_mib <= budget_mib:
+        return SavingPlan(budget_mib, plain_mib, plain_mib, 1.0)
+    kept, peak_mib = 0, tried(0)[0]
+    if peak_mib > budget_mib:
+        raise UserError(
+            where,
+            f"a step needs {peak_mib:.1f} MiB even with all activations on disk, and {plain_mib:.1f} MiB without",
+            allowed=f"{_rounded_up(peak_mib)} or more",
+            next_step="raise the budget, or take fewer images at once",
+        )
+    seconds = tried(0)[1]
+    for _ in range(MOST_TRIES):
+        if peak_mib > CLOSE * budget_mib:
+            break
+        more = kept + int((budget_mib - peak_mib) * MIB)
+        more_mib, more_s = tried(more)
+        if more_mib > budget_mib:
+            break
+        kept, peak_mib, seconds = more, more_mib, more_s
+    return SavingPlan(budget_mib, peak_mib, plain_mib, seconds / plain_s, kept)
+
+
+def _rounded_up(mib: float) -> str:
+    """To a tenth, so that it is a budget that can be met."""
+    return f"{int(mib * 10 + 1) / 10:.1f} MiB"
