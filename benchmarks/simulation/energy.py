@@ -1,8 +1,8 @@
 """Energy of running a network by AdaScale's eq. 3, from a calibration of the device.
 
 The energy of accesses that the caches answer falls with the processor's frequency as in the equation, and so does that of
-memory accesses with memory's. Multiply-accumulates, which the equation leaves out, have their own coefficient. This is for
-users' programs: the choice uses the energies of the bundle.
+memory accesses with memory's. Multiply-accumulates, which the equation leaves out, have their own coefficient. The
+choice uses the energies of the bundle, not these.
 """
 
 from typing import Annotated, ClassVar, Literal
