@@ -19,8 +19,9 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest, SubNetLatency
 from adaptive_runtime.bundle.chains import ChainRun, ChainRuntime
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.policy import Decision, FixedChoice, Switching, read_log, replay
+from adaptive_runtime.policy import Decision, Switching, read_log, replay
 from adaptive_runtime.pool import Variant
+from benchmarks.simulation.published import FixedChoice
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import write_plain_bundle
 from tests.support.runtime.device_files import stat, write

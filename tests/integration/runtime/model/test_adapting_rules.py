@@ -10,8 +10,9 @@ from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
 from adaptive_runtime.model.adapting import Adaptation, BundleVariants
-from adaptive_runtime.policy import ChoiceLimits, ChoiceRules, FixedChoice, parse_rules, read_log, replay
+from adaptive_runtime.policy import ChoiceLimits, ChoiceRules, parse_rules, read_log, replay
 from adaptive_runtime.state.sensing import SensedState
+from benchmarks.simulation.published import FixedChoice
 from tests.support.runtime.service_process import INFER, Served, body, images, refused, served, soon
 
 RULES = "battery < 20% -> energy first; mu by battery"

@@ -8,8 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from adaptive_runtime.offload.links import BandwidthTrace, DeviceAddress
+from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from benchmarks.simulation.link_trace import BandwidthTrace
 from profiling_agents.messages import LoadedSubNet, LoadSubNet
 from tests.integration.agents.test_agents_cli import write_certificate
 from tests.integration.runtime.offload.test_segments_attacks import greeted

@@ -14,11 +14,8 @@ from adaptive_runtime.policy import (
     ChoicePolicy,
     ChoiceState,
     DecisionLog,
-    FixedChoice,
     LeastCost,
-    LoadBandChoice,
     MostAccurate,
-    RatioChoice,
     Switching,
     VariantLookUp,
     VariantTable,
@@ -34,6 +31,7 @@ from benchmarks.simulation import (
     clairvoyant,
     compare,
 )
+from benchmarks.simulation.published import FixedChoice, LoadBandChoice, RatioChoice
 from tests.support import examples
 from tests.support.runtime.variants import tables
 

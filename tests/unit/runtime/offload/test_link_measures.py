@@ -9,16 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.offload.links import (
-    BandwidthTrace,
-    DeviceAddress,
-    LinkMeasures,
-    LinkRecorder,
-    MeasuredLink,
-    ProbeBudget,
-)
+from adaptive_runtime.offload.links import DeviceAddress, LinkMeasures, MeasuredLink, ProbeBudget
 from adaptive_runtime.offload.links.measures import FIRST_BYTES, LEAST_BYTES, WeightedMean
 from adaptive_runtime.offload.links.probing import SHARE, SHARES, cost_bytes, probe_bytes
+from benchmarks.simulation.link_trace import BandwidthTrace, LinkRecorder
 from tests.support.runtime.device_files import Clock
 
 TRACE = BandwidthTrace(

@@ -16,13 +16,10 @@ from adaptive_runtime.policy import (
     Decision,
     DecisionInputs,
     DecisionLog,
-    FixedChoice,
     FoundOnce,
     LeastCost,
-    LoadBandChoice,
     LoadFactors,
     MostAccurate,
-    RatioChoice,
     Switching,
     VariantLookUp,
     VariantTable,
@@ -30,6 +27,7 @@ from adaptive_runtime.policy import (
     replay,
 )
 from adaptive_runtime.policy.switching import MINUTE_S
+from benchmarks.simulation.published import FixedChoice, LoadBandChoice, RatioChoice
 from tests.support import examples
 from tests.support.runtime.variants import THREE, decided, limits, load_factors, tables
 

@@ -14,7 +14,6 @@ from adaptive_runtime.policy import (
     ChoicePolicy,
     ChoiceState,
     DecisionInputs,
-    FixedChoice,
     LoadFactors,
     MostAccurate,
     Objective,
@@ -25,6 +24,7 @@ from adaptive_runtime.policy import (
 )
 from adaptive_runtime.state.traces import square_wave
 from benchmarks.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together
+from benchmarks.simulation.published import FixedChoice
 from benchmarks.simulation.shared import shared_slow_down
 from tests.support import examples
 

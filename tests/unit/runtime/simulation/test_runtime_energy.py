@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.state.sensing import EnergyCalibration
+from benchmarks.simulation.energy import EnergyCalibration
 
 CALIBRATION = EnergyCalibration(mac_pj=2.0, cpu_w=2.0, memory_w=8.0, memory_mhz=1600)
 COUNTS = st.floats(0, 1e10)
