@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import importing  # noqa: F401  # before any library
 
 if TYPE_CHECKING:
+    from adaptive_runtime.base.weight_options import WeightOptions
     from adaptive_runtime.model.adapting import AdaptingOptions
     from adaptive_runtime.model.deployed import DeployedModel, ModelAnswer, ModelState, check, load
-    from adaptive_runtime.weights import WeightOptions
 
 __all__ = ["AdaptingOptions", "DeployedModel", "ModelAnswer", "ModelState", "WeightOptions", "check", "load"]
 
-ROOMS = {"AdaptingOptions": "adapting", "WeightOptions": "adapting_weights"}
-"""The module of a name, if it is not `deployed`."""
+ROOMS = {"AdaptingOptions": "model.adapting", "WeightOptions": "base.weight_options"}
+"""The module of a name, if it is not `model.deployed`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    found = getattr(import_module(f"{__name__}.{ROOMS.get(name, 'deployed')}"), name)
+    found = getattr(import_module(f"{__name__}.{ROOMS.get(name, 'model.deployed')}"), name)
     globals()[name] = found
     return found

@@ -18,18 +18,11 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
 from adaptive_runtime.bundle.chains import ChainFormat
 from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun
-from adaptive_runtime.policy import (
-    ChoiceLimits,
-    ChoicePolicy,
-    FixedChoice,
-    Objective,
-    RatioChoice,
-    RequestProgress,
-    Switching,
-)
+from adaptive_runtime.policy import ChoiceLimits, ChoicePolicy, Objective, RequestProgress, Switching
 from adaptive_runtime.state.sensing import SensedState, Sensing, load_index
 from adaptive_runtime.state.traces import LoadTrace, Pattern, Stress, trace_of
 from benchmarks.policies_simulated import LOAD_BANDS, OURS, RATIO, load_bands
+from benchmarks.simulation.published import FixedChoice, RatioChoice
 from tests.support.threads import beside
 
 LARGEST = "largest"

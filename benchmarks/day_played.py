@@ -27,8 +27,9 @@ from adaptive_runtime import AdaptingOptions, DeployedModel
 from adaptive_runtime.base.errors import NotBackError
 from adaptive_runtime.base.priority import run_at
 from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun, StandInRow
+from adaptive_runtime.model.deployed.standing_in import StandIns
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.placed import PlacedSubNet, PlacedSubNets, SharedDevices, StandIns
+from adaptive_runtime.offload.placed import PlacedSubNet, PlacedSubNets, SharedDevices
 from adaptive_runtime.offload.split import SplitOptions, SplitSubNet
 from adaptive_runtime.offload.split.home import HomeSegments, Loaded
 from adaptive_runtime.policy import ChoiceLimits, RequestProgress

@@ -32,18 +32,16 @@ from adaptive_runtime.policy import (
     ChoicePolicy,
     Decision,
     DecisionInputs,
-    FixedChoice,
     LeastCost,
-    LoadBandChoice,
     MostAccurate,
     Objective,
-    RatioChoice,
     Switching,
     VariantLookUp,
     VariantTable,
 )
 from adaptive_runtime.state.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, trace_of
 from benchmarks.simulation import PolicyRegret, SimulatedRequests, Simulation, compare
+from benchmarks.simulation.published import FixedChoice, LoadBandChoice, RatioChoice
 from benchmarks.tables import show
 
 BUDGET_MS, QUANTILE = 50.0, 0.99

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.offload.links import DeviceAddress
 from profiling_agents.messages import CODED_BYTES
 from profiling_agents.network.tokens import read_token
 from profiling_agents.startup import TOKEN_VARIABLE

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.weight_options import WeightMethod
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BUNDLE_FORMATS
 from adaptive_runtime.cli.devices import add_devices, addresses
 from adaptive_runtime.server.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
-from adaptive_runtime.weights import WeightMethod
 from profiling_agents.network.arguments import add_network, endpoint, positive
 from profiling_agents.sensing.sensors import SYSTEM
 

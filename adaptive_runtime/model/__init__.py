@@ -1,1 +1,1 @@
-"""Model."""
+"""A bundle that serves and adapts: `adaptive_runtime.load`."""

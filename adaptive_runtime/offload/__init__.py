@@ -1,1 +1,1 @@
-"""Offload."""
+"""Optional: SubNets whose segments run on several devices."""

@@ -20,7 +20,6 @@ from adaptive_runtime.policy.scoring import (
 from adaptive_runtime.policy.switching import Switching
 from adaptive_runtime.policy.table import VariantTable
 from adaptive_runtime.policy.warm import WarmFirst
-from benchmarks.simulation.published import FixedChoice, LoadBandChoice, RatioChoice
 
 __all__ = [
     "BatteryMu",
@@ -35,18 +34,15 @@ __all__ = [
     "DecisionInputs",
     "DecisionLog",
     "DeviceContext",
-    "FixedChoice",
     "FoundOnce",
     "FoundVariant",
     "LeastCost",
-    "LoadBandChoice",
     "LoadFactors",
     "LogSection",
     "LoggedDecision",
     "MostAccurate",
     "Objective",
     "PairwisePreferences",
-    "RatioChoice",
     "RequestProgress",
     "RunByRun",
     "ScoredObjectives",

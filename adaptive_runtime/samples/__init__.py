@@ -1,1 +1,1 @@
-"""Samples."""
+"""Samples and raw outputs in numpy: texts, signals, several inputs, boxes."""

@@ -6,10 +6,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.weight_state import WeightsState
 from adaptive_runtime.model.deployed import ModelAnswer
-from adaptive_runtime.offload.split import HOME
 from adaptive_runtime.server.models import DevicesTold, ServedModel
-from adaptive_runtime.weights import WeightsState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("answered", "late", "rejected", "expired", "refused", "failed")

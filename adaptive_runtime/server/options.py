@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from adaptive_runtime.base.devices import DeviceAddress
+from adaptive_runtime.base.weight_options import WeightMethod
 from adaptive_runtime.bundle.bundles import BundleFormat
-from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.weights import WeightMethod
 from profiling_agents.messages import ActivationCoding
 from profiling_agents.network.endpoint import Endpoint
 from profiling_agents.sensing.sensors import SYSTEM

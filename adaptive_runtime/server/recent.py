@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_runtime.base.weight_state import WeightEvent
 from adaptive_runtime.model.deployed import ModelAnswer, ModelState
 from adaptive_runtime.policy import Decision
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.weights import WeightEvent
 from profiling_agents.messages import Message
 
 MOST_ANSWERS = 300

@@ -4,11 +4,11 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from adaptive_runtime.base.weight_state import WeightsState
 from adaptive_runtime.model.deployed import ModelState
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.server.load import LoadTold
 from adaptive_runtime.server.recent import RecentService, name_of
-from adaptive_runtime.weights import WeightsState
 
 
 def state_told(state: ModelState, recent: RecentService, load: LoadTold, queue: dict[str, int]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""State."""
+"""The state of a device: sensed, slowed down, forecast, and recorded as traces."""

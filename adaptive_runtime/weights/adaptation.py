@@ -7,48 +7,21 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
 
 import numpy as np
 
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.weight_options import WeightOptions
+from adaptive_runtime.base.weight_state import WeightEvent, WeightEventKind, WeightsState
 from adaptive_runtime.pool import SubNetPool, Variant, VariantError, failure
-from adaptive_runtime.weights.guard import GuardEventKind
-from adaptive_runtime.weights.settings import WeightOptions
 from adaptive_runtime.weights.side_file import AdaptedFiles
 from adaptive_runtime.weights.statistics import Array
-from adaptive_runtime.weights.subnet import AdaptedSubnet, SubnetWeights, adaptable
+from adaptive_runtime.weights.subnet import AdaptedSubnet, adaptable
 
 LOG = logging.getLogger("adaptive_runtime")
 MOST_EVENTS = 100
-WeightEventKind = GuardEventKind | Literal["failed", "off"]
-
-
-class WeightEvent(NamedTuple):
-    """An event in the adaptation of a SubNet, after so many of its images. at_s: on the monotonic clock.
-
-    drift, over: begin and end of drift; aligned, unaligned: images are now aligned to the usual, or no longer; kept: adapted
-    weights serve; undone: the source's weights serve; failed: the SubNet no longer adapts; off: adaptation is not allowed now,
-    and the source's weights serve.
-    """
-
-    at_s: float
-    subnet: str
-    kind: WeightEventKind
-    image: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsState:
-    """subnets: state by digest, of SubNets that have served. left_out: images skipped because too many others waited."""
-
-    subnets: Mapping[str, SubnetWeights]
-    left_out: int
-    events: tuple[WeightEvent, ...]
 
 
 class WeightAdaptation:

@@ -4,17 +4,18 @@ Legend: B batch, C channels, H height, W width, K classes, N images of calibrati
 """
 
 from collections import deque
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.weight_options import GuardSettings
+from adaptive_runtime.base.weight_state import GuardEventKind
 from adaptive_runtime.exits.measures import Entropy
 from adaptive_runtime.weights.aligning import AlignedView, AlignmentDecision
 from adaptive_runtime.weights.detection import DriftDetector
 from adaptive_runtime.weights.judging import AdaptedVerdict
 from adaptive_runtime.weights.memory import BalancedMemory
-from adaptive_runtime.weights.settings import GuardSettings
 
 MOST_EVENTS = 1000
 FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
@@ -22,7 +23,6 @@ FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
 FEWEST_STEPS = 2
 """Steps before the first verdict: a single step has seen few images."""
 Array = NDArray[np.float32]
-GuardEventKind = Literal["drift", "aligned", "unaligned", "kept", "undone", "over"]
 
 
 class GuardEvent(NamedTuple):

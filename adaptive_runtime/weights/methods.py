@@ -1,7 +1,7 @@
 """Extra dependencies of the adaptation methods."""
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.weights.settings import WeightOptions
+from adaptive_runtime.base.weight_options import WeightOptions
 
 EXTRA = "autotailor_runtime-VERSION-py3-none-any.whl[adapt]"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from adaptive_runtime.weights.settings import WeightOptions
+from adaptive_runtime.base.weight_options import WeightOptions
 from adaptive_runtime.weights.statistics import Array, NormStatistics
 
 MOST_TIMES = 4.0

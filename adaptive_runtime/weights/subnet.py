@@ -6,7 +6,6 @@ Legend: N samples, B of them in the SubNet's size, C channels, H height, W width
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.weight_options import WeightOptions
+from adaptive_runtime.base.weight_state import SubnetWeights
 from adaptive_runtime.bundle.bundles import AdaptableNet, AdaptationSource
 from adaptive_runtime.bundle.chains import ExitChain, OnnxChain
 from adaptive_runtime.pool import SubNetPool, Variant
@@ -22,31 +23,11 @@ from adaptive_runtime.weights.guard import DriftGuard, GuardEvent
 from adaptive_runtime.weights.network import ObservedNetwork
 from adaptive_runtime.weights.profile import UsualFeatures
 from adaptive_runtime.weights.scales import EntropyNetwork, LearnedScales
-from adaptive_runtime.weights.settings import WeightOptions
 from adaptive_runtime.weights.side_file import AdaptedFiles, KeptWeights
 from adaptive_runtime.weights.statistics import Array, NormStatistics, spans
 from adaptive_runtime.weights.weights import LabelledSource, StatisticsWeights
 
 LOG = logging.getLogger("adaptive_runtime")
-
-
-@dataclass(frozen=True, slots=True)
-class SubnetWeights:
-    """State of a SubNet's weights at one moment.
-
-    adapted: whether adapted weights serve. aligned: whether images are aligned before serving. drifting: whether images are
-    unlike the source's. images: number observed so far. steps: of the statistics that are being adapted. look_ms: time to
-    observe the latest images, per image. renewed_ms: time of the latest change of the serving weights, from statistics to a
-    checked session in place. None: no such event yet.
-    """
-
-    adapted: bool
-    aligned: bool
-    drifting: bool
-    images: int
-    steps: int
-    look_ms: float | None
-    renewed_ms: float | None
 
 
 class AdaptedSubnet:

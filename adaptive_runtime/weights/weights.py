@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.weight_options import WeightOptions
 from adaptive_runtime.weights.aligning import ImageAlignment
 from adaptive_runtime.weights.judging import AdaptedVerdict, AnchorGap, confidence, judged
 from adaptive_runtime.weights.network import ObservedNetwork, SeenImages
 from adaptive_runtime.weights.scales import LearnedScales, NormScales
-from adaptive_runtime.weights.settings import WeightOptions
 from adaptive_runtime.weights.statistics import Array, NormStatistics
 
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_runtime.policy import ChoicePolicy, FixedChoice, MostAccurate, VariantLookUp
+from adaptive_runtime.policy import ChoicePolicy, MostAccurate, VariantLookUp
 from adaptive_runtime.policy.dominance import replacements
 from benchmarks.simulation.outcomes import RequestEnds, SimulatedOutcome
+from benchmarks.simulation.published import FixedChoice
 from benchmarks.simulation.server import Simulation
 
 PIECE = 4096

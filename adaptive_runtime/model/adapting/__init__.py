@@ -6,6 +6,7 @@
 from adaptive_runtime.model.adapting.adaptation import Adaptation, AdaptingState, ServedRun, StandInRow
 from adaptive_runtime.model.adapting.estimate import LoadEstimate
 from adaptive_runtime.model.adapting.options import AdaptingOptions
+from adaptive_runtime.model.adapting.over_devices import SubNetsOverDevices
 from adaptive_runtime.model.adapting.record import DecisionRecord
 from adaptive_runtime.model.adapting.variants import BundleVariants
 
@@ -18,4 +19,5 @@ __all__ = [
     "LoadEstimate",
     "ServedRun",
     "StandInRow",
+    "SubNetsOverDevices",
 ]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from adaptive_runtime.model.adapting.caution import Caution, Rest
 from adaptive_runtime.model.adapting.estimate import LoadEstimate
 from adaptive_runtime.model.adapting.options import AdaptingOptions, checked_limits
+from adaptive_runtime.model.adapting.over_devices import SubNetsOverDevices
 from adaptive_runtime.model.adapting.record import DecisionRecord
 from adaptive_runtime.model.adapting.variants import BundleVariants
-from adaptive_runtime.offload.placed import PlacedSubNets, PlacementRows
 from adaptive_runtime.policy import (
     ByRules,
     ChoiceLimits,
@@ -131,7 +131,7 @@ class Adaptation:
         options: AdaptingOptions,
         clock: Callable[[], float] = time.monotonic,
         running: Variant | None = None,
-        placed: PlacedSubNets | None = None,
+        placed: SubNetsOverDevices | None = None,
     ) -> None:
         from adaptive_runtime.state.sensing import (  # psutil is needed by models that adapt alone
             Sensing,
@@ -154,7 +154,9 @@ class Adaptation:
         at_home = (row for row, one in enumerate(variants.variants) if not one.placed)
         self._home_rows = sorted(at_home, key=latency_ms.__getitem__)
         self._over_devices = frozenset(range(len(variants.table))).difference(self._home_rows)
-        self._placed = None if placed is None else _placement_rows(variants, placed)
+        home = variants.home_of
+        digests = {row: variants.variants[row].digest for row in home}
+        self._placed = None if placed is None else placed.rows(variants.table, digests, home)
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
         self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
         self._decision: Decision | None = None
@@ -405,12 +407,6 @@ class Adaptation:
             device=self._context,
             told=told,
         )
-
-
-def _placement_rows(variants: BundleVariants, placed: PlacedSubNets) -> PlacementRows:
-    home = variants.home_of
-    subnets = {row: placed.subnets[variants.variants[row].digest] for row in home}
-    return PlacementRows(variants.table, subnets, home)
 
 
 def context_of(device: "SensedState") -> DeviceContext:

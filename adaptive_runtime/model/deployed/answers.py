@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.weight_state import WeightsState
 from adaptive_runtime.bundle.bundles import BundleFormat
 from adaptive_runtime.model.adapting import AdaptingState
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.samples.boxes import Detections
-from adaptive_runtime.weights import WeightsState
 
 
 class ModelAnswer(NamedTuple):

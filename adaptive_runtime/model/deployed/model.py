@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.bundle.chains import text_of
-from adaptive_runtime.model.adapting import Adaptation, ServedRun, StandInRow
+from adaptive_runtime.model.adapting import Adaptation, ServedRun, StandInRow, SubNetsOverDevices
 from adaptive_runtime.model.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.model.deployed.decoding import decoder_of
+from adaptive_runtime.model.deployed.following import FollowingWeights
 from adaptive_runtime.model.deployed.serving import ServedVariants
-from adaptive_runtime.offload.placed import PlacedSubNets, StandIns
+from adaptive_runtime.model.deployed.standing_in import StandIns
 from adaptive_runtime.policy import ChoiceLimits, RequestProgress
 from adaptive_runtime.pool import Answerer, PlacedRuntime, SubNetPool, Variant, VariantError
 from adaptive_runtime.samples.texts import Vocabulary
-from adaptive_runtime.weights import WeightAdaptation
 
 NONE: frozenset[int] = frozenset()
 NO_CLASS = -1
@@ -49,9 +49,9 @@ class DeployedModel:
         serving: Variant,
         chooser: Chooser | None = None,
         adaptation: Adaptation | None = None,
-        weights: WeightAdaptation | None = None,
+        weights: FollowingWeights | None = None,
         taken_out: Mapping[Variant, str] = MappingProxyType({}),
-        placed: PlacedSubNets | None = None,
+        placed: SubNetsOverDevices | None = None,
     ) -> None:
         self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
         self.placed, self._stand_ins = placed, StandIns()

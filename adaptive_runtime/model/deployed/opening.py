@@ -7,17 +7,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
+from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.weight_options import WeightMethod, WeightOptions
 from adaptive_runtime.bundle.bundles import BundleFormat, OpenBundle
 from adaptive_runtime.model.adapting import Adaptation, AdaptingOptions, BundleVariants
 from adaptive_runtime.model.deployed.formats import serving_formats
 from adaptive_runtime.model.deployed.model import Chooser, DeployedModel
 from adaptive_runtime.model.deployed.serving import LOG
-from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.placed import PlacedSubNets
 from adaptive_runtime.policy import ChoicePolicy, ChoiceRules, Objective
 from adaptive_runtime.pool import SubNetPool, Variant
-from adaptive_runtime.weights import WeightAdaptation, WeightMethod, WeightOptions, load_method
+from adaptive_runtime.weights import WeightAdaptation, load_method
 
 
 def load(

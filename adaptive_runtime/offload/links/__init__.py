@@ -3,18 +3,15 @@
 [Several devices](docs/links.md) explains it with examples.
 """
 
-from adaptive_runtime.offload.links.addresses import DeviceAddress
+from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.offload.links.measures import LinkMeasures, MeasuredLink
 from adaptive_runtime.offload.links.peer import Peer, PeerAnswer, PeerLostError, PeerTimes, RunWay
 from adaptive_runtime.offload.links.probing import ProbeBudget
 from adaptive_runtime.offload.links.shared import SharedLink
-from benchmarks.simulation.link_trace import BandwidthTrace, LinkRecorder
 
 __all__ = [
-    "BandwidthTrace",
     "DeviceAddress",
     "LinkMeasures",
-    "LinkRecorder",
     "MeasuredLink",
     "Peer",
     "PeerAnswer",

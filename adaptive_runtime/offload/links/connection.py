@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from adaptive_runtime.offload.links.addresses import DeviceAddress
+from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.offload.links.shared import SharedLink
 from profiling_agents.messages import (
     DEVICE_MESSAGES,

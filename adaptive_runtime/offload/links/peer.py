@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.offload.links.addresses import DeviceAddress
 from adaptive_runtime.offload.links.connection import (
     BY_HOME,
     PeerAnswer,

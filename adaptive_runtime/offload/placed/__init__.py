@@ -4,10 +4,10 @@
 """
 
 from adaptive_runtime.offload.placed.expected import ExpectedPlacement, RunRatio
+from adaptive_runtime.offload.placed.opened import PlacedSubNets
 from adaptive_runtime.offload.placed.rows import PlacedRowsNow, PlacementRows
 from adaptive_runtime.offload.placed.runtime import NetworkRuntime, PlacedRun, StandInTimes
-from adaptive_runtime.offload.placed.standing_in import StandIns
-from adaptive_runtime.offload.placed.subnets import PlacedSubNet, PlacedSubNets, SharedDevices
+from adaptive_runtime.offload.placed.subnets import PlacedSubNet, SharedDevices
 
 __all__ = [
     "ExpectedPlacement",
@@ -20,5 +20,4 @@ __all__ = [
     "RunRatio",
     "SharedDevices",
     "StandInTimes",
-    "StandIns",
 ]

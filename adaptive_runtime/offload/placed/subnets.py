@@ -1,25 +1,20 @@
-"""SubNets of a bundle, each open on the coordinator and connected to other devices.
+"""A SubNet of a bundle, open on the coordinator and connected to other devices.
 
 Legend: N samples, C channels, H height, W width.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.bundle.bundles import BundledPlacement, OpenBundle
-from adaptive_runtime.bundle.chains import ChainFormat
-from adaptive_runtime.offload.links import DeviceAddress, SharedLink
+from adaptive_runtime.base.devices import HOME, DeviceAddress
+from adaptive_runtime.offload.links import SharedLink
 from adaptive_runtime.offload.placed.expected import ExpectedPlacement, RunRatio, expected
 from adaptive_runtime.offload.placed.runtime import NetworkRuntime, PlacedRun, StandInTimes
 from adaptive_runtime.offload.split import (
-    HOME,
     EnvelopePlacements,
     PlacementPlans,
     SplitAnswer,
@@ -134,63 +129,3 @@ class PlacedSubNet:
         alone_ms = self._home.predicted_ms(0, self._last, deviations) + options.spare_ms
         usual_ms = 0.0 if known is None else PATIENCE * known.mean_ms + deviations * known.deviation_ms
         return max(within_ms or 0.0, alone_ms + usual_ms, LEAST_DEADLINE_MS)
-
-
-class PlacedSubNets:
-    """SubNets of a bundle that may run on some devices, by digest. Close them after use."""
-
-    def __init__(self, subnets: Mapping[str, PlacedSubNet]) -> None:
-        self.subnets = MappingProxyType(dict(subnets))
-
-    @classmethod
-    def open(
-        cls, bundle: OpenBundle, devices: Mapping[str, DeviceAddress], options: SplitOptions | None = None
-    ) -> "PlacedSubNets":
-        """Open all SubNets with plans that name one of the devices. Values cross in fp32, or in the bundle's `coding`.
-
-        AdaptiveError in one line: the bundle has no such SubNets, no plan names a device, or a file is damaged.
-        """
-        given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
-        _check(bundle, given, devices)
-        shared = SharedDevices()
-        with ExitStack() as stack:
-            found = {}
-            for digest, placement in given.items():
-                own = {name: one for name, one in devices.items() if name in placement.devices}
-                if own:
-                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), shared)
-                    stack.callback(found[digest].close)
-            stack.pop_all()
-        return cls(found)
-
-    def close(self) -> None:
-        """End all connections, even if one of them fails to end."""
-        with ExitStack() as stack:
-            for one in self.subnets.values():
-                stack.callback(one.close)
-
-
-def _check(bundle: OpenBundle, given: Mapping[str, BundledPlacement], devices: Mapping[str, DeviceAddress]) -> None:
-    """AdaptiveError: no plan of the bundle names a device."""
-    if not given:
-        got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
-        raise AdaptiveError(str(bundle.folder), got, next_step=next_step)
-    known = sorted({name for one in given.values() for name in one.devices})
-    for name in devices:
-        if name not in known:
-            raise AdaptiveError(f"device '{name}'", "no plan of the bundle names it", allowed=", ".join(known))
-
-
-def _opened(
-    bundle: OpenBundle,
-    placement: BundledPlacement,
-    devices: Mapping[str, DeviceAddress],
-    options: SplitOptions,
-    shared: SharedDevices,
-) -> PlacedSubNet:
-    files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
-    bundle.verified(*files)
-    home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
-    split = SplitSubNet.open(bundle.folder, placement.segments, home)
-    plans = PlacementPlans.read(bundle.folder / placement.plans, split)
-    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), shared=shared)

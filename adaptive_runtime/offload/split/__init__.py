@@ -3,6 +3,7 @@
 [Several devices](docs/links.md) explains it with examples.
 """
 
+from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.offload.split.answers import SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.offload.split.network import SplitNetwork
 from adaptive_runtime.offload.split.opening import PlannedSplit
@@ -15,7 +16,7 @@ from adaptive_runtime.offload.split.planned import (
     StraightUse,
     StraightWay,
 )
-from adaptive_runtime.offload.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements, way_name
+from adaptive_runtime.offload.split.plans import PlacedSegments, PlacementChoice, PreferredPlacements, way_name
 from adaptive_runtime.offload.split.replanning import EnvelopePlacements, PlanChange, ReplanRules, SendingPlan
 from adaptive_runtime.offload.split.segments import SplitSubNet
 

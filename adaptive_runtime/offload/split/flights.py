@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.exits import SampleDecision
 from adaptive_runtime.offload.split.answers import LegTimes, SplitAnswer
-from adaptive_runtime.offload.split.plans import HOME, Leg
+from adaptive_runtime.offload.split.plans import Leg
 from adaptive_runtime.offload.split.routes import Route
 from profiling_agents.messages import ActivationCoding
 

@@ -11,13 +11,14 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, SharedLink
 from adaptive_runtime.offload.split.answers import Array, SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.offload.split.flights import Flight
 from adaptive_runtime.offload.split.home import HomeSegments
 from adaptive_runtime.offload.split.options import SplitOptions
-from adaptive_runtime.offload.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements
+from adaptive_runtime.offload.split.plans import PlacedSegments, PlacementChoice, PreferredPlacements
 from adaptive_runtime.offload.split.runner import SplitRunner
 from adaptive_runtime.offload.split.segments import SplitSubNet
 

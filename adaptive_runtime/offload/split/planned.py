@@ -12,11 +12,12 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from adaptive_runtime.base.devices import HOME, DeviceName
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.message_files import FileMessage
 from adaptive_runtime.bundle.chains.manifest import AGAIN
 from adaptive_runtime.offload.links import MeasuredLink
-from adaptive_runtime.offload.split.plans import HOME, DeviceName, PlacedSegments, way_name
+from adaptive_runtime.offload.split.plans import PlacedSegments, way_name
 from adaptive_runtime.offload.split.segments import SplitSubNet
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, Digest, Message
 

@@ -6,12 +6,10 @@ from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import Field
 
+from adaptive_runtime.base.devices import HOME, DeviceName
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import MeasuredLink
 from profiling_agents.messages import ActivationCoding, Message
-
-HOME = "home"
-DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 def way_name(giver: str, taker: str) -> str:

@@ -10,8 +10,9 @@ from functools import partial
 from itertools import pairwise, permutations
 from typing import TypeVar
 
+from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.offload.links import LinkMeasures, MeasuredLink, Peer, PeerAnswer, PeerLostError, RunWay
-from adaptive_runtime.offload.split.plans import HOME, Leg, way_name
+from adaptive_runtime.offload.split.plans import Leg, way_name
 from profiling_agents.messages import ActivationCoding, GivenTimes, SentActivation, ServedSubNet
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0

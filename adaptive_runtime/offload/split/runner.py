@@ -13,6 +13,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, Peer, PeerLostError, SharedLink
 from adaptive_runtime.offload.links.measures import WeightedMean
@@ -21,7 +22,7 @@ from adaptive_runtime.offload.split.checks import SpotCheck, largest_difference
 from adaptive_runtime.offload.split.flights import Array, Flight
 from adaptive_runtime.offload.split.home import HomeRun, HomeSegments, Lateness
 from adaptive_runtime.offload.split.options import SplitOptions
-from adaptive_runtime.offload.split.plans import HOME, Leg, PlacementChoice, all_at_home
+from adaptive_runtime.offload.split.plans import Leg, PlacementChoice, all_at_home
 from adaptive_runtime.offload.split.routes import Route, Routes
 from adaptive_runtime.offload.split.schedule import latest_starts
 from adaptive_runtime.offload.split.segments import SplitSubNet

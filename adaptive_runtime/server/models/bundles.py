@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 
 from adaptive_runtime.base.message_files import read_bytes
+from adaptive_runtime.base.weight_options import WeightOptions
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, FOUND_FILE, OpenBundle
 from adaptive_runtime.bundle.bundles.manifest import AGAIN
 from adaptive_runtime.model.adapting import AdaptingOptions
@@ -15,11 +16,10 @@ from adaptive_runtime.server.inference import InferenceFormat
 from adaptive_runtime.server.load import AdaptedLoad, LoadSource, LoadWatch
 from adaptive_runtime.server.models.crashes import crashes_recorded
 from adaptive_runtime.server.models.joining import LOG, CurrentModel, FoundFile, joined_by
-from adaptive_runtime.server.models.placements import PlacedDevices
+from adaptive_runtime.server.models.placements import placed_devices
 from adaptive_runtime.server.models.served import ServedModel
 from adaptive_runtime.server.options import VERSION_DIGITS, BundleOptions
 from adaptive_runtime.server.remembered import ChoiceMemory
-from adaptive_runtime.weights import WeightOptions
 
 
 def bundle_served(options: BundleOptions) -> AbstractContextManager[ServedModel]:
@@ -49,14 +49,8 @@ def _served(options: BundleOptions) -> Iterator[ServedModel]:
             format=InferenceFormat.of(current.model),
             version=_digest(options.bundle)[:VERSION_DIGITS],
             memory=memory,
-            devices=_devices(current),
+            devices=placed_devices(lambda: current.model),
         )
-
-
-def _devices(current: CurrentModel) -> PlacedDevices | None:
-    """Reports about other devices; a model with other devices is never replaced by another one."""
-    placed = current.model.placed
-    return None if placed is None or not placed.subnets else PlacedDevices(lambda: current.model, placed.subnets)
 
 
 def _crashes(options: BundleOptions) -> AbstractContextManager[Mapping[Variant, str]]:

@@ -2,12 +2,18 @@
 
 from collections.abc import Callable, Mapping
 
+from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.offload.links import MeasuredLink
-from adaptive_runtime.offload.placed import PlacedSubNet
-from adaptive_runtime.offload.split import HOME, PlanChange, SplitEvent
+from adaptive_runtime.offload.placed import PlacedSubNet, PlacedSubNets
+from adaptive_runtime.offload.split import PlanChange, SplitEvent
 from adaptive_runtime.server.models.served import DevicesTold, DeviceTold, device_told, rows_after
 from adaptive_runtime.server.recent import ToldDecision
+
+
+def placed_devices(model: Callable[[], DeployedModel]) -> "PlacedDevices | None":
+    """Reports about other devices; a model that has them is never replaced by another one. None: it has none."""
+    placed = model().placed
+    return PlacedDevices(model, placed.subnets) if isinstance(placed, PlacedSubNets) and placed.subnets else None
 
 
 class PlacedDevices:
@@ -63,4 +69,4 @@ class PlacedDevices:
         links = [network.links[name] for network in networks if name in network.links]
         answered = sum(network.counts.by_device.get(name, 0) for network in networks)
         state = next((one for one in states if one[0] != "in"), states[0])
-        return device_told(name, state, links[0] if links else MeasuredLink(), answered)
+        return device_told(name, state, links[0] if links else None, answered)

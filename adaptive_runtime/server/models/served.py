@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.model.deployed import ModelAnswer, ModelState
-from adaptive_runtime.offload.links import MeasuredLink
 from adaptive_runtime.server.inference import InferenceFormat
 from adaptive_runtime.server.load import LoadSource
 from adaptive_runtime.server.recent import ToldDecision
@@ -16,6 +15,19 @@ from adaptive_runtime.server.remembered import ChoiceMemory
 from profiling_agents.messages import Message
 
 Row = TypeVar("Row")
+
+
+class LinkNow(Protocol):
+    """A link to another device, as measured now. None: unknown."""
+
+    @property
+    def up_mbps(self) -> float | None: ...
+
+    @property
+    def down_mbps(self) -> float | None: ...
+
+    @property
+    def round_trip_ms(self) -> float | None: ...
 
 
 class DeviceTold(Message):
@@ -33,9 +45,9 @@ class DeviceTold(Message):
     answered: int
 
 
-def device_told(name: str, state: tuple[str, str], link: MeasuredLink, answered: int) -> DeviceTold:
-    """A device by its state with the reason, and its link."""
-    known = {key: getattr(link, key) for key in ("up_mbps", "down_mbps", "round_trip_ms")}
+def device_told(name: str, state: tuple[str, str], link: LinkNow | None, answered: int) -> DeviceTold:
+    """A device by its state with the reason, and its link. link: None: nothing is known of it."""
+    known = {key: None if link is None else getattr(link, key) for key in ("up_mbps", "down_mbps", "round_trip_ms")}
     return DeviceTold(name=name, state=state[0], reason=state[1], answered=answered, **known)
 
 

@@ -14,7 +14,6 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BundleFormat, TakenSamples
 from adaptive_runtime.exits.measures import TopProbability
 from adaptive_runtime.model.deployed import ModelAnswer, ModelState
-from adaptive_runtime.offload.links import MeasuredLink
 from adaptive_runtime.offload.split import (
     EnvelopePlacements,
     PlanChange,
@@ -126,7 +125,7 @@ class SplitModel:
             at_home=counts.at_home,
             wrong=counts.wrong,
             devices=tuple(
-                device_told(name, state, links.get(name, MeasuredLink()), counts.by_device.get(name, 0))
+                device_told(name, state, links.get(name), counts.by_device.get(name, 0))
                 for name, state in self._network.states.items()
             ),
         )

@@ -12,13 +12,11 @@ from adaptive_runtime.state.sensing.pressure import PressureSensor
 from adaptive_runtime.state.sensing.reading import DeadlineReader, Sensor
 from adaptive_runtime.state.sensing.sampler import Sensing, device_sensors
 from adaptive_runtime.state.sensing.state import HitRateSource, Pressure, SensedState, SensorFault
-from benchmarks.simulation.energy import EnergyCalibration
 
 __all__ = [
     "BatterySensor",
     "CpuSensor",
     "DeadlineReader",
-    "EnergyCalibration",
     "FrequencySensor",
     "GpuSensor",
     "HitRateSource",

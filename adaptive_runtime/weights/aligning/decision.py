@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.weights.settings import GuardSettings
+from adaptive_runtime.base.weight_options import GuardSettings
 
 Array = NDArray[np.float32]
 ImageScores = NDArray[np.float64]

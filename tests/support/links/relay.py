@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-from adaptive_runtime.offload.links import BandwidthTrace
+from benchmarks.simulation.link_trace import BandwidthTrace
 from tests.support.agents.agent_processes import environment
 
 CHUNK_BYTES, PACKET_BYTES = 1 << 14, 1460

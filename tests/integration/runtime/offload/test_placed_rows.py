@@ -21,13 +21,13 @@ from adaptive_runtime.bundle.bundles import NetFigures, OpenBundle, SubNetMemory
 from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun
 from adaptive_runtime.model.adapting.caution import FIRST_REST
 from adaptive_runtime.model.deployed import DeployedModel
+from adaptive_runtime.model.deployed.standing_in import StandIns
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.offload.placed import (
     NetworkRuntime,
     PlacedRun,
     PlacedSubNet,
     PlacedSubNets,
-    StandIns,
     StandInTimes,
 )
 from adaptive_runtime.offload.placed.expected import HALF_S, RunRatio, expected
@@ -412,7 +412,7 @@ def test_a_stand_in_at_home_answers_in_time_where_the_device_has_not(
         with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, policy=FRUGAL, devices=devices) as model:
             assert soon(lambda: model.infer(bundle.x).devices == (SERVER,))
             assert soon(lambda: Variant(bundle.small) in model.state.warm)
-            assert model.placed is not None
+            assert isinstance(model.placed, PlacedSubNets)
             large, before = model.placed.subnets[bundle.large], model.state.adapting
             assert before is not None
             runs, answered = large.shared.ratios[frozenset({SERVER})].runs, large.network.counts.answered

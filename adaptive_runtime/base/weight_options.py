@@ -1,4 +1,4 @@
-"""Settings of the guard of adapting weights, and of the adaptation on a device."""
+"""Options of weights that adapt on a device, and settings of their guard; `adaptive_runtime.weights` follows them."""
 
 from pathlib import Path
 from typing import Literal

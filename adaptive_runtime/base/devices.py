@@ -1,12 +1,18 @@
-"""Address and credentials of a device that serves segments."""
+"""Names, addresses and credentials of devices that run segments of a SubNet."""
 
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
+
+from pydantic import Field
 
 from adaptive_runtime.base.errors import AdaptiveError
 
+HOME = "home"
+"""The device that has the request, and all segments."""
+DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
 SCHEMES = ("tcp", "tls")
 
 
