@@ -17,6 +17,7 @@ or SubNets than in OTHER, and all together may take 1.05 of its time, as a geome
 import argparse
 import gc
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -26,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +36,9 @@ T = TypeVar("T")
 NETWORKS = Path(__file__).with_name("zoo.txt")
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
 SUBNETS, POPULATION, BUDGETS, REPEATS = 50, 100_000, 10, 3
-MODULES = ("tasks.prediction.memory", "tasks.search.stage", "benchmarks.search")
+MODULES = ("tasks.search.stage", "benchmarks.search")
+PREDICTORS = ("tasks.prediction", "tasks.predict")
+"""The package of predictors, in this checkout and in earlier ones."""
 COMPARISONS = ("_compared", "compare")
 """The function that compares the compiled network with the original, in this checkout and in earlier ones."""
 MOST = 1.05
@@ -89,6 +93,7 @@ def import_libraries(preset: str) -> None:
     """Import all modules and compile another network: libraries are imported where a checkout first needs them."""
     for name in MODULES:
         importlib.import_module(name)
+    memory_predictors()
     import torch
 
     from benchmarks.elastic import compiled
@@ -97,6 +102,19 @@ def import_libraries(preset: str) -> None:
     compiled("mobilenetv2" if preset == "resnet50" else "resnet50")
     gc.collect()
     gc.freeze()  # the collector leaves the libraries alone
+
+
+def take_benchmarks(checkout: Path) -> None:
+    """Benchmarks come from the checkout, too, where they are no package yet and an installed one would be found first."""
+    folder = checkout / "benchmarks"
+    if not (folder / "__init__.py").is_file():
+        sys.modules["benchmarks"] = package = ModuleType("benchmarks")
+        package.__path__ = [str(folder)]
+
+
+def memory_predictors() -> Any:
+    """The module of memory predictors."""
+    return importlib.import_module(f"{next(filter(importlib.util.find_spec, PREDICTORS))}.memory")
 
 
 def compiled_net(watch: Stopwatch, compiled: Callable[[], Any]) -> Any:
@@ -137,12 +155,12 @@ def macs_of_subnets(watch: Stopwatch, net: Any) -> int:
 def predictions(watch: Stopwatch, net: Any, codes: np.ndarray) -> dict[str, float]:
     """Latencies and memory of codes, and the latencies of the winners of an exact search."""
     from benchmarks.search import predictors
-    from tasks.prediction.memory import MemoryPredictor
     from tasks.search.problem import Problem
 
     latency, accuracy = predictors(net, 0)
     predicted = watch.timed("latency", lambda: latency.predict(codes), REPEATS)
-    memory = watch.timed("memory: compile", lambda: MemoryPredictor.compile(net))
+    kind = memory_predictors().MemoryPredictor
+    memory = watch.timed("memory: compile", lambda: kind.compile(net))
     bytes_ = watch.timed("memory: predict", lambda: memory.peak_bytes(codes[:1000]), REPEATS)
     found_ms = watch.timed("exact search", lambda: winners_ms(net, Problem(net.space, latency, accuracy)))
     return {
@@ -250,6 +268,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         sys.path.pop(0)  # this file's own folder; modules come from the checkout that PYTHONPATH names
+        take_benchmarks(Path.cwd())
         print(json.dumps(child(sys.argv[3], of_zoo=sys.argv[2] == "zoo")))
     else:
         main()

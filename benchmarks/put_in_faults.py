@@ -118,7 +118,7 @@ FAULTS = (
         file="tasks/data/boxes/annotated.py",
         right="if x1 <= x0 or y1 <= y0:",
         wrong="if x1 <= x0 and y1 <= y0:",
-        tests=("tests/unit/data", "tests/unit/data"),
+        tests=("tests/unit/data",),
     ),
     Fault(
         file="flows/machine/locks.py",

@@ -21,7 +21,6 @@ from flows.pipeline.stages.forecast import TIMES, Expectation, forecast
 from importing.lazy import later_names
 from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
-from tasks.adaptation.streams import streamed_table
 from tasks.base.errors import UserError
 from tasks.base.pages.console import PlainConsole
 from tasks.base.schemas.chosen import ChosenSubNet
@@ -30,6 +29,7 @@ from tasks.base.schemas.placed import JointFront, PlanRow
 from tasks.base.schemas.streams import STREAM_FILE, StreamedNetwork
 from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.report import terminal_table
+from tasks.report.streams.terminal import streamed_table
 from tasks.search.choose import Question
 
 if TYPE_CHECKING:

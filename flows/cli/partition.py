@@ -26,7 +26,7 @@ NCNN = "ncnn"
 ENDS = ("largest", "smallest")
 
 PartitionJson = Mapping[str, Any]
-"""The JSON of `--json`: `tasks.placement.partition.PartitionAnswer`."""
+"""The JSON of `--json`: `tasks.base.schemas.partition.PartitionAnswer`."""
 
 
 class PartitionConfig(BaseModel):
@@ -62,7 +62,8 @@ def execute(arguments: Arguments) -> PartitionJson:
     import tailor_ir
     from tasks.base.artifacts import write_bytes
     from tasks.base.schemas.chosen import ChosenSubNet
-    from tasks.placement.partition import find_supernet, open_tables, plan_partition, render, write_parts, write_plans
+    from tasks.placement.partition import find_supernet, open_tables, plan_partition, write_parts, write_plans
+    from tasks.report.partition.page import render
 
     settings, terminal = config.partition, Terminal()
     output = _output_here(config)

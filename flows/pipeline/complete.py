@@ -38,6 +38,13 @@ else:
 COMPLETE_FILE = "complete.json"
 SERVER = "PREFECT_API_URL"
 REPORT = "report"
+CODE = (
+    "tasks.report.gather",
+    "tasks.report.page",
+    "tasks.placement.partition.planning",
+    "tasks.placement.partition.tables",
+)
+"""What makes a report, with the plans that it is given."""
 
 
 class CompleteRun(Stored):
@@ -119,9 +126,9 @@ def _report_in(folder: Path) -> dict[str, str]:
 def _code() -> str:
     """A digest of the code, the templates and the libraries that make a report."""
     rooms = (Path(tasks.report.__file__).parent, Path(tasks.base.pages.__file__).parent)
-    texts = (file for room in rooms for end in ("html", "css", "js") for file in sorted(room.rglob(f"*.{end}")))
+    texts = (file for room in rooms for end in ("html", "css", "js", "svg") for file in sorted(room.rglob(f"*.{end}")))
     return digest_of(
-        code_version("tasks.report.gather", "tasks.report.page"),
+        code_version(*CODE),
         [sha256_of(file) for file in texts],
         library_versions(),
     )

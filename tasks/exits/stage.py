@@ -10,6 +10,7 @@ from pathlib import Path
 import tailor_ir
 from profiling_agents.client import AgentClient
 from tasks.base.artifacts import NO_STORE, SubNetStore, write_bytes
+from tasks.base.device import pick_device
 from tasks.base.progress import Progress
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
@@ -28,7 +29,6 @@ from tasks.measuring.lut import Lut
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import SubNetMeter
 from tasks.prediction.layers import Layers
-from tasks.training.finetune.device import pick_device
 
 TIMED_FILE = "timed.jsonl"
 EVALUATED_FILE = "evaluated.jsonl"

@@ -1,4 +1,4 @@
-"""Winners that are exported in their adapted form, from side files (`tasks.adaptation`) beside the shared weights."""
+"""Winners that are exported in their adapted form, from side files (`tasks.evaluation.adapted`) beside the shared weights."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from tailor_ir import Config, Statistics, SuperNet
-from tasks.adaptation import AdaptiveSubnet, SideFile, read_side_file
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import AdaptedTensors
 from tasks.base.schemas.front import Winner
+from tasks.evaluation.adapted.side_file import SideFile, read_side_file
+from tasks.evaluation.adapted.subnet import AdaptiveSubnet
 from tasks.evaluation.subnets import Accuracy, EvaluationData, evaluated, statistics_of
 
 WHERE = "export.adapted"

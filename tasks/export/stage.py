@@ -35,8 +35,8 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accur
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
 from tasks.export.bundles import (
-    BundlePlacements,
     FurtherFormat,
+    PlacementWriter,
     require_adaptable,
     require_blocks,
     single_replacements,
@@ -68,7 +68,7 @@ MEASURED_FILE = "winners_measured.jsonl"
 EVALUATED_FILE = "winners_evaluated_{}.jsonl"
 Accuracies = dict[str, dict[str, Accuracy]]
 """Accuracies by split and SubNet (digest)."""
-OfBundle = tuple[Mapping[str, SubnetPolicy], str | None, Sequence[FurtherFormat], Adapted, BundlePlacements | None]
+OfBundle = tuple[Mapping[str, SubnetPolicy], str | None, Sequence[FurtherFormat], Adapted, PlacementWriter | None]
 """Further contents of a bundle: policies, rules, further formats, adapted SubNets, and SubNets over devices."""
 ROUNDS = 2
 """Fewest rounds that show how a disturbed device slows small SubNets compared with the largest (`tasks.measuring.calm`)."""
@@ -91,7 +91,7 @@ def run(
     rules: str | None = None,
     formats: Sequence[FurtherFormat] = (),
     elsewhere: Collection[str] = (),
-    placements: BundlePlacements | None = None,
+    placements: PlacementWriter | None = None,
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`, beside `confusions.jsonl`.
 

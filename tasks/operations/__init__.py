@@ -1,1 +1,1 @@
-"""Operations."""
+"""Optional: operations of a house with many runs and devices: nights, backups, and the fleet."""

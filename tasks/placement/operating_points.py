@@ -61,6 +61,10 @@ class OtherDevices:
         }
         return PlacedLevel(whole.model_copy(update=changed), tuple(plan for plan in plans if plan.peers))
 
+    def preferred(self, rows: Sequence[LevelRow], placed: Sequence[PlacedLevel]) -> NDArray[np.bool_]:
+        """Whether each placed row is preferred at some bandwidth and load of the coordinator; see `preferred`."""
+        return preferred(rows, placed, self.settings)
+
 
 def preferred(
     rows: Sequence[LevelRow], placed: Sequence[PlacedLevel], settings: PartitionSettings

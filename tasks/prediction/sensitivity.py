@@ -4,6 +4,7 @@ from pathlib import Path
 
 import tailor_ir
 from tasks.base.artifacts import NO_STORE, SubNetStore
+from tasks.base.device import pick_device
 from tasks.base.progress import Progress
 from tasks.base.schemas.accuracy import SENSITIVITIES_FILE, VALIDATION_FILE, AccuracyValidation, CheckedAccuracy
 from tasks.base.schemas.stored import StageResult
@@ -15,7 +16,6 @@ from tasks.measuring.subnets import validation_configs
 from tasks.prediction.accuracy import AccuracyPredictor, measure_sensitivities, validate
 from tasks.prediction.interactions import better, describe, with_interactions
 from tasks.prediction.settings import AccuracySettings
-from tasks.training.finetune.device import pick_device
 
 EVALUATED_FILE = "evaluated_subnets.jsonl"
 

@@ -34,7 +34,6 @@ from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.evaluation.uncertainty import standard_error
 from tasks.measuring.lut import Entry, Lut
 from tasks.measuring.profile import LUT_FOLDER
-from tasks.placement.partition import plan_partition, table_of
 from tasks.prediction.correction import Correction
 from tasks.prediction.layers import Layers
 from tasks.report.baselines import against
@@ -79,7 +78,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "accuracies": _accuracies(base, finetune),
         "samples": _samples(finetune or base, problem.score),
         "devices": [],
-        "partition": _partition(net, sources),
+        "partition": None if sources.partition is None else sources.partition.to_json(),
         "sensitivities": _sensitivities(sources.sensitivities),
         "answers": _answers(sources.sensitivities / ANSWERS_FILE),
         "training": histories(sources),
@@ -99,15 +98,6 @@ def gather(sources: Sources, settings: Settings) -> Row:
     report["headline"] = headline(report, settings.accuracy_points)
     report["confusions"] = confusions(report, sources.base or sources.given, sources.devices, settings.accuracy_points)
     return report
-
-
-def _partition(net: SuperNet, sources: Sources) -> Row | None:
-    """The largest SubNet over several devices; None if this is not requested. UserError: as `autotailor partition`."""
-    if sources.partition is None:
-        return None
-    of = {device.name: device for device in sources.devices}
-    tables = [table_of(name, of[name].profile, of[name].latency) for name in sources.partition.devices]
-    return plan_partition(net, net.max_config, tables, sources.partition).to_json()
 
 
 def _network(sources: Sources) -> NetworkAccuracy | None:

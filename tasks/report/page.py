@@ -10,11 +10,12 @@ from plotly.offline import get_plotlyjs
 from tasks.base.pages import environment, script, style
 from tasks.base.pages.text import milliseconds, percent
 from tasks.base.schemas.accuracy import Uncertainty
+from tasks.base.schemas.partition import PartitionAnswer
 from tasks.evaluation.uncertainty import predicted, uncertain
-from tasks.placement.partition import PartitionAnswer, sections
 from tasks.report import baselines, charts, confusions, engine, leaving, levels, streams, training
 from tasks.report.headline import fastest_within, idle, kept, reference, unkept
 from tasks.report.looks import Row
+from tasks.report.partition.page import sections
 
 PLOTLY_CONFIG = {
     "displaylogo": False,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.base.schemas.partition import PartitionAnswer
 from tasks.data.problems import CLASSIFICATION
-from tasks.search.placement_settings import Settings as PartitionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class Sources:
     """Stage folders of one run.
 
     `base` and `finetune` are None if they were not trained; `given` contains accuracies then. `pretraining`: of a run that is
-    trained in two stages; None: in one. `partition`: how the largest SubNet is split; None: it is not. `streams`: of SubNets
-    that played a stream that drifts. `stages`: rows of stage, seconds and cached (whether it came from the store), in the order
-    of execution. `problem`: the learning problem; accuracies are its score by `metric` (None: its first one).
+    trained in two stages; None: in one. `partition`: the largest SubNet over several devices; None: it is not split. `streams`:
+    of SubNets that played a stream that drifts. `stages`: rows of stage, seconds and cached (whether it came from the store),
+    in the order of execution. `problem`: the learning problem; accuracies are its score by `metric` (None: its first one).
     """
 
     model: str
@@ -70,7 +70,7 @@ class Sources:
     enumerate: Path
     sensitivities: Path
     devices: Sequence[DeviceSources]
-    partition: PartitionSettings | None = None
+    partition: PartitionAnswer | None = None
     streams: Sequence[Path] = ()
     stages: Sequence[Mapping[str, Any]] = ()
     config: Mapping[str, Any] = field(default_factory=dict)

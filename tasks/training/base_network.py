@@ -7,6 +7,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from tailor_ir import Reference
+from tasks.base.device import pick_device
 from tasks.base.progress import Progress
 from tasks.base.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.base.schemas.stored import StageResult
@@ -17,7 +18,6 @@ from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
 from tasks.evaluation.models import ModelSettings, create, load_part, load_weights, needs_training
 from tasks.evaluation.subnets import EvaluationData, recalibrate_module, tallied
 from tasks.training.finetune import checkpoint
-from tasks.training.finetune.device import pick_device
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.launcher import launch
 from tasks.training.finetune.settings import BaseSettings as Settings

@@ -5,6 +5,7 @@ from pathlib import Path
 import onnx
 
 import tailor_ir
+from tasks.base.device import pick_device
 from tasks.base.errors import UserError
 from tasks.base.schemas.results import GivenFile, GivenSuperNet
 from tasks.base.schemas.stored import StageResult
@@ -16,7 +17,6 @@ from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.models.answers import check_shapes
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, tallied
-from tasks.training.finetune.device import pick_device
 
 
 def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> StageResult:

@@ -8,6 +8,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+import tailor_ir
 from flows.config import AdaptConfig, FlowConfig, leveled
 from flows.pipeline.pages.publish import publish_report
 from flows.pipeline.run import Run
@@ -15,6 +16,7 @@ from flows.pipeline.stages.spec import ALONE, Outputs, trained_supernet
 from flows.pipeline.tracking.metrics import speed_ups
 from flows.pipeline.tracking.overview import headline_lines
 from flows.pipeline.versions import library_versions
+from tasks.base.schemas.partition import PartitionAnswer
 from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources
 from tasks.report import run as write_report
 
@@ -56,13 +58,24 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         pretraining=_pretraining(config, outputs),
         enumerate=outputs["enumerate"][ALONE].folder,
         sensitivities=outputs["sensitivities"][ALONE].folder,
-        partition=config.partition if config.partition.asked else None,
+        partition=_partition(config, outputs),
         devices=[_device_sources(config, outputs, name) for name in config.device],
         streams=[output.folder for output in outputs.get("stream", {}).values()],
         stages=[output.row() for output in run.outputs],
         config=config.plain(),
         versions=library_versions(),
     )
+
+
+def _partition(config: FlowConfig, outputs: Outputs) -> PartitionAnswer | None:
+    """The largest SubNet over several devices; None if this is not requested. UserError: as `autotailor partition`."""
+    if not config.partition.asked:
+        return None
+    from tasks.placement.partition import plan_partition, table_of  # few runs split a SubNet
+
+    net, folders = tailor_ir.load(trained_supernet(config, outputs)), (outputs["profile"], outputs["latency"])
+    tables = [table_of(name, *(stage[name].folder for stage in folders)) for name in config.partition.devices]
+    return plan_partition(net, net.max_config, tables, config.partition)
 
 
 def _pretraining(config: FlowConfig, outputs: Outputs) -> PretrainingSources | None:

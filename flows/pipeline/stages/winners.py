@@ -408,7 +408,7 @@ EXPORT = StageSpec(
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
     reads=("engine", "int8", "refine", "policy", "front"),
-    modules=("tasks.export",),
+    modules=("tasks.export", "tasks.placement.bundled"),
     settings=lambda at: {
         **key_settings(at.config.export),
         "rules": _Given(at, at.device).settings,

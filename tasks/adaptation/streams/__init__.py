@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from tasks.adaptation.streams.players import make_player
     from tasks.adaptation.streams.settings import Settings, StreamMethod
     from tasks.adaptation.streams.stage import WINDOWS_FILE, run
-    from tasks.report.streams.terminal import streamed_table
 else:
     __getattr__ = public_names(__name__, __file__)
 
@@ -22,5 +21,4 @@ __all__ = [
     "held_out_images",
     "make_player",
     "run",
-    "streamed_table",
 ]

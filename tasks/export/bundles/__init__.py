@@ -8,16 +8,15 @@ if TYPE_CHECKING:
     from tasks.export.bundles.adaptable import require_adaptable
     from tasks.export.bundles.blocks import require_blocks, single_replacements
     from tasks.export.bundles.formats import FurtherFormat, further_formats
-    from tasks.export.bundles.writing import write_bundle
+    from tasks.export.bundles.writing import PlacementWriter, write_bundle
     from tasks.export.settings import BUNDLE_FOLDER, required_files
-    from tasks.placement.bundled import BundlePlacements
 else:
     __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "BUNDLE_FOLDER",
-    "BundlePlacements",
     "FurtherFormat",
+    "PlacementWriter",
     "further_formats",
     "require_adaptable",
     "require_blocks",

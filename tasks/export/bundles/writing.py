@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
+from typing import Protocol
 
 import numpy as np
 import onnxruntime
@@ -23,6 +24,7 @@ from adaptive_runtime.bundle.bundles import (
     AdaptationSource,
     BundleDevice,
     BundledNet,
+    BundledPlacement,
     BundledSubNet,
     BundleFormat,
     BundleManifest,
@@ -38,7 +40,7 @@ from adaptive_runtime.policy import parse_rules
 from adaptive_runtime.samples.several import input_forms
 from adaptive_runtime.weights import NormStatistics
 from profiling_agents.messages import Capabilities, Precision
-from tailor_ir import Statistics, SuperNet
+from tailor_ir import Choice, Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
@@ -65,9 +67,23 @@ from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import BUNDLE_FOLDER, Settings
-from tasks.placement.bundled import BundlePlacements
 
 ON_CPU = ("cpu", "CPUExecutionProvider")
+
+
+class PlacementWriter(Protocol):
+    """What splits SubNets of a bundle over devices (`tasks.placement.bundled`)."""
+
+    def write(
+        self,
+        net: SuperNet,
+        config: Mapping[str, Choice],
+        statistics: Statistics | None,
+        folder: Path,
+        images: EvaluationData,
+    ) -> BundledPlacement | None:
+        """Write the files of a SubNet into a bundle's folder; None: it is not split."""
+        ...
 
 
 def write_bundle(
@@ -83,7 +99,7 @@ def write_bundle(
     rules: str | None = None,
     formats: Sequence[FurtherFormat] = (),
     adapted: Adapted | None = None,
-    placements: BundlePlacements | None = None,
+    placements: PlacementWriter | None = None,
 ) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch.
 
@@ -161,7 +177,7 @@ class _Writer:
     rules: str | None
     formats: Sequence[FurtherFormat]
     adapted: Adapted
-    placements: BundlePlacements | None
+    placements: PlacementWriter | None
     broken: list[str] = field(default_factory=list)
     of_blocks: dict[str, float] = field(default_factory=dict)
 

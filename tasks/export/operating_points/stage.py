@@ -6,6 +6,7 @@ the device that has the bundle, as predicted or as measured.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ import tailor_ir
 from adaptive_runtime.base.shares import clipped_share
 from adaptive_runtime.model.adapting.variants import load_classes
 from adaptive_runtime.policy import VariantLookUp, VariantTable
+from tailor_ir import SuperNet
 from tasks.base.errors import UserError
 from tasks.base.schemas.front import Front, Winner
 from tasks.base.schemas.operating_points import LEVELS_FILE, LevelRow, Levels, MissingLevel, against
@@ -21,9 +23,30 @@ from tasks.base.schemas.stored import StageResult
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.operating_points.devices import LevelDevice, PredictedCosts
 from tasks.export.operating_points.exits import with_exits
-from tasks.placement.operating_points import OtherDevices, PlacedLevel, preferred
 
 NO_LATENCY = "an operator of it has no latency in this format"
+
+
+class RowOverDevices(Protocol):
+    """A SubNet over devices."""
+
+    @property
+    def row(self) -> LevelRow: ...
+
+
+OverDevices = TypeVar("OverDevices", bound=RowOverDevices)
+
+
+class FurtherDevices(Protocol[OverDevices]):
+    """Further devices over which the first device's SubNets may run (`tasks.placement.operating_points`)."""
+
+    def level(self, net: SuperNet, whole: LevelRow) -> OverDevices | None:
+        """The row of a whole SubNet over devices; None if it sends nothing. UserError: there is no plan."""
+        ...
+
+    def preferred(self, rows: Sequence[LevelRow], placed: Sequence[OverDevices]) -> NDArray[np.bool_]:
+        """Whether each placed row is preferred to all others in some state. rows: on the first device."""
+        ...
 
 
 def run(
@@ -32,7 +55,7 @@ def run(
     devices: Sequence[LevelDevice],
     policies: Sequence[SubnetPolicy],
     out: Path,
-    others: OtherDevices | None = None,
+    others: FurtherDevices[OverDevices] | None = None,
 ) -> StageResult:
     """Write and return `levels.json`. devices: the first has the bundle; `front` and `policies` belong to it.
 
@@ -46,7 +69,7 @@ def run(
     energy_from = next(iter(sources)) if len(sources) == 1 else None
     exits = {policy.digest: policy for policy in policies}
     rows: list[LevelRow] = []
-    placed: list[PlacedLevel] = []
+    placed: list[OverDevices] = []
     left_out: list[MissingLevel] = []
     for at, winner in enumerate(winners):
         known = [device for device in devices if costs[device.name].known[at]]
@@ -65,7 +88,7 @@ def run(
         left_out += [MissingLevel(digest=winner.digest, format=form, reason=NO_LATENCY) for form in missing]
     every, is_kept = [*rows, *(one.row for one in placed)], kept(rows).tolist()
     if others is not None:
-        is_kept += preferred(rows, placed, others.settings).tolist()
+        is_kept += others.preferred(rows, placed).tolist()
     judged = [
         row.model_copy(update={"on_front": bool(is_best), "kept": preferred_by_some})
         for row, is_best, preferred_by_some in zip(every, on_front(every), is_kept, strict=True)

@@ -1,4 +1,4 @@
-"""A SubNet split over several devices: plans from tables of devices and links, a page, and the parts as files."""
+"""A SubNet split over several devices: plans from tables of devices and links, and the parts as files."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         stages_of,
         table_of,
     )
-    from tasks.report.partition.page import picture, render, sections
     from tasks.search.placement_settings import PartitionLink, PlacementSettings, Settings
 else:
     __getattr__ = public_names(__name__, __file__)
@@ -38,12 +37,9 @@ __all__ = [
     "StayRow",
     "find_supernet",
     "open_tables",
-    "picture",
     "placement_plans",
     "plan_ahead",
     "plan_partition",
-    "render",
-    "sections",
     "stages_of",
     "table_of",
     "write_chain",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.export.operating_points import LEVELS_FILE, LevelRow, Levels
+from tasks.base.schemas.operating_points import LEVELS_FILE, LevelRow, Levels
 from tasks.report.looks import Row
 
 

@@ -11,7 +11,7 @@ from tasks.base.pages import environment, style
 from tasks.base.schemas.partition import PartitionAnswer
 from tasks.base.schemas.placed import PlanRow
 
-PACKAGE = "tasks.placement.partition"
+PACKAGE = "tasks.report.partition"
 COLOURS = ("#2f62bd", "#d9822b", "#3f8f5f", "#9b4f96", "#b3352f", "#5e6671")
 LEFT, RIGHT, WIDTH = 110, 190, 1120
 TOP, BARS, ROW, GAP = 40, 90, 26, 12

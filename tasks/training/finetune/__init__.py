@@ -34,10 +34,10 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     are kept.
     A second call goes on from the last checkpoint. Raises UserError when a worker dies.
     """
+    from tasks.base.device import pick_device
     from tasks.evaluation.ends import accuracies_of_ends, ends_on
     from tasks.evaluation.subnets import EvaluationData
     from tasks.training.finetune import ranges
-    from tasks.training.finetune.device import pick_device
     from tasks.training.finetune.job import Job
     from tasks.training.finetune.launcher import launch
     from tasks.training.finetune.networks.better import BeforeWeights

@@ -1,8 +1,8 @@
-"""The device on which a rank computes."""
+"""The GPUs of this node, and how many processes they fit."""
 
 import torch
 
-from tasks.base.errors import UserError
+from tasks.base.device import pick_device
 from tasks.training.finetune.settings import TrainSettings
 
 
@@ -17,13 +17,3 @@ def fitting_processes(settings: TrainSettings, gpus: int) -> int:
     if not 0 < gpus < wanted or settings.nodes > 1:
         return wanted
     return next(count for count in range(gpus, 0, -1) if settings.batch_size % (settings.micro_batch * count) == 0)
-
-
-def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
-    """The device of a rank; `auto` picks a GPU if one exists. Raises UserError when there are fewer GPUs than ranks."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if local_rank >= count:
-        raise UserError("processes", f"{local_rank + 1} on cuda", allowed=f"at most {count}, the GPUs of this machine")
-    return torch.device("cuda", local_rank)

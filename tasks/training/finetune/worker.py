@@ -18,11 +18,11 @@ import torch
 from torch import distributed
 
 from tasks.base.artifacts import write_json
+from tasks.base.device import pick_device
 from tasks.base.errors import UserError
 from tasks.base.shortage import MAKE_ROOM, is_out_of_memory, shortage
 from tasks.data import load_splits
 from tasks.training.finetune import checkpoint
-from tasks.training.finetune.device import pick_device
 from tasks.training.finetune.job import TORCHRUN, Job
 from tasks.training.finetune.loop import Trainer
 from tasks.training.finetune.meeting.stores import of_ranks

@@ -156,8 +156,8 @@ def test_a_killed_profile_goes_on_and_loses_only_what_was_in_flight(operators: P
         import sys
         from pathlib import Path
         from profiling_agents.client import local_agent
-        from tasks import profile
         from tasks.base.progress import Silent
+        from tasks.measuring import profile
         settings = profile.Settings.model_validate_json(sys.argv[3])
         with local_agent(backend="onnxruntime") as client, client.lease():
             profile.run(settings, Path(sys.argv[1]), client, Path(sys.argv[2]), Silent())

@@ -161,8 +161,8 @@ def test_a_killed_run_leaves_its_device_to_the_next_which_measures_the_rest(
         import sys
         from pathlib import Path
         from profiling_agents.client import AgentClient
-        from tasks import profile
         from tasks.base.progress import Silent
+        from tasks.measuring import profile
         url, token, operators, out, settings = sys.argv[1:]
         with AgentClient(url, token) as client, client.lease(ttl_s=10.0):
             profile.run(profile.Settings.model_validate_json(settings), Path(operators), client, Path(out), Silent())

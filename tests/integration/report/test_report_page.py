@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import tailor_ir
 from tasks.base.artifacts import RESULT_FILE
 from tasks.base.pages.text import count, milliseconds, percent
+from tasks.base.schemas.partition import PartitionAnswer
 from tasks.base.schemas.results import GivenSuperNet
-from tasks.placement.partition import PartitionAnswer, picture
+from tasks.placement.partition import plan_partition, table_of
 from tasks.report import DATA_FILE, PAGE_FILE, Settings, Sources, charts, confusions, terminal_table
 from tasks.report.gather import gather
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
+from tasks.report.partition.page import picture
 from tasks.search.placement_settings import Settings as PartitionSettings
 from tests.support.report.page import Page
 
@@ -139,8 +142,10 @@ def test_a_subnet_over_several_devices_is_shown_with_its_cuts_and_plans(sources:
     asked = PartitionSettings(
         devices=(device.name, "server"), bandwidth_mbps=(1e-4, 1e6), latency_ms=0.0, slow_down={device.name: 1000.0}
     )
-    split = replace(sources, devices=[device, replace(device, name="server")], partition=asked)
-    report = gather(split, Settings())
+    net = tailor_ir.load(sources.supernet)
+    tables = [table_of(name, device.profile, device.latency) for name in asked.devices]
+    plans = plan_partition(net, net.max_config, tables, asked)
+    report = gather(replace(sources, partition=plans), Settings())
     found = PartitionAnswer.of_json(report["partition"], "report")
     slow, fast = found.plans
     assert [stay.device for stay in slow.stays] == [device.name]

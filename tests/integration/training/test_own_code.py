@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from flows.stages.inputs import model_key
-from tasks.errors import UserError
 from torch import nn
 
+from flows.pipeline.stages.inputs import model_key
+from tasks.base.errors import UserError
 from tasks.data.samples import image_form
-from tasks.models import ModelSettings, create
+from tasks.evaluation.models import ModelSettings, create
 from tests.support.finetune import own_code
 
 project = own_code.project
@@ -27,13 +27,13 @@ def made(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("is_regular", [False, True])
-@pytest.mark.parametrize("name", ["tasks.nets:make", "tasks.models:network", "tasks/nets.py:make"])
+@pytest.mark.parametrize("name", ["tasks.nets:make", "tasks.data:network", "tasks/nets.py:make"])
 def test_packages_named_like_those_of_the_house_are_imported(name: str, is_regular: bool, project: Path) -> None:
     if is_regular:
-        (project / "tasks" / "__init__.py").write_text("from tasks.layers import conv\n")
+        (project / "tasks" / "__init__.py").write_text("from tasks.base import conv\n")
     elif name.endswith(".py:make"):  # in no package
         file = project / "tasks" / "nets.py"
-        file.write_text(file.read_text().replace("from .layers", "from layers").replace(" and conv is relative", ""))
+        file.write_text(file.read_text().replace("from .base", "from base").replace(" and conv is relative", ""))
     house = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("tasks", "flows")}
     assert made(name).eval()(torch.zeros(1, 3, 8, 8)).shape == (1, 10)
     assert all(sys.modules[name] is module for name, module in house.items())
@@ -55,7 +55,7 @@ def test_a_class_of_such_a_package_can_be_copied_and_pickled(project: Path) -> N
         ),
         (
             "wrong",
-            r"raises ImportError \(cannot import name 'x' from 'tasks\.layers' \(.*\)\) at tasks/nets\.py:\d+; mend",
+            r"raises ImportError \(cannot import name 'x' from 'tasks\.base' \(.*\)\) at tasks/nets\.py:\d+; mend",
         ),
         (
             "absent",
@@ -97,7 +97,7 @@ def test_networks_of_the_presets_are_those_of_the_house(project: Path) -> None:
 def test_source_of_such_packages_counts_in_keys(project: Path) -> None:
     settings = ModelSettings(kind="callable", name="tasks.nets:make")
     keys = [model_key(settings)]
-    for name in ("tasks/layers.py", "flows/late.py", "helpers.py"):
+    for name in ("tasks/base.py", "flows/late.py", "helpers.py"):
         (project / name).write_text((project / name).read_text() + "X = 1\n")
         keys.append(model_key(settings))
     assert len({json.dumps(key) for key in keys}) == 4

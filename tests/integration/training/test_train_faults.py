@@ -128,10 +128,10 @@ import os, resource, sys
 from pathlib import Path
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # threads take memory, too
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]) << 20,) * 2)
-from tasks import base
+from tasks.base.progress import Silent
 from tasks.data import DataSettings
 from tasks.evaluation.models import ModelSettings
-from tasks.base.progress import Silent
+from tasks.training import base_network as base
 
 class Loud(Silent):
     def say(self, line):

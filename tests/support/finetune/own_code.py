@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-LAYERS = """
+BASE = """
 from torch import nn
 
 def conv(inputs, outputs):
@@ -13,21 +13,21 @@ def conv(inputs, outputs):
 
 
 NETS = """
-import tasks.layers
-import tasks.layers as renamed
-from tasks import layers
-from tasks.layers import *
-from .layers import conv as relative
+import tasks.base
+import tasks.base as renamed
+from tasks import base
+from tasks.base import *
+from .base import conv as relative
 from helpers import head
 from solvers import tables
 
-assert tasks.layers is renamed is layers and conv is relative
+assert tasks.base is renamed is base and conv is relative
 
 def make(num_classes, in_chans, width=8):
     from flows.late import KEPT  # imported when it is called
     return nn.Sequential(conv(in_chans, width), conv(width, width), head(width, num_classes))
 
-nn = layers.nn
+nn = base.nn
 
 class Own(nn.Sequential):
     pass
@@ -40,13 +40,13 @@ def by_name(num_classes, in_chans):
     return importlib.import_module("tasks.own")
 
 def wrong(num_classes, in_chans):
-    from tasks.layers import x
+    from tasks.base import x
 """
 
 
 HELPERS = """
 from torch import nn
-from tasks.layers import conv
+from tasks.base import conv
 
 def head(width, classes):
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
@@ -57,9 +57,9 @@ def head(width, classes):
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with packages `tasks` and `flows` of the user's, and a module beside them."""
     files = {
-        "tasks/layers.py": LAYERS,
+        "tasks/base.py": BASE,
         "tasks/nets.py": NETS,
-        "tasks/models.py": "from .nets import make as network\n",  # the house has tasks.models, too
+        "tasks/data.py": "from .nets import make as network\n",  # the house has tasks.base and tasks.data, too
         "flows/late.py": "KEPT = 1\n",
         "helpers.py": HELPERS,
         "conf/config.yaml": "",

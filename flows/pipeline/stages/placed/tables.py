@@ -12,8 +12,9 @@ from tasks.base.schemas.operators import LUT_FOLDER
 from tasks.export.operating_points import LEVELS_FILE, Levels
 
 if TYPE_CHECKING:
-    from tasks.export.bundles import BundlePlacements
-    from tasks.export.operating_points import OtherDevices, latency_error_of
+    from tasks.export.operating_points import latency_error_of
+    from tasks.placement.bundled import BundlePlacements
+    from tasks.placement.operating_points import OtherDevices
     from tasks.placement.partition.tables import DeviceTable, table_of
 else:
     globals().update(later_names(__file__))

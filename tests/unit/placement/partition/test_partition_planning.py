@@ -17,11 +17,10 @@ from tasks.placement.partition import (
     Settings,
     find_supernet,
     open_tables,
-    picture,
     plan_partition,
-    render,
     write_parts,
 )
+from tasks.report.partition.page import picture, render
 from tests.support.partition.finished_run import ENERGY_MJ, RATES, STEP_MS
 
 Run = tuple[Path, tailor_ir.SuperNet]
