@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from flows.stages.inputs import model_key
-from tasks.errors import UserError
 from torch import nn
 
+from flows.pipeline.stages.inputs import model_key
+from tasks.base.errors import UserError
 from tasks.data.samples import image_form
-from tasks.models import ModelSettings, create
+from tasks.evaluation.models import ModelSettings, create
 from tests.support.finetune import own_code
 
 project = own_code.project

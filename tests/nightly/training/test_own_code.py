@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from tasks.progress import Silent
-
-from tasks import base
+from tasks.base.progress import Silent
 from tasks.data import DataSettings
-from tasks.models import ModelSettings
+from tasks.evaluation.models import ModelSettings
+from tasks.training import base_network as base
 from tests.support.finetune import own_code
 
 project = own_code.project
