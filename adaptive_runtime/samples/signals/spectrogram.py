@@ -44,7 +44,8 @@ class Spectrogram(Message):
         channels = "" if self.channels == 1 else f"{self.channels} channels of "
         return (
             f"log-mel spectrogram of {channels}{self.samples} samples at {self.sampling_rate_hz:g} Hz, {self.bands} bands and "
-            f"columns, windows of {self.window} samples, full scale {self.full_scale:g} (adaptive_runtime.samples.signals.Spectrogram)"
+            f"columns, windows of {self.window} samples, full scale {self.full_scale:g} "
+            "(adaptive_runtime.samples.signals.Spectrogram)"
         )
 
     def of(self, signals_NCT: Array) -> Array:
