@@ -1,11 +1,11 @@
 """A scenario with real processes: the run time's own loop decides, other processes make the load, a relay the link.
 
-Every system serves every request, so that all meet the same load, and has a loop of its own (`adaptive_runtime.model.adapting`),
-which hears the same samples of the device. The systems' requests are spread over the time to the next arrival: right after
-each other they would be one long run, which the scheduler interrupts for other programs. At home a request is run `slower`
-times, and so is each segment of a split there, which makes this machine so many times slower than it is; the other device, a
-process behind a relay, runs its segments once. Home has one core of this machine, with all burners; the other device and the
-relay, which are elsewhere in the scenario, have the other cores.
+Every system serves every request, so that all meet the same load, and has a loop of its own
+(`adaptive_runtime.model.adapting`), which hears the same samples of the device. The systems' requests are spread over the
+time to the next arrival: right after each other they would be one long run, which the scheduler interrupts for other
+programs. At home a request is run `slower` times, and so is each segment of a split there, which makes this machine so many
+times slower than it is; the other device, a process behind a relay, runs its segments once. Home has one core of this
+machine, with all burners; the other device and the relay, which are elsewhere in the scenario, have the other cores.
 """
 
 import math

@@ -5,9 +5,9 @@
 
 `autotailor predict` trains a SuperNet in --work and measures its operators for home and device, as OVERRIDE says (model, data,
 epochs); what is there is not made again. Home, device and links are those of `benchmarks.links`, and so are the plans of the
-other methods, for the largest SubNet in fp32. Ours chooses SubNet, device of each piece and coding together (`tasks.placement.joint`),
-home and device as slow as the largest SubNet is beside its table, and messages slower by what they take at home, which the
-plans before have shown.
+other methods, for the largest SubNet in fp32. Ours chooses SubNet, device of each piece and coding together
+(`tasks.placement.joint`), home and device as slow as the largest SubNet is beside its table, and messages slower by what
+they take at home, which the plans before have shown.
 
 *Equal accuracy*: of the fastest joint choices that are predicted to lose 2, 1.9, … points and to gain 2, the first one counts
 whose accuracy on validation images, with coded values, is at least the largest SubNet's, less --within-points; where none is,

@@ -124,13 +124,13 @@ FAULTS = (
         file="flows/machine/locks.py",
         right="fcntl.LOCK_SH if shared else fcntl.LOCK_EX",
         wrong="fcntl.LOCK_SH",
-        tests=("tests/unit/flows", "tests/integration/flows/test_locks.py"),
+        tests=("tests/unit/flows", "tests/integration/flows/storage/test_shared_locks.py"),
     ),
     Fault(
         file="flows/storage/leases.py",
         right="if is_free and self._is_made(name, number + 1, own):",
         wrong="if self._is_made(name, number + 1, own):",
-        tests=("tests/unit/storage", "tests/integration/flows/storage"),
+        tests=("tests/integration/flows/storage",),
     ),
     Fault(
         file="adaptive_runtime/exits/decider.py",

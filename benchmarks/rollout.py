@@ -4,8 +4,8 @@
 
 Each repetition is a fleet of its own (`benchmarks.rollout_fleet`): five kinds of devices with lognormal latencies, load that
 wanders, days in three time zones, slow changes of what devices see, requests that differ 50-fold between devices; 5 % of the
-devices tell nonsense, 2 % of all windows are lost. `tasks.operations.fleet.rollout` decides with its default settings, after each hour, by
-sums alone. Nothing of the simulation is known to it.
+devices tell nonsense, 2 % of all windows are lost. `tasks.operations.fleet.rollout` decides with its default settings,
+after each hour, by sums alone. Nothing of the simulation is known to it.
 
 *Halted*: roll-outs that were halted; *at 1 %*: in the first stage. *Had it*: the largest share of the devices that had the
 bundle in a roll-out that was halted. *All*: roll-outs that reached all devices. *Asked*: those that waited for a person after

@@ -4,7 +4,8 @@
 
 Simulation: devices of one kind differ by 5 %, measurements by 4 % (standard deviations of logarithms), and beside 3 % of the
 measurements something else runs, which makes them 1.3 to 3 times as long. Each row has devices that take some times as long as
-their kind. A check has eight operators; `tasks.operations.fleet.profiling` judges with its default settings. Intervals are exact, 95 %.
+their kind. A check has eight operators; `tasks.operations.fleet.profiling` judges with its default settings. Intervals are
+exact, 95 %.
 """
 
 import argparse

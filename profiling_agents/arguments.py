@@ -1,6 +1,8 @@
 """The arguments of `autotailor agent` and `autotailor relay`."""
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -145,6 +147,23 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _WithoutWalls(argparse.Action):
+    """The former name of `--without-sandbox`: it does the same, and a line says how it is called now."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=False, help=help)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, True)
+        print(f"{parser.prog}: {option_string} is now called --without-sandbox", file=sys.stderr, flush=True)
+
+
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     memory_limit_mib = max(MIN_MEMORY_LIMIT_MIB, min(MAX_MEMORY_LIMIT_MIB, memory_mib() // 2))
     limits = parser.add_argument_group("limits for each model (its process is killed beyond them)")
@@ -158,10 +177,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--wall-limit-s", type=positive, default=60, help="wall-clock time (default 60)")
     limits.add_argument("--max-model-mib", type=positive, default=512, help="size of an upload (default 512)")
     limits.add_argument(
-        "--without-walls",
+        "--without-sandbox",
         action="store_true",
         help="let models do what your user can, where a driver does not start otherwise; for models of your own only",
     )
+    limits.add_argument("--without-walls", dest="without_sandbox", action=_WithoutWalls, help=argparse.SUPPRESS)
 
 
 def relay_parser(prog: str) -> argparse.ArgumentParser:

@@ -70,7 +70,7 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
             max_model_mib=arguments.max_model_mib,
             pin_mhz=arguments.pin_mhz,
             sensors_root=arguments.sensors_root,
-            walls=not arguments.without_walls,
+            sandbox=not arguments.without_sandbox,
             segments=arguments.serve_segments,
             max_subnets=arguments.max_subnets,
             allowed_peers=tuple(arguments.allow_peer),

@@ -49,7 +49,7 @@ class _TerminalBar:
 
 
 class TerminalProgress:
-    """`tasks.base.progress.Progress` of a command that works no stage: bars with estimates on standard error, inside a block."""
+    """`tasks.base.progress.Progress` of a command that works no stage: bars with estimates on stderr, inside a block."""
 
     def __init__(self) -> None:
         columns = (

@@ -1,1 +1,1 @@
-"""Operations."""
+"""What is done beside a run: deployments, nights, and whether services are well."""

@@ -26,10 +26,10 @@ from profiling_agents.messages import (
     JobMessage,
     MeasureSettings,
     Message,
+    Sandbox,
     Timing,
-    Walls,
 )
-from profiling_agents.sandbox.raising import Raised
+from profiling_agents.sandbox.entering import SandboxReport
 from profiling_agents.sensing.caches import CacheFlush
 from profiling_agents.sensing.energy import find_meter
 from profiling_agents.sensing.machine import pin
@@ -46,20 +46,20 @@ WAITING_SHARE = 0.25
 Request = TypeVar("Request", bound=Message)
 
 
-def serve(argument: str, raised: Raised) -> int:
-    """Open the runtime, then load, run and free one model after the other. raised: the sandbox of this process."""
+def serve(argument: str, report: SandboxReport) -> int:
+    """Open the runtime, then load, run and free one model after the other. report: the sandbox of this process."""
     settings = WorkerSettings.model_validate_json(argument)
     pace = Pace() if len(settings.cores) == 1 else None
 
     def answer(backend: Backend, request: ChildRequest, payload: bytes) -> tuple[ChildReply, bytes]:
         return _answer(backend, settings, pace, request, payload)
 
-    return serve_requests(settings, raised, ChildRequest, answer)
+    return serve_requests(settings, report, ChildRequest, answer)
 
 
 def serve_requests(
     settings: WorkerSettings,
-    raised: Raised,
+    report: SandboxReport,
     kind: type[Request],
     answer: Callable[[Backend, Request, bytes], tuple[ChildReply, bytes]],
 ) -> int:
@@ -71,8 +71,8 @@ def serve_requests(
         backend = open_backend(settings)
         runtime = backend.describe()
         allow_memory(settings.limits.memory_mib)
-        walls = Walls(standing=tuple(raised.standing), missing=tuple(raised.missing))
-        _send(replies, ChildReply(runtime=runtime, walls=walls))
+        sandbox = Sandbox(standing=tuple(report.standing), missing=tuple(report.missing))
+        _send(replies, ChildReply(runtime=runtime, sandbox=sandbox))
     except AgentError as error:
         _send(replies, ChildReply(reason=str(error)))
         return 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from profiling_agents import frames
 from profiling_agents.execution.settings import WorkerSettings
-from profiling_agents.messages import AgentError, ChildReply, Message, RuntimeInfo, Walls
+from profiling_agents.messages import AgentError, ChildReply, Message, RuntimeInfo, Sandbox
 from profiling_agents.startup import TOKEN_VARIABLE, python_path
 
 START_LIMIT_S = 180.0
@@ -42,7 +42,7 @@ class Child:
         """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> tuple[RuntimeInfo, Walls]:
+    async def start(self) -> tuple[RuntimeInfo, Sandbox]:
         """Start the process and wait for its runtime and sandbox; AgentError when there is no runtime."""
         self.served = 0
         with (self._folder / LOG_NAME).open("ab") as log:
@@ -63,7 +63,7 @@ class Child:
             raise AgentError(f"backend '{self._settings.backend}': its process did not start; {line}") from error
         if reply.runtime is None:
             raise AgentError(reply.reason or "the runtime did not start")
-        return reply.runtime, reply.walls
+        return reply.runtime, reply.sandbox
 
     async def ask(self, request: Message, payload: bytes = b"") -> tuple[ChildReply, bytes]:
         """Send one request and return its reply. ChildDiedError when the child hit a limit or crashed. Cancelling kills it."""
@@ -115,8 +115,8 @@ class Child:
             "PYTHONPATH": python_path(environment),
             "OMP_NUM_THREADS": str(self._settings.threads),
         }
-        if self._settings.walls is not None:
-            own = str(self._settings.walls.folder)
+        if self._settings.sandbox is not None:
+            own = str(self._settings.sandbox.folder)
             environment |= dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"), own)
             environment |= dict.fromkeys(("USER", "LOGNAME"), "model")
             environment["PYTHONUSERBASE"] = site.getuserbase()

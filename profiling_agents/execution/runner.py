@@ -14,7 +14,7 @@ from profiling_agents.messages import (
     RunRequest,
     RunResult,
     RuntimeInfo,
-    Walls,
+    Sandbox,
 )
 
 
@@ -25,7 +25,7 @@ class Runner:
         self._child = Child(settings, folder)
         self._memory_mib = settings.limits.memory_mib
 
-    async def start(self) -> tuple[RuntimeInfo, Walls]:
+    async def start(self) -> tuple[RuntimeInfo, Sandbox]:
         """Start the child; AgentError when the runtime is not installed."""
         return await self._child.start()
 

@@ -12,12 +12,12 @@ from profiling_agents.backends.base import Backend, Model, ModelError
 from profiling_agents.execution.bench import load, serve_requests
 from profiling_agents.execution.settings import WorkerSettings
 from profiling_agents.messages import ChildReply, ChildSegments, ServedSubNet
-from profiling_agents.sandbox.raising import Raised
+from profiling_agents.sandbox.entering import SandboxReport
 from profiling_agents.streams.activations import FloatArray, decoded_all, encoded
 
 
-def serve(argument: str, raised: Raised) -> int:
-    """Open the runtime, then load a SubNet and run its segments. raised: the sandbox of this process."""
+def serve(argument: str, report: SandboxReport) -> int:
+    """Open the runtime, then load a SubNet and run its segments. report: the sandbox of this process."""
     settings = WorkerSettings.model_validate_json(argument)
     loaded: list[_LoadedSegments] = []
 
@@ -28,7 +28,7 @@ def serve(argument: str, raised: Raised) -> int:
             return ChildReply(), b""
         return loaded[0].run(request, payload)
 
-    return serve_requests(settings, raised, ChildSegments, answer)
+    return serve_requests(settings, report, ChildSegments, answer)
 
 
 class _LoadedSegments:

@@ -8,8 +8,8 @@ from profiling_agents.messages import Message
 from profiling_agents.sensing.sensors import SYSTEM
 
 
-class WallPlan(Message):
-    """The sandbox of the child, as `walls.raising.PlannedWalls` reads it; `folder`: the child's own."""
+class SandboxPlan(Message):
+    """The sandbox of the child, as `profiling_agents.sandbox.entering.PlannedSandbox` reads it; `folder`: the child's own."""
 
     folder: Path
     user: int | None
@@ -22,7 +22,7 @@ class WorkerSettings(RuntimeOptions):
 
     cores: tuple[int, ...]
     limits: ModelLimits
-    walls: WallPlan | None
+    sandbox: SandboxPlan | None
     max_payload_bytes: int
     sensors_root: Path = SYSTEM
     segments: bool = False

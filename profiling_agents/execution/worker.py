@@ -7,17 +7,17 @@ import json
 import os
 import sys
 
-from profiling_agents.sandbox.raising import PlannedWalls, raise_walls
+from profiling_agents.sandbox.entering import PlannedSandbox, enter_sandbox
 
 
 def main(argument: str) -> int:
     """Set up the sandbox that the settings plan, then serve requests until stdin closes."""
     settings = json.loads(argument)
-    plan = settings["walls"]
-    raised = raise_walls(None if plan is None else PlannedWalls.of(plan))
+    plan = settings["sandbox"]
+    report = enter_sandbox(None if plan is None else PlannedSandbox.of(plan))
     from profiling_agents.execution import bench, segments
 
-    return (segments if settings["segments"] else bench).serve(argument, raised)
+    return (segments if settings["segments"] else bench).serve(argument, report)
 
 
 if __name__ == "__main__":

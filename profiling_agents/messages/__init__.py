@@ -25,8 +25,8 @@ from profiling_agents.messages.device import (
     PowerSensor,
     PowerSource,
     RuntimeInfo,
+    Sandbox,
     Temperature,
-    Walls,
 )
 from profiling_agents.messages.engine import (
     DEFAULT_ENGINE,
@@ -168,6 +168,7 @@ __all__ = [
     "RunSegments",
     "RuntimeInfo",
     "RuntimeSettings",
+    "Sandbox",
     "SentActivation",
     "SentFile",
     "SentProbe",
@@ -178,7 +179,6 @@ __all__ = [
     "TensorHeader",
     "Timing",
     "TookValues",
-    "Walls",
     "Welcome",
     "coded_bytes",
     "one_line",

@@ -77,8 +77,8 @@ class DeviceState(Message):
     power_source: PowerSource | None
 
 
-class Walls(Message):
-    """The sandbox between a model and the rest of the device: its standing walls, and a line for each missing wall."""
+class Sandbox(Message):
+    """The sandbox between a model and the rest of the device: its parts that stand, and a line for each missing part."""
 
     standing: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -89,6 +89,7 @@ class Capabilities(RuntimeInfo):
 
     `state` is read anew whenever the device is asked. `running_system`: equal for processes that share processors.
     `engine`: the engine with which a client runs its models; its choices count in the `fingerprint` that the client sees.
+    `walls`: the sandbox, by the key that released agents and clients know.
     """
 
     protocol: int
@@ -113,5 +114,5 @@ class Capabilities(RuntimeInfo):
     max_model_mib: int
     max_tensors_mib: int
     fingerprint: str
-    walls: Walls = Walls()
+    walls: Sandbox = Sandbox()
     engine: Engine = DEFAULT_ENGINE

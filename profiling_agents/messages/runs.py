@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from profiling_agents.messages.base import Message
-from profiling_agents.messages.device import RuntimeInfo, Walls
+from profiling_agents.messages.device import RuntimeInfo, Sandbox
 from profiling_agents.messages.jobs import JobMessage
 from profiling_agents.messages.results import Timing
 from profiling_agents.messages.settings import MeasureSettings
@@ -52,7 +52,7 @@ class ChildReply(Message):
     """
 
     runtime: RuntimeInfo | None = None
-    walls: Walls = Walls()
+    sandbox: Sandbox = Sandbox()
     timing: Timing | None = None
     tensors: tuple[TensorHeader, ...] = ()
     activations: tuple[SentActivation, ...] = ()

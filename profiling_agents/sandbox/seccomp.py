@@ -1,6 +1,6 @@
 """seccomp: refuses system calls that no runtime needs for computing a model, such as making sockets or running programs.
 
-A refused call fails with EPERM. Numbers are those of x86-64 and 64-bit ARM; other processors have no such wall.
+A refused call fails with EPERM. Numbers are those of x86-64 and 64-bit ARM; other processors go without.
 """
 
 import ctypes

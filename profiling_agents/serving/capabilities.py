@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling_agents.execution.measure import RULES_VERSION
-from profiling_agents.messages import MAX_TENSORS_MIB, PROTOCOL, Capabilities, RuntimeInfo, Walls
+from profiling_agents.messages import MAX_TENSORS_MIB, PROTOCOL, Capabilities, RuntimeInfo, Sandbox
 from profiling_agents.sensing import machine, sensors
 from profiling_agents.sensing.cores import Claim
 from profiling_agents.sensing.energy import gpu_sensors
@@ -16,7 +16,7 @@ from profiling_agents.sensing.sensors import SYSTEM, core_kind, cpu_model, frequ
 from profiling_agents.serving.options import ServerOptions
 
 
-def capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo, walls: Walls) -> Capabilities:
+def capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo, sandbox: Sandbox) -> Capabilities:
     """The device's description for clients."""
     cores, root = claimed.cores, options.cores_root
     pinned = sys.platform == "linux"
@@ -44,7 +44,7 @@ def capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo, w
             "wall_limit_s": options.limits.wall_s,
             "max_model_mib": options.max_model_mib,
             "max_tensors_mib": MAX_TENSORS_MIB,
-            "walls": walls,
+            "walls": sandbox,
             "fingerprint": fingerprint(runtime, cores, options.threads, pinned, root),
         }
     )

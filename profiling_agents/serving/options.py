@@ -29,7 +29,7 @@ class ServerOptions:
     max_subnets: int
     pin_mhz: int | None = None
     sensors_root: Path = sensors.SYSTEM
-    walls: bool = True
+    sandbox: bool = True
     segments: bool = False
     allowed_peers: tuple[str, ...] = ()
 

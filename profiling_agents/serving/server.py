@@ -20,7 +20,7 @@ from profiling_agents.sensing.cores import Claim, claim
 from profiling_agents.sensing.frequency import pinned_frequency
 from profiling_agents.serving.capabilities import capabilities
 from profiling_agents.serving.options import ServerOptions
-from profiling_agents.serving.planned_walls import told, wall_plan
+from profiling_agents.serving.planned_sandbox import sandbox_plan, told
 from profiling_agents.serving.puller import Local, Puller, check_relay
 from profiling_agents.serving.segments.server import serve_segments
 from profiling_agents.serving.service import Agent, create_app
@@ -63,7 +63,7 @@ def _worker(options: ServerOptions, folder: Path, claimed: Claim) -> WorkerSetti
         sensors_root=options.sensors_root,
         cores=claimed.cores,
         limits=options.limits,
-        walls=wall_plan(options, folder / MODELS),
+        sandbox=sandbox_plan(options, folder / MODELS),
         max_payload_bytes=MAX_TENSORS_MIB * MIB,
         segments=options.segments,
     )
@@ -79,12 +79,12 @@ async def _serve(
 ) -> None:
     runner = Runner(settings, folder)
     try:
-        runtime, walls = await runner.start()
-        found = capabilities(options, claimed, runtime, told(options, walls))
+        runtime, sandbox = await runner.start()
+        found = capabilities(options, claimed, runtime, told(options, sandbox))
         models = ModelFiles(
             folder / MODELS,
             STORE_FACTOR * options.max_model_mib * MIB,
-            None if settings.walls is None else settings.walls.user,
+            None if settings.sandbox is None else settings.sandbox.user,
         )
         agent = Agent(found, runner, models, options.cores_root)
         body_bytes = {

@@ -2,8 +2,8 @@
 
 A sensitivity is the accuracy of the largest SubNet with one variable set to another choice, minus that of the largest SubNet,
 both on the validation split with their own recalibrated BatchNorm statistics. A SubNet's predicted accuracy is the largest
-SubNet's plus the sensitivities of its modifications, plus the interactions of measured pairs (`tasks.prediction.interactions`). On
-a small validation split accuracy moves in coarse steps, so the mean cross-entropy loss is measured and added up in the same
+SubNet's plus the sensitivities of its modifications, plus the interactions of measured pairs (`tasks.prediction.interactions`).
+On a small validation split accuracy moves in coarse steps, so the mean cross-entropy loss is measured and added up in the same
 way: it only orders SubNets whose predicted accuracies are equal.
 """
 

@@ -68,10 +68,10 @@ class BundleManifest(FileMessage):
     over the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers.
     source_images: file of `adaptive_runtime.bundle.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which an
     adapting model chooses; None: no rules, and the file does not name them. problem: meaning of raw outputs: 'segmentation',
-    'detection_HEAD' for a head of `adaptive_runtime.samples.boxes`, 'several_classes' with class names TARGET: CLASS, 'tagging' of
-    words, 'restoration' of images, or 'super_resolution_x2' to 'super_resolution_x8', where the number is the factor of height
-    and width; None: a number for each class of the whole image, and the file does not name it. With a problem, accuracies are
-    its score, for example mean IoU, mAP@0.5 or PSNR.
+    'detection_HEAD' for a head of `adaptive_runtime.samples.boxes`, 'several_classes' with class names TARGET: CLASS, 'tagging'
+    of words, 'restoration' of images, or 'super_resolution_x2' to 'super_resolution_x8', where the number is the factor of
+    height and width; None: a number for each class of the whole image, and the file does not name it. With a problem,
+    accuracies are its score, for example mean IoU, mAP@0.5 or PSNR.
     """
 
     WHERE: ClassVar[str] = BUNDLE_FILE

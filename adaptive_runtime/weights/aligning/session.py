@@ -7,7 +7,7 @@ from adaptive_runtime.weights.aligning.images import ImageAlignment
 
 
 class AlignedSession:
-    """A session with one input for chains (`adaptive_runtime.bundle.chains.run_session`); each image is aligned first."""
+    """A session with one input, for chains (`adaptive_runtime.bundle.chains.onnx_runs`); each image is aligned first."""
 
     def __init__(self, session: Any, alignment: ImageAlignment) -> None:
         self.session, self.alignment = session, alignment

@@ -1,7 +1,7 @@
 """Automations of a Prefect server for this project's runs, created or updated by name.
 
-`python -m flows.operations.deployments.automations TYPE/NAME` sends their messages by that notification block of the server. They are also
-created without a block; the server's events then show their findings.
+`python -m flows.operations.deployments.automations TYPE/NAME` sends their messages by that notification block of the server.
+They are also created without a block; the server's events then show their findings.
 """
 
 import asyncio

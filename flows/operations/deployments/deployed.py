@@ -1,6 +1,7 @@
 """The deployed flows. Their parameters are the form in the Prefect UI, their bodies those of the command line's flows.
 
-The types of parameters have the texts of the form (`flows.operations.deployments.form`); docstrings have those that are a flow's own.
+The types of parameters have the texts of the form (`flows.operations.deployments.form`); docstrings have those that are a
+flow's own.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from prefect import flow  # noqa: E402
 
 from flows.config import FlowConfig  # noqa: E402
 from flows.operations.deploy import put  # noqa: E402
-from flows.operations.deployments.configs import (
+from flows.operations.deployments.configs import (  # noqa: E402
     AdaptForm,
     AdaptNightForm,
     DeployForm,
@@ -21,7 +22,7 @@ from flows.operations.deployments.configs import (
     PipelineForm,
     StreamForm,
 )
-from flows.operations.deployments.form import (
+from flows.operations.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
     DEFAULT_DATA,
     DEFAULT_DRIFT,
     NIGHTLY_PRESET,

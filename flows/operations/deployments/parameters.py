@@ -13,7 +13,7 @@ from flows.operations.deployments.configs import FORMS
 from flows.operations.deployments.folder import BAD_INPUT
 from tasks.base.errors import UserError
 
-OURS = re.compile(r"flows[/.]deployments[/.]deployed(?:\.py:|\.)(\w+)$")
+OURS = re.compile(r"flows[/.]operations[/.]deployments[/.]deployed(?:\.py:|\.)(\w+)$")
 """The entrypoint of one of the flows here, with its function."""
 ASKED_LATER = {"adapt_to": {"supernet": "supernet"}, "deploy_to": {"device": "onnxruntime"}}
 """Fields by function that a deployment without a schedule may leave to the user who starts a run."""

@@ -1,7 +1,7 @@
 """Stage results as short named texts, for log lines and the summary of the stage.
 
-Each function takes the schema of a stage's result, or the JSON if the result has no schema (`flows.pipeline.results.of` parses the
-JSON). The stage's row in the table of stages names its functions.
+Each function takes the schema of a stage's result, or the JSON if the result has no schema (`flows.pipeline.results.of`
+parses the JSON). The stage's row in the table of stages names its functions.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """The driver's side: batches of SubNets along the tree of their common first steps, submitted to Dask workers.
 
-Dask places batches, and repeats them if a worker dies. Tasks are strings (`flows.pipeline.workers.process`). Dask's own protocol pickles
-and unpickles, so every peer of it is trusted: docs/security.md.
+Dask places batches, and repeats them if a worker dies. Tasks are strings (`flows.pipeline.workers.process`). Dask's own
+protocol pickles and unpickles, so every peer of it is trusted: docs/security.md.
 """
 
 import logging

@@ -17,7 +17,7 @@ from profiling_agents.network.places import Places
 from profiling_agents.network.server import wait_for_stdin
 from profiling_agents.serving.capabilities import fingerprint
 from profiling_agents.serving.options import ServerOptions
-from profiling_agents.serving.planned_walls import told
+from profiling_agents.serving.planned_sandbox import told
 from profiling_agents.serving.segments.awaited import AwaitedValues
 from profiling_agents.serving.segments.connection import HELLO_LIMIT_S, HomeConnection, ServingParts
 from profiling_agents.serving.segments.giving import GivingValues
@@ -33,13 +33,13 @@ async def serve_segments(
     options: ServerOptions, settings: WorkerSettings, folder: Path, listener: socket.socket, token: str
 ) -> None:
     """Serve until stopped; AgentError when it cannot start. The parent makes the folder of the models."""
-    user = None if settings.walls is None else settings.walls.user
+    user = None if settings.sandbox is None else settings.sandbox.user
     models = ModelFiles(folder / MODELS, STORE_FACTOR * options.max_model_mib * MIB, user)
     subnets = ServedSubNets(settings, folder, models, options.max_subnets)
     giving = GivingValues(options.allowed_peers, options.ca_file)
     try:
-        runtime, walls = await subnets.start()
-        told(options, walls)
+        runtime, sandbox = await subnets.start()
+        told(options, sandbox)
         welcome = Welcome(
             protocol=STREAM_PROTOCOL,
             backend=runtime.backend,

@@ -15,9 +15,9 @@ from profiling_agents.messages import (
     ChildSegments,
     RunSegments,
     RuntimeInfo,
+    Sandbox,
     SentActivation,
     ServedSubNet,
-    Walls,
 )
 from profiling_agents.serving.store import ModelFiles
 
@@ -51,7 +51,7 @@ class ServedSubNets:
         self._spare: Child | None = None
         self._loading, self._computing = asyncio.Lock(), asyncio.Lock()
 
-    async def start(self) -> tuple[RuntimeInfo, Walls]:
+    async def start(self) -> tuple[RuntimeInfo, Sandbox]:
         """Start the child of the first SubNet; AgentError when there is no runtime."""
         self._spare = Child(self._settings, self._folder)
         return await self._spare.start()

@@ -217,9 +217,10 @@ class Preparation(Record):
 
 
 class Decoding(Record):
-    """The decoding of a raw output into boxes, which no latency includes. head: its name in `adaptive_runtime.samples.boxes.HEADS`.
+    """The decoding of a raw output into boxes, which no latency includes.
 
-    p50_ms: of one image, by `adaptive_runtime.samples.boxes.detect` on the exporting machine; images: number of decoded ones.
+    head: its name in `adaptive_runtime.samples.boxes.HEADS`. p50_ms: of one image, by
+    `adaptive_runtime.samples.boxes.detect` on the exporting machine; images: number of decoded ones.
     """
 
     head: str

@@ -1,4 +1,4 @@
-"""The child that lowers programs: `python -m tasks.evaluation.executorch.lowering SECONDS FILE.pt2 …` in the folder of the files.
+"""The child that lowers programs: `python -m tasks.evaluation.executorch.lowering SECONDS FILE.pt2 …` in the files' folder.
 
 It writes FILE.pte, or the reason of a failure in FILE.txt. A program that takes longer than SECONDS ends the process (SIGALRM).
 Programs use the caller's memory for inputs, so that a run copies none.

@@ -40,9 +40,9 @@ def convert(
     """NCNN files (weights in fp32, or fp16) of an ONNX model with static input shapes and folded BatchNorm.
 
     Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs. implementations: implementations of
-    convolutions, by the value that the ONNX node writes (`tasks.evaluation.ncnn.kernels`). trimmed: remove kernel positions that only read
-    padding, since ncnn would read their weights, too: eight of nine in vain for a 3×3 convolution on a single position.
-    ConversionError: pnnx crashed, exceeded a limit, wrote nothing, or left a layer that ncnn lacks.
+    convolutions, by the value that the ONNX node writes (`tasks.evaluation.ncnn.kernels`). trimmed: remove kernel positions
+    that only read padding, since ncnn would read their weights, too: eight of nine in vain for a 3×3 convolution on a
+    single position. ConversionError: pnnx crashed, exceeded a limit, wrote nothing, or left a layer that ncnn lacks.
     """
     model = _trimmed(model) if trimmed else model
     files = _checked(_converted(model, limits, fp16=fp16))

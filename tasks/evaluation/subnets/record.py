@@ -29,8 +29,9 @@ class Accuracy(NamedTuple):
     """Correct answers for `total` images, and the mean loss.
 
     correct: number of correctly classified images; if answers are graded, `total` times the learning problem's score
-    (`tasks.data.problems.Tallied`). hits: whether each image is classified correctly, bits in base64. scores: of single images in
-    other problems, float16 in base64. confusion: samples by class (rows) and answer (columns), (K, K); None: not kept.
+    (`tasks.data.problems.Tallied`). hits: whether each image is classified correctly, bits in base64. scores: of single
+    images in other problems, float16 in base64. confusion: samples by class (rows) and answer (columns), (K, K); None: not
+    kept.
     """
 
     correct: float

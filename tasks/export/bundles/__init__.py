@@ -1,4 +1,4 @@
-"""Bundles: all winners of a device in one folder, for switching between them at run time (`adaptive_runtime.bundle.bundles`)."""
+"""Bundles: all winners of a device in one folder, for switching between them on it (`adaptive_runtime.bundle.bundles`)."""
 
 from typing import TYPE_CHECKING
 

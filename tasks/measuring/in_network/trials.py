@@ -1,8 +1,9 @@
 """Trials: SubNets that are timed with an implementation for each of their operators.
 
 The first SubNets are timed with every implementation of their operators, and rules are learned from them
-(`tasks.measuring.in_network.rules`). Every other SubNet is timed once, with a mixture of the implementations that are worth measuring, so
-that each operator is timed with each of them. A SubNet is timed again if one of its operators would otherwise miss one.
+(`tasks.measuring.in_network.rules`). Every other SubNet is timed once, with a mixture of the implementations that are worth
+measuring, so that each operator is timed with each of them. A SubNet is timed again if one of its operators would otherwise
+miss one.
 """
 
 from collections import Counter

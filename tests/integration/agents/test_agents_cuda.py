@@ -1,4 +1,4 @@
-"""The torch backend on an NVIDIA GPU, behind the walls; machines without a GPU leave these tests out."""
+"""The torch backend on an NVIDIA GPU, in the sandbox; machines without a GPU leave these tests out."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def cuda_agent() -> Iterator[AgentClient]:
         yield client
 
 
-def test_all_walls_stand_and_the_device_says_what_computes(cuda_agent: AgentClient) -> None:
+def test_the_whole_sandbox_stands_and_the_device_says_what_computes(cuda_agent: AgentClient) -> None:
     found = cuda_agent.capabilities()
     assert (found.backend, found.provider, found.precision) == ("torch", "cuda", "fp32")
     assert found.accelerator == torch.cuda.get_device_name(0)

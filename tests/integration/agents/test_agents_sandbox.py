@@ -1,4 +1,4 @@
-"""Walls around the process of foreign models, tried on this kernel."""
+"""The sandbox around the process of foreign models, tried on this kernel."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.support.agents import agent_models as models
 from tests.support.agents import agent_processes as processes
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "tests" / "support" / "agents" / "behind_walls.py"
+SCRIPT = ROOT / "tests" / "support" / "agents" / "in_sandbox.py"
 ALLOWED = {
     "write into its folder",
     "read from its folder",
@@ -60,7 +60,7 @@ class Place:
         lacking: tuple[int, ...] = (),
         accelerator: bool = False,
     ) -> dict[str, Any]:
-        """What the attempts behind the walls gave."""
+        """What the attempts in the sandbox gave."""
         owner = user or start_as
         if owner:
             for path in (self.folder, self.folder / "model"):
@@ -89,8 +89,8 @@ class Place:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """Open to all users: the walls are to refuse, not the folders."""
-    outside = Path(tempfile.mkdtemp(prefix="autotailor-walls-"))
+    """Open to all users: the sandbox is to refuse, not the folders."""
+    outside = Path(tempfile.mkdtemp(prefix="autotailor-sandbox-"))
     folder = outside / "models"
     folder.mkdir()
     (outside / "secret").write_text("secret")
@@ -138,7 +138,7 @@ def test_a_child_of_a_plain_user_reaches_nothing_but_its_folder(place: Place) ->
     assert_confined(found)
 
 
-def test_without_landlock_the_other_walls_stand_and_what_is_missing_is_said(place: Place) -> None:
+def test_without_landlock_the_other_parts_stand_and_what_is_missing_is_said(place: Place) -> None:
     found = place.tried(user=account.free_user(), lacking=(landlock.CREATE_RULESET,))
     assert {"network", "system calls"} <= set(found["standing"])
     (line,) = (line for line in found["missing"] if line.startswith("files: "))
@@ -167,7 +167,7 @@ def workers() -> set[psutil.Process]:
 
 
 @pytest.fixture(params=["ncnn", "onnxruntime", "torch"])
-def walled(request: pytest.FixtureRequest) -> Iterator[tuple[str, AgentClient, psutil.Process]]:
+def confined(request: pytest.FixtureRequest) -> Iterator[tuple[str, AgentClient, psutil.Process]]:
     before = workers()
     with local_agent(request.param) as client:
         (child,) = workers() - before
@@ -175,16 +175,16 @@ def walled(request: pytest.FixtureRequest) -> Iterator[tuple[str, AgentClient, p
 
 
 @pytest.mark.few("ncnn")
-def test_every_backend_measures_behind_the_walls(walled: tuple[str, AgentClient, psutil.Process]) -> None:
-    backend, client, child = walled
-    walls = client.capabilities().walls
-    assert {"network", "files", "system calls"} <= set(walls.standing)
+def test_every_backend_measures_in_the_sandbox(confined: tuple[str, AgentClient, psutil.Process]) -> None:
+    backend, client, child = confined
+    sandbox = client.capabilities().walls
+    assert {"network", "files", "system calls"} <= set(sandbox.standing)
     status = dict(
         line.split(":\t", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines() if ":\t" in line
     )
     assert status["NoNewPrivs"] == "1"
     assert status["Seccomp"] == "2"
-    assert int(status["CapEff"], 16) & ~(1 << 2) == 0  # reading files of others, within the wall around files
+    assert int(status["CapEff"], 16) & ~(1 << 2) == 0  # reading files of others, within what Landlock allows
     assert os.readlink(f"/proc/{child.pid}/ns/net") != os.readlink("/proc/self/ns/net")
     if os.geteuid() == 0:
         assert status["Uid"].split()[0] not in ("0", "65534")
@@ -193,8 +193,8 @@ def test_every_backend_measures_behind_the_walls(walled: tuple[str, AgentClient,
     assert found.state == "ok", found.reason
 
 
-def test_an_agent_without_walls_says_so() -> None:
-    options = ("--backend", "ncnn", "--port", "0", "--without-walls", "--stop-with-stdin")
+def test_an_agent_without_its_sandbox_says_so() -> None:
+    options = ("--backend", "ncnn", "--port", "0", "--without-sandbox", "--stop-with-stdin")
     with subprocess.Popen(
         processes.command(*options),
         stdin=subprocess.PIPE,
@@ -206,11 +206,11 @@ def test_an_agent_without_walls_says_so() -> None:
         assert process.stdout is not None
         url = process.stdout.readline().partition(": ")[2].strip()
         with AgentClient(url, processes.TOKEN) as client:
-            walls = client.capabilities().walls
+            sandbox = client.capabilities().walls
             (found,) = client.measure([models.convolution("ncnn", "conv")], QUICK)
         _, said = process.communicate(timeout=300)
-    assert walls.standing == ()
+    assert sandbox.standing == ()
     assert found.state == "ok"
-    line = "all: models can do what the agent's user can (--without-walls)"
-    assert walls.missing == (line,)
-    assert said == f"agent without a wall: {line}\n"
+    line = "all: models can do what the agent's user can (--without-sandbox)"
+    assert sandbox.missing == (line,)
+    assert said == f"the agent's sandbox lacks {line}\n"

@@ -223,6 +223,7 @@ def test_the_defaults_in_conf_are_those_of_the_registry() -> None:
 @pytest.mark.long
 def test_what_serves_a_fleet_loads_no_torch(tmp_path: Path) -> None:
     words = ["fleet", "devices", f"database=sqlite:///{tmp_path}/fleet.db"]
-    code = f"import sys; from flows.cli import main; main({words!r}); import tasks.operations.fleet.service; print(*sys.modules)"
+    service = "tasks.operations.fleet.service"
+    code = f"import sys; from flows.cli import main; main({words!r}); import {service}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "onnx", "onnxruntime", "tailor_ir", "prefect"} & set(done.stdout.split())

@@ -1,6 +1,6 @@
-"""A process that raises the walls and then tries what a foreign model must not do: `behind_walls.py REQUEST` (JSON).
+"""A process that enters its sandbox and then tries what a foreign model must not do: `in_sandbox.py REQUEST` (JSON).
 
-It prints, as JSON, the walls and how each attempt ended: "done", or the class of the error.
+It prints, as JSON, the sandbox and how each attempt ended: "done", or the class of the error.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling_agents.sandbox import seccomp
-from profiling_agents.sandbox.raising import PlannedWalls, raise_walls
+from profiling_agents.sandbox.entering import PlannedSandbox, enter_sandbox
 
 PR_SET_DUMPABLE = 4
 
@@ -96,10 +96,10 @@ def main(request: dict[str, Any]) -> None:
         seccomp.restrict()
         seccomp.REFUSED.clear()
         seccomp.REFUSED.update(kept)
-    plan = PlannedWalls.of(request["plan"])
-    raised = raise_walls(plan)
+    plan = PlannedSandbox.of(request["plan"])
+    report = enter_sandbox(plan)
     results = {name: ended(attempt) for name, attempt in attempts(request).items()}
-    print(json.dumps({"standing": raised.standing, "missing": raised.missing, "user": os.getuid(), "results": results}))
+    print(json.dumps({"standing": report.standing, "missing": report.missing, "user": os.getuid(), "results": results}))
 
 
 main(json.loads(sys.argv[1]))

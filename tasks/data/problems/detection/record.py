@@ -1,8 +1,8 @@
 """Detection: boxes of objects with their classes; a record for each head.
 
 Raw outputs (B, P, C) have a row for each anchor (`adaptive_runtime.samples.boxes.heads`). Targets are those of
-`tasks.data.problems.detection.targets`, in shares of the image, so SubNets of all resolutions are judged by the same boxes. Images
-are square. Legend: B batch, M boxes of an image at most, P anchors, C columns, K classes, N images.
+`tasks.data.problems.detection.targets`, in shares of the image, so SubNets of all resolutions are judged by the same
+boxes. Images are square. Legend: B batch, M boxes of an image at most, P anchors, C columns, K classes, N images.
 """
 
 from __future__ import annotations

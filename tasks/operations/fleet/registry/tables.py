@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, MetaData, String, Table, Text
 
 SCHEMA_VERSION = 2
-"""Version of these tables. `tasks.operations.fleet.registry.upgrades` upgrades earlier versions; a later one is refused in one line."""
+"""Version of these tables. `tasks.operations.fleet.registry.upgrades` upgrades earlier ones; a later one is refused."""
 
 metadata = MetaData()
 

@@ -1,4 +1,5 @@
-"""Upgrades from earlier schemas to that of `tasks.operations.fleet.registry.tables`, in the transaction that opens the registry.
+"""Upgrades from earlier schemas to that of `tasks.operations.fleet.registry.tables`, in the transaction that opens it.
+
 All rows are kept.
 """
 

@@ -189,7 +189,10 @@ def test_options_are_those_of_the_groups() -> None:
 @pytest.mark.long
 def test_a_worker_computes_with_the_threads_of_the_command_line() -> None:
     """Digests depend on the last bits, and these on the number of threads."""
-    words = "import os, flows.operations.deployments.deployed, torch; print(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())"
+    words = (
+        "import os, flows.operations.deployments.deployed, torch; "
+        "print(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())"
+    )
     bare = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     shown = subprocess.check_output([sys.executable, "-c", words], env=bare, text=True)
     threads = max(1, len(os.sched_getaffinity(0)) // 2)

@@ -1,4 +1,4 @@
-"""All walls of the sandbox, in the order in which they can be raised; one that the kernel lacks is reported as missing."""
+"""All parts of the sandbox, in the order in which they can be set up; one that the kernel lacks is reported as missing."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ WRITTEN_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedWalls:
+class PlannedSandbox:
     """The service's decisions: the process's own folder, its user (None: the service's), other readable paths, accelerator."""
 
     folder: Path
@@ -26,7 +26,7 @@ class PlannedWalls:
     accelerator: bool
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> "PlannedWalls":
+    def of(cls, fields: dict[str, Any]) -> "PlannedSandbox":
         """The sandbox that the JSON fields describe."""
         return cls(
             folder=Path(fields["folder"]),
@@ -37,15 +37,15 @@ class PlannedWalls:
 
 
 @dataclass(slots=True)
-class Raised:
-    """The walls of the sandbox that stand, and a line for each missing one."""
+class SandboxReport:
+    """The parts of the sandbox that stand, and a line for each missing one."""
 
     standing: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     @contextmanager
-    def wall(self, name: str, without: str) -> Iterator[None]:
-        """Note whether a wall was raised in the block. without: the danger without the wall."""
+    def part(self, name: str, without: str) -> Iterator[None]:
+        """Note whether the block has set up a part. without: the danger without that part."""
         try:
             yield
         except OSError as error:
@@ -54,17 +54,17 @@ class Raised:
             self.standing.append(name)
 
 
-def raise_walls(plan: PlannedWalls | None) -> Raised:
+def enter_sandbox(plan: PlannedSandbox | None) -> SandboxReport:
     """Sandbox this process, which must not have threads yet, for good; without a plan, only set limits."""
     limit_files()
-    raised = Raised()
+    report = SandboxReport()
     if plan is not None and sys.platform == "linux":
-        _raise_linux(plan, raised)
+        _enter_linux(plan, report)
     elif plan is not None:
-        raised.missing.append(f"all: models can do what the agent's user can (no walls are known for {sys.platform})")
+        report.missing.append(f"all: models can do what the agent's user can (no sandbox is known for {sys.platform})")
     if sys.platform == "linux":
         kernel.process_control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of user clears it
-    return raised
+    return report
 
 
 def limit_files() -> None:
@@ -75,27 +75,27 @@ def limit_files() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _raise_linux(plan: PlannedWalls, raised: Raised) -> None:
-    with raised.wall("network", "models reach the network where no other wall stops them"):
+def _enter_linux(plan: PlannedSandbox, report: SandboxReport) -> None:
+    with report.part("network", "models reach the network where no other part stops them"):
         namespaces.leave_network()
     kernel.process_control(kernel.PR_SET_NO_NEW_PRIVS, 1)
     devices = system_files.accelerators() if plan.accelerator else []
     readable = [*system_files.readable(), *plan.readable]
     writable = [plan.folder, *map(Path, system_files.DEVICES), *devices]
-    with raised.wall("files", "models can read and write the files of their user"):
+    with report.part("files", "models can read and write the files of their user"):
         landlock.restrict(readable, [*writable, system_files.own_threads()] if plan.accelerator else writable)
     if os.geteuid() == 0:
-        with raised.wall("user", "models run as root, with no right but to open files"):
-            _become(plan.user, devices, behind_files="files" in raised.standing)
-    with raised.wall("system calls", "models can use every call of the kernel"):
+        with report.part("user", "models run as root, with no right but to open files"):
+            _become(plan.user, devices, behind_files="files" in report.standing)
+    with report.part("system calls", "models can use every call of the kernel"):
         seccomp.restrict(accelerator=plan.accelerator)
 
 
 def _become(user: int | None, devices: list[Path], *, behind_files: bool) -> None:
     """Become the plan's user. OSError if impossible; root then keeps one capability, to open files.
 
-    Behind the wall around files, the user reads all files that the wall allows, for example a Python in root's home, or
-    counters of energy. Without the wall around files, the user's own rights must suffice to read them.
+    Where Landlock stands, the user reads all files that Landlock allows, for example a Python in root's home, or
+    counters of energy. Without Landlock, the user's own rights must suffice to read them.
     """
     needed = [Path(sys.base_prefix), *(Path(entry) for entry in sys.path if Path(entry).is_dir())]
     if user is not None and (behind_files or account.can_read(user, needed)):
