@@ -304,6 +304,9 @@ def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
     if node.op == "GatherElements":
         data, positions = (given.values for given in node.inputs)
         return [_gathered(data, positions, int(node.attrs.get("axis", 0)))]
+    if node.op == "Softsign":  # the evaluator of onnx refuses scalars
+        values = node.inputs[0].values
+        return [np.asarray(values / (1 + abs(values)), values.dtype)]
     given = {str(place): operand.values for place, operand in enumerate(node.inputs) if not operand.is_empty()}
     attributes = {name: tuple(value) if isinstance(value, list) else value for name, value in node.attrs.items()}
     plain = all(isinstance(value, int | float | str | tuple) for value in attributes.values())

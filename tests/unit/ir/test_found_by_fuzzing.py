@@ -467,3 +467,11 @@ def test_two_positions_that_are_divided_into_both_ends_keep_the_resolution(axis:
     network = Network(inputs={"x": ("float32", ("N", 4, 2, 2))}, steps=steps, outputs=("y",))
     holds(network)
     assert "pieces of constant sizes" in tailor_ir.compile(network.model(2)).structure.axis_map.resolution_frozen
+
+
+def test_an_activation_of_a_constant_of_one_number() -> None:
+    steps = (Step("Softsign", "half", "third"), Step("Mul", "x third", "y"))
+    network = Network(inputs={"x": ("float32", ("N", 4))}, steps=steps, outputs=("y",), constants={"half": 0.5})
+    holds(network)
+    net = tailor_ir.compile(network.model(2))
+    assert torch.allclose(net.elastic.eval()(torch.full((2, 4), 3.0)), torch.ones(2, 4))
