@@ -1,6 +1,7 @@
 """One cache folder (Prefect's home, locks) for all tests of this folder, and one finished run that many look at."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,15 @@ from tests.support.postgres import postgres as started_postgres
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """XDG_CACHE_HOME in a temporary folder, apart from the user's own."""
-    folder = tmp_path_factory.mktemp("cache")
+    """XDG_CACHE_HOME in a temporary folder, apart from the user's own; the same for the tests of all tiers in one process.
+
+    Prefect keeps the address of the first server of a process, so a second cache would have another one.
+    """
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    if os.environ.get("XDG_CACHE_HOME") == str(folder):
+        yield folder
+        return
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("OMP_NUM_THREADS", "1")
