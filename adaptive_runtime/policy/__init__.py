@@ -7,7 +7,7 @@ from adaptive_runtime.policy.decisions import ChoicePolicy, ChoiceState, Decisio
 from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, RequestProgress
 from adaptive_runtime.policy.log import DecisionLog, LoggedDecision, LogSection, read_log, replay
 from adaptive_runtime.policy.lookup import FoundVariant, VariantLookUp
-from adaptive_runtime.policy.objectives import FoundOnce, LeastCost, MostAccurate, Objective
+from adaptive_runtime.policy.objectives import LeastCost, MostAccurate, Objective
 from adaptive_runtime.policy.rules import ByRules, ChoiceRules, parse_rules
 from adaptive_runtime.policy.runs import RunByRun
 from adaptive_runtime.policy.scoring import (
@@ -34,7 +34,6 @@ __all__ = [
     "DecisionInputs",
     "DecisionLog",
     "DeviceContext",
-    "FoundOnce",
     "FoundVariant",
     "LeastCost",
     "LoadFactors",

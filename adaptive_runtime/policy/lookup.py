@@ -1,36 +1,26 @@
-"""The best variant within limits, exactly, out of many in microseconds: with and without load.
+"""The best variant within limits, exactly, with and without load: the first row that keeps all of them, in order of preference.
 
 The more accurate variant is preferred; among equally accurate ones the faster, the more frugal, the smaller, the first one.
+Tables have some tens of rows, so a plain loop is the fastest look-up.
 
 Legend: V variants.
 """
 
 import copy
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
+from functools import cached_property
+from itertools import islice
 from math import inf
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.policy.cells import VariantCell, cells, rounded_errors
-from adaptive_runtime.policy.inputs import (
-    MOST_ROOM,
-    ROOM_STEPS,
-    ChoiceLimits,
-    LoadFactors,
-    deviations,
-    effective_factor,
-    room_of,
-)
+from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor, room_of
+from adaptive_runtime.policy.rounding import Values, rounded_errors
 from adaptive_runtime.policy.table import VariantTable
-from adaptive_runtime.policy.within import Ranks, Values
 
-MOST_APART = 64
-"""Limit of variants with factors of their own; if there are more, all variants are searched without an index."""
 NONE: Set[int] = frozenset()
-KEPT_INDEXES = 4
-"""Limit of kept indexes that leave out some variants: decisions alternate between warm variants and all."""
 
 
 class FoundVariant(NamedTuple):
@@ -42,26 +32,28 @@ class FoundVariant(NamedTuple):
 
 
 class VariantLookUp:
-    """A table prepared for look-ups. Errors of prediction are rounded up to at most four values, `error_V`."""
+    """A table prepared for look-ups. Errors of prediction are rounded up to at most four values, `error_V`.
+
+    place_V: each variant's place in the order of preference, from 0.
+    """
 
     def __init__(self, table: VariantTable) -> None:
         self.table = table
         self.load_classes = table.load_classes
         self.error_V = rounded_errors(table.latency_error_V)
-        keys = (table.memory_mib_V, table.energy_mj_V, table.latency_ms_V, -table.accuracy_V)
-        order_V = np.lexsort((np.arange(len(table)), *keys))
-        self._order(np.argsort(order_V), cells(table, order_V, self.error_V))
-        self._rows = list(zip(table.latency_ms, self.error_V.tolist(), table.load_class_V.tolist(), strict=True))
-        self._extras = list(zip(table.energy_mj_V.tolist(), table.memory_mib_V.tolist(), strict=True))
+        kinds = list(zip(table.load_class_V.tolist(), self.error_V.tolist(), strict=True))
+        self._kinds = sorted(set(kinds))
+        self._kind = [self._kinds.index(kind) for kind in kinds]
+        extras = table.energy_mj_V.tolist(), table.memory_mib_V.tolist()
+        self._rows = list(zip(table.latency_ms, *extras, strict=True))
+        self._order(sorted(range(len(table)), key=lambda each: (-table.accuracy[each], *self._rows[each], each)))
 
     def ranked(self, score_V: Values) -> Self:
-        """The same variants in another order of preference: the higher score (V,) first, equal ones in the present order.
-
-        A variant that another one replaces in this order must have no higher score: replaced variants stay left out.
-        """
-        place_V = np.argsort(np.lexsort((self.place_V, -score_V)))
+        """The same variants in another order of preference: the higher score (V,) first, equal ones in the present order."""
+        scores = score_V.tolist()
         other = copy.copy(self)
-        other._order(place_V, [cell.ranked(place_V) for cell in self._whole])
+        other.__dict__.pop("kept_rows", None)
+        other._order(sorted(self._best_first, key=scores.__getitem__, reverse=True))
         return other
 
     @property
@@ -69,18 +61,27 @@ class VariantLookUp:
         """Number of variants that can be the answer of a look-up."""
         return len(self.kept_rows)
 
-    @property
+    @cached_property
     def kept_rows(self) -> list[int]:
-        """Variants that can be the answer of a look-up."""
-        return [variant for cell in self._whole for variant in cell.kept]
+        """Variants that can be the answer of a look-up.
+
+        No preferred one of the same load class and error is as fast, frugal and small.
+        """
+        rows_V3, kept = np.array(self._rows), list[int]()
+        for variants in self._of_kinds:
+            able = list[int]()
+            for variant in variants:
+                if not (rows_V3[able] <= rows_V3[variant]).all(1).any():
+                    able.append(variant)
+            kept += able
+        return kept
 
     @property
     def kept_table(self) -> VariantTable:
         """The table without variants that are never preferred, whatever the limits, the slow-downs of classes and the weights.
 
         For each of these, another variant of its class is at least as accurate, fast, sure, frugal and small. But that variant
-        may
-        be worse if it has a factor of its own or no longer works, so tables of bundles keep all.
+        may be worse if it has a factor of its own or no longer works, so tables of bundles keep all.
         """
         errors = self.error_V.tolist() if self.table.latency_error is not None else None
         rows = sorted(self.kept_rows)
@@ -88,79 +89,60 @@ class VariantLookUp:
 
     def best(self, latency_ms: float, energy_mj: float = inf, memory_mib: float = inf) -> int | None:
         """The best variant within three limits, without load; None if there is none."""
-        found = [cell.best(latency_ms, energy_mj, memory_mib) for cell in self._whole]
-        return found[0] if len(found) == 1 else self._first(found)
+        for variant, _, latency, energy, memory in self._ordered:
+            if latency <= latency_ms and energy <= energy_mj and memory <= memory_mib:
+                return variant
+        return None
+
+    def within(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> Iterator[int]:
+        """Variants that keep the budget with the limits' probability, energy and memory, the best first; none of `without`.
+
+        AdaptiveError if `without` has all variants, or if the table lacks a limited column, load class or variant.
+        """
+        energy_mj, memory_mib = self._checked(limits, factors, without)
+        budget_ms, above, own = limits.budget_ms, deviations(limits.quantile), factors.own
+        mean, deviation = factors.mean, factors.deviation
+        shared_ms = [budget_ms / effective_factor(mean[at], deviation[at], error, above) for at, error in self._kinds]
+        for variant, kind, latency, energy, memory in self._ordered:
+            if energy <= energy_mj and memory <= memory_mib and variant not in without:
+                apart = variant in own
+                if latency <= (budget_ms / self._own_factor(variant, factors, above) if apart else shared_ms[kind]):
+                    yield variant
 
     def under(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
         """The best variant that keeps the budget with the limits' probability, energy and memory; none of `without`.
 
         If no variant keeps all limits, return the surest one within energy and memory, else the surest of all: the variant that
         most probably keeps the budget. Among equally sure ones, and if none keeps the budget on average, it is the fastest at
-        the
-        limits' quantile. AdaptiveError if `without` has all variants.
+        the limits' quantile. AdaptiveError as of `within`.
         """
-        if len(without) >= len(self.table) and without >= set(range(len(self.table))):
-            raise AdaptiveError("choice", "no variant is left")
-        energy_mj, memory_mib = self.extra_limits(limits)
-        above = deviations(limits.quantile)
-        if len(factors.own) > MOST_APART:
-            return self._looked_through(limits, factors, without)
-        found: list[int | None] = []
-        for cell in self.cells_without(factors, without):
-            factor = _factor(factors, cell, above)
-            found.append(cell.best(limits.budget_ms / factor, energy_mj, memory_mib))
-        for variant in factors.own:
-            if variant not in without and self._keeps(variant, limits.budget_ms, energy_mj, memory_mib, factors, above):
-                found.append(variant)
-        best = self._first(found)
-        if best is not None:
-            return FoundVariant(best, self.effective_ms(best, limits, factors), True)
+        for variant in self.within(limits, factors, without):
+            return FoundVariant(variant, self.effective_ms(variant, limits, factors), True)
         return self._surest(limits, factors, without)
 
     def effective_ms(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> float:
         """Latency of a variant under load, at the limits' quantile."""
-        latency_ms, _, _ = self._rows[variant]
-        return latency_ms * self._own_factor(variant, factors, deviations(limits.quantile))
+        return self.table.latency_ms[variant] * self._own_factor(variant, factors, deviations(limits.quantile))
 
     def room(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> int:
         """Tenths of a deviation that the budget leaves above the expected latency of a variant, at most 30; 0: none."""
-        latency_ms, error, _ = self._rows[variant]
-        return room_of(limits.budget_ms / latency_ms, *self._mean_and_deviation(variant, factors), error)
+        limit = limits.budget_ms / self.table.latency_ms[variant]
+        return room_of(limit, *self._slow_down(variant, factors))
 
     def keeps(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> bool:
         """Whether a variant keeps all limits."""
-        extras = self.extra_limits(limits)
-        return self._keeps(variant, limits.budget_ms, *extras, factors, deviations(limits.quantile))
+        if not self.keeps_extras(variant, limits):
+            return False
+        factor = self._own_factor(variant, factors, deviations(limits.quantile))
+        return self.table.latency_ms[variant] <= limits.budget_ms / factor
 
     def keeps_extras(self, variant: int, limits: ChoiceLimits) -> bool:
         """Whether a variant keeps the limits of energy and memory."""
-        energy_mj, memory_mib = self.extra_limits(limits)
-        energy, memory = self._extras[variant]
-        return energy <= energy_mj and memory <= memory_mib
+        return self._keeps_extras(variant, *self.extra_limits(limits))
 
     def prefers(self, one: int, other: int) -> bool:
         """Whether one variant is preferred to another if both keep the limits."""
         return self._place[one] < self._place[other]
-
-    def cells_without(self, factors: LoadFactors, without: Set[int] = NONE) -> list[VariantCell]:
-        """Cells of all variants but those in `without` and those with a factor of their own.
-
-        AdaptiveError if the table has more load classes than factors.
-        """
-        if len(factors.mean) < self.load_classes:
-            got = f"factors of {len(factors.mean)} load classes"
-            raise AdaptiveError("slow-down", got, allowed=f"{self.load_classes}, as in the table")
-        apart = frozenset(factors.own) | without
-        cells = self._without.get(apart)
-        if cells is None:
-            unknown = [variant for variant in apart if not 0 <= variant < len(self.table)]
-            if unknown:
-                raise AdaptiveError("slow-down", f"variant {unknown[0]}", allowed=f"0 to {len(self.table) - 1}")
-            cells = [cell for each in self._whole if (cell := each.without(apart)).kept]
-            while len(self._without) >= KEPT_INDEXES:
-                del self._without[next(iter(self._without))]
-            self._without[apart] = cells
-        return cells
 
     def extra_limits(self, limits: ChoiceLimits) -> tuple[float, float]:
         """Limits of energy and memory. AdaptiveError if the table lacks a limited column."""
@@ -171,39 +153,50 @@ class VariantLookUp:
             raise AdaptiveError("limit of memory", "the table knows no memory", next_step="measure it, or leave it out")
         return inf if energy_mj is None else energy_mj, inf if memory_mib is None else memory_mib
 
-    def _order(self, place_V: Ranks, whole: list[VariantCell]) -> None:
-        self.place_V, self._place, self._whole = place_V, place_V.tolist(), whole
-        self._without: dict[frozenset[int], list[VariantCell]] = {frozenset(): whole}
+    def _order(self, best_first: Sequence[int]) -> None:
+        self._best_first = best_first
+        self._ordered = [(each, self._kind[each], *self._rows[each]) for each in best_first]
+        self.place_V = np.argsort(best_first)
+        self._place = self.place_V.tolist()
+        self._of_kinds = [[each for each in best_first if self._kind[each] == kind] for kind in range(len(self._kinds))]
+        # of variants that slow down alike, the fastest is the surest
+        self._fastest_first = [sorted(each, key=self.table.latency_ms.__getitem__) for each in self._of_kinds]
 
-    def _first(self, found: list[int | None]) -> int | None:
-        place = self._place
-        return min((variant for variant in found if variant is not None), key=place.__getitem__, default=None)
+    def _checked(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> tuple[float, float]:
+        """The limits of energy and memory; AdaptiveError if there is no answer."""
+        size = len(self.table)
+        if len(without) >= size and without >= set(range(size)):
+            raise AdaptiveError("choice", "no variant is left")
+        extras = self.extra_limits(limits)
+        if len(factors.mean) < self.load_classes:
+            got = f"factors of {len(factors.mean)} load classes"
+            raise AdaptiveError("slow-down", got, allowed=f"{self.load_classes}, as in the table")
+        for named in (factors.own, without):
+            if named and not (min(named) >= 0 and max(named) < size):
+                unknown = next(each for each in named if not 0 <= each < size)
+                raise AdaptiveError("slow-down", f"variant {unknown}", allowed=f"0 to {size - 1}")
+        return extras
+
+    def _slow_down(self, variant: int, factors: LoadFactors) -> tuple[float, float, float]:
+        """Mean, deviation and error of a variant's factor."""
+        load_class, error = self._kinds[self._kind[variant]]
+        own = factors.own.get(variant)
+        return (factors.mean[load_class], factors.deviation[load_class], error) if own is None else (*own, error)
 
     def _own_factor(self, variant: int, factors: LoadFactors, above: float) -> float:
-        return effective_factor(*self._mean_and_deviation(variant, factors), self._rows[variant][1], above)
+        return effective_factor(*self._slow_down(variant, factors), above)
 
-    def _mean_and_deviation(self, variant: int, factors: LoadFactors) -> tuple[float, float]:
-        own, load_class = factors.own.get(variant), self._rows[variant][2]
-        return (factors.mean[load_class], factors.deviation[load_class]) if own is None else own
-
-    def _keeps(
-        self, variant: int, budget_ms: float, energy_mj: float, memory_mib: float, factors: LoadFactors, above: float
-    ) -> bool:
-        energy, memory = self._extras[variant]
-        limit_ms = budget_ms / self._own_factor(variant, factors, above)
-        return self._rows[variant][0] <= limit_ms and energy <= energy_mj and memory <= memory_mib
+    def _keeps_extras(self, variant: int, energy_mj: float, memory_mib: float) -> bool:
+        _, energy, memory = self._rows[variant]
+        return energy <= energy_mj and memory <= memory_mib
 
     def _surest(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
-        for energy_mj, memory_mib in (self.extra_limits(limits), (inf, inf)):
-            found = [
-                variant
-                for variant in factors.own
-                if self._extras[variant][0] <= energy_mj and self._extras[variant][1] <= memory_mib
-                if variant not in without
-            ]
-            for cell in self.cells_without(factors, without):
-                fastest = cell.fastest(energy_mj, memory_mib)
-                found += [] if fastest is None else [fastest]
+        apart, found = {*factors.own, *without}, list[int]()
+        for extras in (self.extra_limits(limits), (inf, inf)):
+            found = [each for each in factors.own if each not in without and self._keeps_extras(each, *extras)]
+            for variants in self._fastest_first:
+                able = (each for each in variants if each not in apart and self._keeps_extras(each, *extras))
+                found += islice(able, 1)
             if found:
                 break
         _, effective_ms, _, variant = min(
@@ -211,33 +204,3 @@ class VariantLookUp:
             for one in found
         )
         return FoundVariant(variant, effective_ms, False)
-
-    def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
-        """The same answer, found without an index."""
-        table, classes_V = self.table, self.table.load_class_V
-        mean_V, deviation_V = np.array(factors.mean)[classes_V], np.array(factors.deviation)[classes_V]
-        own = list(factors.own)
-        mean_V[own], deviation_V[own] = np.array(list(factors.own.values())).T
-        error_V = self.error_V
-        variance_V = deviation_V * deviation_V + error_V * error_V * (mean_V * mean_V + deviation_V * deviation_V)
-        spread_V = np.sqrt(variance_V)
-        factor_V = mean_V + deviations(limits.quantile) * spread_V
-        energy_mj, memory_mib = self.extra_limits(limits)
-        left_V = ~np.isin(np.arange(len(table)), list(without))
-        extra_V = left_V & (table.energy_mj_V <= energy_mj) & (table.memory_mib_V <= memory_mib)
-        within_V = extra_V & (table.latency_ms_V <= limits.budget_ms / factor_V)
-        if within_V.any():
-            variant = int(np.where(within_V, self.place_V, len(table)).argmin())
-        else:
-            allowed_V = extra_V if extra_V.any() else left_V
-            times_V = np.where(allowed_V, table.latency_ms_V * factor_V, inf)
-            left_V = limits.budget_ms / table.latency_ms_V - mean_V
-            sure_V = np.copysign(MOST_ROOM, left_V)
-            room_V = np.divide(left_V, spread_V, out=sure_V, where=spread_V > 0)
-            room_V = np.floor(np.clip(room_V, 0.0, MOST_ROOM) * ROOM_STEPS)
-            variant = int(np.lexsort((self.place_V, times_V, np.where(allowed_V, -room_V, inf)))[0])
-        return FoundVariant(variant, float(table.latency_ms_V[variant] * factor_V[variant]), bool(within_V.any()))
-
-
-def _factor(factors: LoadFactors, cell: VariantCell, above: float) -> float:
-    return effective_factor(factors.mean[cell.load_class], factors.deviation[cell.load_class], cell.error, above)

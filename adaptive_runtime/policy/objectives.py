@@ -1,21 +1,12 @@
-"""Objectives of a choice: the most accurate variant within limits, or the one with the least weighted cost.
+"""Objectives of a choice: the most accurate variant within limits, or the one with the least weighted cost."""
 
-Legend: K variants of a cell that can be the answer.
-"""
-
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
+from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors
 from adaptive_runtime.policy.lookup import NONE, FoundVariant, VariantLookUp
-
-KEPT_ANSWERS = 8
-"""Answers kept per objective: with and without margin, for warm and for all variants, before and after a change of limits."""
 
 
 class Objective(Protocol):
@@ -66,13 +57,12 @@ class LeastCost:
             raise AdaptiveError("objective", "a weight of energy for a table without energy", allowed="0")
 
     def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
-        for least_accuracy in (self.least_accuracy, 0.0):
-            given = limits, factors, least_accuracy, without
-            costs = [*self._of_cells(*given), *self._apart(*given)]
-            if costs:
-                _, _, variant = min(costs)
-                return FoundVariant(variant, self.look_up.effective_ms(variant, limits, factors), True)
-        return self.look_up.under(limits, factors, without)
+        within, accuracy = list(self.look_up.within(limits, factors, without)), self.look_up.table.accuracy
+        if not within:
+            return self.look_up.under(limits, factors, without)
+        able = [each for each in within if accuracy[each] >= self.least_accuracy] or within
+        variant = min(able, key=lambda each: self.cost(each, factors))  # of equal costs, the preferred one
+        return FoundVariant(variant, self.look_up.effective_ms(variant, limits, factors), True)
 
     def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
         place_V = self.look_up.place_V
@@ -85,60 +75,3 @@ class LeastCost:
         mean, _ = factors.own.get(variant, (factors.mean[load_class], 0.0))
         energy_mj = 0.0 if table.energy_mj is None else table.energy_mj[variant]
         return self.alpha_per_ms * (table.latency_ms[variant] * mean) + self.beta_per_mj * energy_mj
-
-    def _of_cells(
-        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float, without: Set[int]
-    ) -> Iterator[tuple[float, int, int]]:
-        energy_mj, memory_mib = self.look_up.extra_limits(limits)
-        above = deviations(limits.quantile)
-        for cell in self.look_up.cells_without(factors, without):
-            mean, deviation = factors.mean[cell.load_class], factors.deviation[cell.load_class]
-            limit_ms = limits.budget_ms / effective_factor(mean, deviation, cell.error, above)
-            allowed_K = (cell.latency_K <= limit_ms) & (cell.energy_K <= energy_mj)
-            allowed_K &= (cell.memory_K <= memory_mib) & (cell.accuracy_K >= least_accuracy)
-            cost_K = self.alpha_per_ms * (cell.latency_K * mean) + self.beta_per_mj * cell.energy_K
-            cost_K = np.where(allowed_K, cost_K, inf)
-            row = int(cost_K.argmin())
-            if allowed_K[row]:
-                variant = cell.kept[row]
-                yield float(cost_K[row]), int(self.look_up.place_V[variant]), variant
-
-    def _apart(
-        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float, without: Set[int]
-    ) -> Iterator[tuple[float, int, int]]:
-        for variant in factors.own.keys() - without:
-            accurate = self.look_up.table.accuracy[variant] >= least_accuracy
-            if accurate and self.look_up.keeps(variant, limits, factors):
-                yield self.cost(variant, factors), int(self.look_up.place_V[variant]), variant
-
-
-@dataclass(slots=True)
-class FoundOnce:
-    """An objective that remembers its last answers: the same question under the same factors is looked up only once.
-
-    Answers that were found when a request or a sample came in are ready when the next request waits for its decision and the
-    caches are cold. Factors are compared by identity: they never change.
-    """
-
-    objective: Objective
-    _factors: LoadFactors | None = field(default=None, init=False, repr=False, compare=False)
-    _found: dict[tuple[object, ...], FoundVariant] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def look_up(self) -> VariantLookUp:
-        return self.objective.look_up
-
-    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
-        if factors is not self._factors:
-            self._factors, self._found = factors, {}
-        asked = limits.budget_ms, limits.quantile, limits.energy_mj, limits.memory_mib, frozenset(without)
-        found = self._found.get(asked)
-        if found is None:
-            found = self.objective.find(limits, factors, without)
-            while len(self._found) >= KEPT_ANSWERS:
-                del self._found[next(iter(self._found))]
-            self._found[asked] = found
-        return found
-
-    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
-        return self.objective.prefers(one, other, factors)

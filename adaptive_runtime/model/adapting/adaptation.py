@@ -23,7 +23,6 @@ from adaptive_runtime.policy import (
     Decision,
     DecisionInputs,
     DeviceContext,
-    FoundOnce,
     LoadFactors,
     MostAccurate,
     Objective,
@@ -119,9 +118,9 @@ class StandInRow(NamedTuple):
 class Adaptation:
     """Choice of the variant of a bundle that should serve. Several threads may call it.
 
-    `served` and `sensed` report events, update the slow-down factors and prepare the look-ups of the next decision; `choose`
-    decides. variants: in the order of the rows of `variants.table`. running: the variant that already runs. placed: SubNets
-    over several devices, which are rows, too. policy: a pure function, so the record of decisions can be replayed with it.
+    `served` and `sensed` report events and update the slow-down factors; `choose` decides. variants: in the
+    order of the rows of `variants.table`. running: the variant that already runs. placed: SubNets over several devices, which
+    are rows, too. policy: a pure function, so the record of decisions can be replayed with it.
     """
 
     def __init__(
@@ -139,8 +138,7 @@ class Adaptation:
         )
 
         def policy_of(objective: Objective) -> ChoicePolicy:
-            once = FoundOnce(objective)
-            return RunByRun(WarmFirst(options.policy(once), once), once)
+            return RunByRun(WarmFirst(options.policy(objective), objective), objective)
 
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)
@@ -370,11 +368,9 @@ class Adaptation:
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
         self._careful = self._caution.limits(self._limits, self._load)
-        # prepare the look-ups of the next decision here, not while a request waits
         if self._placed is not None:
             over_devices = self._caution_over_devices.factor(self._load)
             self._placed.renew(self._factors, over_devices / self._caution.factor(self._load))
-        self.policy.decide(self._state, self._inputs(*self._unable))
 
     def _inputs(
         self,

@@ -1,8 +1,6 @@
 """The variant with the highest score within the limits, found as fast as the most accurate one.
 
-For given weights a score is an order of preference, so the index of the look-up finds the highest score, too. A variant that
-another one replaces in accuracy, latency, energy and memory has no higher score, whatever the weights: the table's front is
-computed once, and other weights only reorder its variants.
+For given weights a score is an order of preference, so a look-up in that order finds the highest score.
 """
 
 from collections.abc import Set
@@ -14,7 +12,7 @@ from adaptive_runtime.policy.objectives import LeastCost, MostAccurate, Objectiv
 from adaptive_runtime.policy.scoring.weights import ACCURACY_FIRST, LATENCY_FIRST, CriterionWeights
 
 KEPT_ORDERS = 16
-"""Limit of kept orders of preference, each with its index."""
+"""Limit of kept orders of preference, each with its look-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class BestScore:
 
 
 class ScoredObjectives:
-    """Objectives of one table by their weights. The most recent ones are kept with their indexes."""
+    """Objectives of one table by their weights. The most recent ones are kept."""
 
     def __init__(self, look_up: VariantLookUp) -> None:
         self.look_up = look_up

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +36,6 @@ from adaptive_runtime.model.adapting.caution import AIMED_AT, Caution
 from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoiceState,
-    FoundOnce,
-    FoundVariant,
     LoadFactors,
     MostAccurate,
     RequestProgress,
@@ -323,36 +320,11 @@ def test_what_does_not_work_is_left_and_cold_variants_have_a_stand_in() -> None:
         MostAccurate(adapting.look_up).find(adapting.limits, LoadFactors(), frozenset(range(3)))
 
 
-def test_what_a_decision_looks_up_is_found_before_its_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_up, under = list[float](), VariantLookUp.under
-
-    def told(self: VariantLookUp, limits: ChoiceLimits, *given: Any) -> FoundVariant:
-        looked_up.append(limits.budget_ms)
-        return under(self, limits, *given)
-
-    rules, clock, bundle = "mu by battery", Clock(), variants()
-    bundle = BundleVariants(bundle.variants, bundle.table.model_copy(update={"energy_mj": (1.0, 2.0, 9.0)}))
-    for options in (AdaptingOptions(), AdaptingOptions(rules=rules)):
-        adapting = Adaptation(bundle, ChoiceLimits(budget_ms=24.0), options, clock)
-        unable = frozenset({0}), frozenset({1})
-        adapting.choose(*unable)
-        monkeypatch.setattr(VariantLookUp, "under", told)
-        for slow_down in (1.0, 1.1, 1.3, 3.0, 3.0, 1.0, 1.0, 1.0):
-            clock.now_s += 0.7
-            adapting.sensed(SensedState(at_s=clock.now_s, wall_s=0.0, cpu_use=0.5, battery=0.5, plugged=False))
-            adapting.served([ServedRun(bundle.variants[2], ("last",), 20.0 * slow_down)])
-            assert looked_up
-            looked_up.clear()
-            adapting.choose(*unable)
-            assert not looked_up
-        monkeypatch.undo()
-
-
 def test_switching_is_what_adapts_where_nothing_else_is_said() -> None:
     adapting = Adaptation(variants(), ChoiceLimits(budget_ms=9.0), AdaptingOptions(), Clock())
     assert isinstance(adapting.policy, RunByRun)
     assert isinstance(adapting.policy.policy, WarmFirst)
-    assert adapting.policy.policy.policy == Switching(FoundOnce(MostAccurate(adapting.look_up)))
+    assert adapting.policy.policy.policy == Switching(MostAccurate(adapting.look_up))
     assert adapting.first == adapting.variants.variants[0]
     assert adapting.useful == adapting.variants.variants
 

@@ -16,7 +16,6 @@ from adaptive_runtime.policy import (
     Decision,
     DecisionInputs,
     DecisionLog,
-    FoundOnce,
     LeastCost,
     LoadFactors,
     MostAccurate,
@@ -107,21 +106,6 @@ def test_switching_keeps_its_promises(
             waited = [other for _, other in made if now.now_s - dwell_s < other.now_s < now.now_s]
             assert {other.variant for other in waited} <= {running}
             assert all(other.within for other in waited)
-
-
-@settings(deadline=None, max_examples=examples(60))
-@given(sequences(), st.lists(st.tuples(st.integers(0, 29), st.booleans()), min_size=1, max_size=60))
-def test_what_is_looked_up_once_is_decided_as_if_it_were_looked_up_each_time(
-    drawn: tuple[VariantTable, list[DecisionInputs]], asked: list[tuple[int, bool]]
-) -> None:
-    table, every = drawn
-    inputs = [every[number % len(every)]._replace(now_s=float(now_s)) for now_s, (number, _) in enumerate(asked)]
-    rest = frozenset(range(1, len(table)))
-    inputs = [one._replace(without=rest) if left else one for one, (_, left) in zip(inputs, asked, strict=True)]
-    look_up = VariantLookUp(table)
-    for objective in (MostAccurate(look_up), LeastCost(look_up, 1.0, 0.5, least_accuracy=0.5)):
-        once, twice = FoundOnce(objective), [one for one in inputs for _ in range(2)]
-        assert decided(Switching(once), twice) == decided(Switching(objective), twice)
 
 
 def test_a_step_of_load_is_followed_down_at_once_and_up_after_the_wait() -> None:
