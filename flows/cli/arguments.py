@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from flows.cli.words import COMMANDS, FLAGS
+from flows.cli.words import COMMANDS, FLAGS, GONE
 from tasks.base.errors import UserError
 from tasks.search.choose import Question, WinnerRule, pick
 from tasks.search.choose.pick import FILE_END, FORMS
@@ -15,6 +15,7 @@ from tasks.search.choose.rules import RuleKind
 
 RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
 ADAPTING = "adapt"
+CLEAN = "clean"
 COMPARING = "compare"
 CONFIG = "job"
 """Hydra's name for the config that `--cfg` shows."""
@@ -25,13 +26,10 @@ DEPLOYING = "deploy"
 NIGHTLY = "nightly"
 PARTITIONING = "partition"
 STRESSING = "stress"
-BACKUP, CLEAN, HEALTH, RESTORE = "backup", "clean", "health", "restore"
-OPERATIONS = (BACKUP, CLEAN, HEALTH, RESTORE)
-"""Commands that maintain an installation."""
 GIVEN = "supernet="
 """Prefix of the option that names a given SuperNet."""
 MODEL_END = ".onnx"
-WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING, *OPERATIONS)
+WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING, CLEAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,7 @@ class Arguments:
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
     words: tuple[str, ...] = ()
-    """For `lut` and `fleet`: the action and its names; for `convert`: files; for `deploy` and `stress`: the device; for
-    `health`:
-    services; for `backup` and `restore`: the folder.
-    """
+    """For `lut` and `fleet`: the action and its names; for `convert`: files; for `deploy` and `stress`: the device."""
     device: str | None = None
     question: Question | None = None
     shows_config: bool = False
@@ -141,6 +136,8 @@ def _parser(command: str) -> _Parser:
 def _check_command(command: str) -> None:
     from flows.config.validate import nearest
 
+    if command in GONE:
+        raise UserError(f"command '{command}'", "has gone", next_step=f"{GONE[command]} says how it is done without it")
     if command not in COMMANDS:
         hint = nearest(command, COMMANDS) or "see 'autotailor --help'"
         raise UserError(f"command '{command}'", "is unknown", allowed=", ".join(COMMANDS), next_step=hint)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, FLEET, OPERATIONS, PARTITIONING, STRESSING, Arguments
+from flows.cli.arguments import CLEAN, CONVERTING, DEPLOYING, FLEET, PARTITIONING, STRESSING, Arguments
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import config_groups, nearest, validate
 from tasks.base.errors import UserError
@@ -89,10 +89,10 @@ def shown(arguments: Arguments) -> str:
         from flows.cli import stress
 
         documents = [stress.config_of(arguments).model_dump(mode="json")]
-    elif arguments.command in OPERATIONS:
-        from flows.cli import operations
+    elif arguments.command == CLEAN:
+        from flows.cli import clean
 
-        documents = [operations.config_of(arguments).model_dump(mode="json")]
+        documents = [clean.config_of(arguments).model_dump(mode="json")]
     else:
         configs = [composed(overrides, arguments) for overrides in sweep_of(arguments)]
         documents = [

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.arguments import (
+    CLEAN,
     CONVERTING,
     DEPLOYING,
     FLEET,
-    OPERATIONS,
     PARTITIONING,
     STRESSING,
     Arguments,
@@ -27,7 +27,6 @@ from tasks.base.errors import UserError
 if TYPE_CHECKING:
     from flows.config import AdaptConfig, RunConfig
 
-NOT_WELL = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143
@@ -38,7 +37,7 @@ COMPLETED = ("run", "adapt")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0, 1 if `health` finds a problem, 2 with one line for bad input, 3 after a night that regressed.
+    """Exit code: 0, 2 with one line for bad input, 3 after a night that regressed.
 
     130 after Ctrl-C, 143 after SIGTERM.
     """
@@ -105,14 +104,11 @@ def _execute(arguments: Arguments) -> int:
     if arguments.shows_config:
         print(shown(arguments), end="")
         return 0
-    if arguments.command in ("lut", CONVERTING, PARTITIONING):
+    if arguments.command in ("lut", CLEAN, CONVERTING, PARTITIONING):
         return _execute_alone(arguments)
 
     if arguments.command in (DEPLOYING, FLEET, STRESSING):
         return _execute_bundle(arguments)
-
-    if arguments.command in OPERATIONS:
-        return _execute_operation(arguments)
 
     from flows.machine.environment import prepare
     from flows.machine.server import start_server
@@ -180,22 +176,12 @@ def _execute_alone(arguments: Arguments) -> int:
         except TailorError as error:
             return _refuse(error)
     else:
-        from flows.cli import lut
+        from flows.cli import clean, lut
 
-        result = lut.execute(arguments)
+        result = (clean if arguments.command == CLEAN else lut).execute(arguments)
     if arguments.json:
         _write(arguments.json, result)
     return 0
-
-
-def _execute_operation(arguments: Arguments) -> int:
-    """Execute a command that maintains an installation; exit code 1 if a service is unhealthy."""
-    from flows.cli import operations
-
-    result = operations.execute(arguments)
-    if arguments.json:
-        _write(arguments.json, result)
-    return 0 if result.get("well", True) else NOT_WELL
 
 
 def _execute_bundle(arguments: Arguments) -> int:

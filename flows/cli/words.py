@@ -93,17 +93,6 @@ FLEET_ACTIONS = {
     "go-on N": "the next stage of a roll-out that asks",
 }
 
-SERVICES = {
-    "prefect": "prefect=URL",
-    "worker": "worker=URL",
-    "mlflow": "mlflow=URL",
-    "registry": "registry=URL",
-    "relay": "relay=URL",
-    "postgres": "postgres=[URL]",
-    "agents": "device=[NAME]",
-}
-"""Services that `health` asks, with the options for their addresses."""
-
 COMMANDS = {
     "run": Command(
         summary="the whole pipeline: your image classifier, any device, the best SubNet for every budget",
@@ -334,43 +323,6 @@ COMMANDS = {
             "autotailor fleet rollout 3f2a kinds=[camera] rollout.false_alarms=0.01",
         ),
     ),
-    "health": Command(
-        summary="whether services are well: health [SERVICE…]",
-        about="Asks Prefect's server, workers, MLflow, the registry of devices, relays, databases of PostgreSQL and the agents "
-        "of devices something that they can only answer when they work. A line for each: ok, or what is wrong and what to do. "
-        f"Exit code 1 where one is not well. Services: {', '.join(SERVICES)}; without names, all that have an address.",
-        forms=("[SERVICE…] [OPTION…] [FLAG…]",),
-        flags=EVERYWHERE,
-        groups=("device",),
-        examples=(
-            "autotailor health prefect=http://127.0.0.1:4200/api mlflow=http://127.0.0.1:5000",
-            "autotailor health agents device=[remote] device.remote.agent=https://board:8765 device.remote.token_file=token",
-        ),
-    ),
-    "backup": Command(
-        summary="everything that counts, into a folder of backups: backup FOLDER",
-        about="Keeps the output folder, MLflow's database and artifacts, the registry of devices with its bundles, and with "
-        "prefect=ADDRESS Prefect's database. Each file is kept once, by its sha256, so that a later backup adds what is new. "
-        "Runs and services may be at work meanwhile. Secrets are left out, but for those in keys=FOLDER.",
-        forms=("FOLDER [OPTION…] [FLAG…]",),
-        flags=EVERYWHERE,
-        examples=(
-            "autotailor backup /mnt/backups keep=14",
-            "autotailor backup /mnt/backups mlflow=postgresql://autotailor@db/mlflow prefect=postgresql://autotailor@db/prefect",
-        ),
-    ),
-    "restore": Command(
-        summary="back from a folder of backups: restore FOLDER",
-        about="Restores the latest backup, or that of at=NAME. Everything is written beside its place and compared with its "
-        "sha256 first; where a byte differs, nothing changes. What is there is refused, and with overwrite=true put aside. "
-        "check=true only reads the backup, and tells whether it is whole.",
-        forms=("FOLDER [OPTION…] [FLAG…]",),
-        flags=EVERYWHERE,
-        examples=(
-            "autotailor restore /mnt/backups check=true",
-            "autotailor restore /mnt/backups output_dir=runs/a mlflow=null",
-        ),
-    ),
     "clean": Command(
         summary="what is left in an output folder, and room: clean output_dir=FOLDER",
         about="Tells what killed runs left of unfinished stages, what was set aside as damaged, and, at a URL, contents of "
@@ -389,3 +341,10 @@ COMMANDS = {
     "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),
 }
 """The commands. `agent` and `relay` have their own arguments and help (`profiling_agents.arguments`)."""
+
+GONE = {
+    "backup": "docs/operations.md#backups",
+    "restore": "docs/operations.md#the-way-back",
+    "health": "docs/operations.md#health",
+}
+"""Commands that earlier versions had, and the page that says how the same is done without them."""

@@ -22,7 +22,7 @@ from flows.config.validate import config_groups, nearest
 from tasks.base.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"
-WITH_DEVICES = ("config", "adapt", "deploy", "health")
+WITH_DEVICES = ("config", "adapt", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(
     r"(model\.options|pretraining\.space|baselines\.files|export\.together|engine\.fixed"

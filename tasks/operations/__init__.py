@@ -1,1 +1,1 @@
-"""Optional: operations of a house with many runs and devices: nights, backups, and the fleet."""
+"""Optional: operations of a house with many runs and devices: nights and the fleet."""

@@ -30,8 +30,8 @@ from tasks.base.artifacts.aside import WORKED_IN
 from tasks.base.artifacts.digests import DIGEST_LENGTH
 from tasks.base.errors import UserError
 from tasks.measuring.lut.parts import PARTS
-from tasks.operations.backup.folders import REPLACED
 
+REPLACED = ".old"
 NAMES = re.compile(
     rf"(?P<key>[0-9a-f]{{{DIGEST_LENGTH}}})"
     rf"(?P<passing>{re.escape(WORKED_IN)})?(?P<damaged>\.damaged-[0-9]+)?(?P<replaced>{re.escape(REPLACED)})?"

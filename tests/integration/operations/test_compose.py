@@ -10,7 +10,6 @@ from mlflow.cli import cli as mlflow_commands
 from prefect.cli._app import _app as prefect_commands
 
 import flows.cli.fleet
-import flows.cli.operations
 from flows.cli.arguments import parse
 from flows.machine.secret_files import divided
 from tests.support.docs.documents import ROOT, blocks
@@ -18,7 +17,6 @@ from tests.support.docs.documents import ROOT, blocks
 FOLDER = ROOT / "deploy"
 CONTENT: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = CONTENT["services"]
-LASTING = [name for name, service in SERVICES.items() if not service.get("profiles")]
 OURS = [name for name, service in SERVICES.items() if service["image"] == "autotailor"]
 HOST = "fleet.example.org"
 PORTS = {"registry": 8763, "relay": 8764}
@@ -30,7 +28,7 @@ WHEEL = ["-P", "-m", "flows.machine.secret_files"]
 
 def program(words: list[str]) -> list[str]:
     """A command line as it is run, without the program that gives it secrets, whose files are secrets of compose."""
-    found = [re.sub(r"\$\{AUTOTAILOR_HOST[^}]*\}", HOST, word) for word in words if word != "CMD"]
+    found = [re.sub(r"\$\{AUTOTAILOR_HOST[^}]*\}", HOST, word) for word in words]
     if found[0] == "python":
         assert found[1:4] == WHEEL
         files, found = divided(found[4:])
@@ -39,18 +37,12 @@ def program(words: list[str]) -> list[str]:
 
 
 def command_lines() -> list[tuple[str, list[str]]]:
-    lines = []
-    for name in OURS:
-        service = SERVICES[name]
-        lines.append((name, program([*service.get("entrypoint", ()), *service["command"]])))
-        if name in LASTING:
-            lines.append((name, program(service["healthcheck"]["test"])))
-    return lines
+    return [(name, program([*SERVICES[name].get("entrypoint", ()), *SERVICES[name]["command"]])) for name in OURS]
 
 
 def test_the_services_are_those_of_an_installation() -> None:
-    assert set(LASTING) == {"postgres", "redis", "prefect", "mlflow", "worker", "registry", "relay"}
-    assert set(OURS) == {"prefect", "mlflow", "worker", "registry", "relay", "backup"}
+    assert set(SERVICES) == {"postgres", "redis", "prefect", "mlflow", "worker", "registry", "relay"}
+    assert set(OURS) == {"prefect", "mlflow", "worker", "registry", "relay"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -68,7 +60,7 @@ def test_a_service_is_no_root_has_limits_and_writes_into_volumes_alone(name: str
     assert not service.get("privileged")
 
 
-@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.parametrize("name", SERVICES)
 def test_a_service_that_lasts_has_a_health_check_and_waits_for_what_it_needs(name: str) -> None:
     service = SERVICES[name]
     assert service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
@@ -108,16 +100,25 @@ def test_a_command_line_is_one_that_the_program_takes(name: str, words: list[str
         function, bound, _ = prefect_commands.parse_args(rest, exit_on_error=False, print_error=False)
         assert function.__name__ == "start"
         assert bound.arguments
-    elif rest[0] == "fleet":
-        assert first == "autotailor"
+    else:
+        assert (first, rest[0]) == ("autotailor", "fleet")
         flows.cli.fleet.check(parse(rest))
         config = flows.cli.fleet.config_of(parse(rest))
         assert (config.host, config.allowed_hosts) == ("0.0.0.0", (HOST,))
         assert {"registry": config.port, "relay": config.relay_port}[name] == PORTS[name]
         assert config.database == FLEET
-    else:
-        assert first == "autotailor"
-        assert flows.cli.operations.config_of(parse(rest))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_health_check_asks_the_port_of_its_own_service(name: str) -> None:
+    service = SERVICES[name]
+    asked = " ".join(service["healthcheck"]["test"])
+    port = re.findall(r"https?://[^/:]+:(\d+)/", asked)
+    own = " ".join(map(str, (*service["command"], *service["environment"].values())))
+    assert len(port) == 1
+    assert re.search(rf"\b{port[0]}\b", own)
+    assert "curl --" in asked
+    assert "curl" in (FOLDER / "Dockerfile").read_text()
 
 
 def test_one_server_of_prefect_has_the_settings_of_several() -> None:

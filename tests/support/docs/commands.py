@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+import flows.cli.clean
 import flows.cli.convert
 import flows.cli.deploy
 import flows.cli.fleet
 import flows.cli.lut
-import flows.cli.operations
 import flows.cli.partition
 import flows.cli.stress
 import profiling_agents.serving.relay
@@ -20,7 +20,7 @@ import tailor_ir
 from adaptive_runtime.samples.texts import Vocabulary
 from adaptive_runtime.samples.texts.vocabulary import FIRST_WORD
 from flows.cli import main
-from flows.cli.arguments import OPERATIONS, parse
+from flows.cli.arguments import parse
 from flows.config import AdaptConfig, RunConfig
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import validate
@@ -66,8 +66,8 @@ def assert_accepted(command: Command, folder: Path, monkeypatch: pytest.MonkeyPa
     elif command.words[0] == "fleet":
         flows.cli.fleet.check(parse(command.words))
         assert flows.cli.fleet.config_of(parse(command.words))
-    elif command.words[0] in OPERATIONS:
-        assert flows.cli.operations.config_of(parse(command.words))
+    elif command.words[0] == "clean":
+        assert flows.cli.clean.config_of(parse(command.words))
     elif command.words[0] == "partition":
         assert flows.cli.partition.config_of(parse(command.words))
     elif command.words[0] == "stress":

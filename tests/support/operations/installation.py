@@ -17,8 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tests.integration.agents.test_agents_cli import write_certificate
 from tests.integration.operations.test_compose import SERVICES
 from tests.support import redis_server
@@ -79,10 +77,11 @@ class Installation:
         )
         stack.callback(_stop, process)
 
-    def asked(self, name: str) -> list[str]:
-        """The words of a service's health check, for `flows.cli.main`."""
-        words = [self._here(word) for word in SERVICES[name]["healthcheck"]["test"]]
-        return words[words.index("health") :]
+    def is_well(self, name: str) -> bool:
+        """Whether the health check of a service succeeds."""
+        kind, *words = (self._here(word) for word in SERVICES[name]["healthcheck"]["test"])
+        words = ["sh", "-c", *words] if kind == "CMD-SHELL" else words
+        return subprocess.run(words, env=self._environment(), capture_output=True, timeout=60).returncode == 0
 
     def _environment(self) -> dict[str, str]:
         """That of a container, as far as it matters: nothing of the tests' own."""
@@ -152,11 +151,3 @@ def make_databases(made: Path, server: Postgres) -> None:
     words += [f"--file={ROOT / 'deploy' / 'databases.sql'}"]
     environment: dict[str, Any] = {"PGPASSFILE": str(server.passwords)}
     subprocess.run([made / "psql", "-q", "--set=ON_ERROR_STOP=1", *words], env=environment, check=True)
-
-
-def is_ready(url: str) -> bool:
-    """Whether Prefect's API and its database answer."""
-    try:
-        return httpx.get(f"{url}/ready", timeout=10, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False

@@ -24,7 +24,6 @@ from tasks.base.errors import UserError
 from tasks.data.description import DataDescription
 from tasks.evaluation.models.origin import NetworkOrigin
 from tasks.measuring.lut import LutStore
-from tasks.operations.backup import BackupStore, Manifest
 from tasks.operations.fleet.registry import Registry
 
 FIRST_COLUMNS: dict[str, list[Any]] = {
@@ -120,7 +119,6 @@ def test_a_device_that_enrolled_before_telemetry_was_kept_is_still_enrolled(tmp_
     [
         (DataDescription.read, {**FIRST_DATA, "version": 3}),
         (NetworkOrigin.read, {**FIRST_NETWORK, "version": 2}),
-        (Manifest.read, {"version": 2, "made_at": "2030-01-01T00:00:00+00:00", "autotailor": "9.0.0", "parts": {}}),
         (BundleManifest.from_file, {"version": 3, "subnets": []}),
         (MemberState.from_file, {**FIRST_MEMBER, "version": 3, "more": 1}),
     ],
@@ -160,25 +158,3 @@ def test_a_registry_of_a_later_version_is_refused_and_left_as_it_is(tmp_path: Pa
     with closing(sqlite3.connect(tmp_path / "fleet.db")) as database:
         assert database.execute("SELECT * FROM fleet_schema").fetchall() == [(99, 60.0)]
         assert database.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone() == (1,)
-
-
-def test_the_first_backups_are_restored(tmp_path: Path) -> None:
-    """As version 0.14.0 wrote them."""
-    sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
-    kept = {"sha256": sha256, "size": 5, "mode": 0o640, "mtime_ns": 1}
-    part = {"kind": "folder", "place": "outputs", "files": {"luts/part-0.parquet": kept}}
-    content = {
-        "version": 1,
-        "made_at": "2026-11-28T00:00:00+00:00",
-        "autotailor": "0.14.0",
-        "parts": {"output_dir": part},
-    }
-    file = written(tmp_path, content)
-    store = BackupStore(tmp_path)
-    (tmp_path / f"files/{sha256[:2]}").mkdir(parents=True)
-    store.path(sha256).write_bytes(b"hello")
-    manifest = Manifest.read(file)
-    assert not list(store.damage(manifest))
-    store.copy_out(manifest.parts["output_dir"].files["luts/part-0.parquet"], tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == b"hello"
-    assert (tmp_path / "back").stat().st_mode & 0o777 == 0o640

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.cli.arguments import OPERATIONS, parse
+from flows.cli.arguments import parse
 from flows.cli.commands import stage_table
-from flows.cli.words import COMMANDS, FLAGS
+from flows.cli.words import COMMANDS, FLAGS, GONE
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import config_groups
+from tests.support.docs.documents import ROOT, anchors
 from tests.support.hidden_modules import hide
 from tests.support.ports import refusing_port
 
@@ -98,7 +99,7 @@ def test_services_have_help_of_their_own(name: str, capsys: pytest.CaptureFixtur
     [
         line
         for name in OWN
-        if name not in ("lut", "convert", "deploy", "fleet", "partition", "stress", *OPERATIONS)
+        if name not in ("lut", "clean", "convert", "deploy", "fleet", "partition", "stress")
         for line in COMMANDS[name].examples
     ],
 )
@@ -113,6 +114,20 @@ def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, mon
     sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
     assert program == "autotailor"
     assert all(validate(model, compose_config(root, overrides)) for overrides in sweep)
+
+
+@pytest.mark.parametrize(("name", "page"), GONE.items())
+def test_a_command_that_has_gone_is_one_line_with_the_page_that_takes_its_place(
+    name: str, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([name], [name, "FOLDER", "keep=14"], [name, "--help"]):
+        assert main(words) == 2
+        shown = capsys.readouterr()
+        assert shown.err == f"autotailor: command '{name}': has gone; {page} says how it is done without it\n"
+        assert not shown.out
+    file, _, heading = page.partition("#")
+    assert heading in anchors(ROOT / file)
+    assert name not in COMMANDS
 
 
 def test_every_group_is_read_by_the_whole_pipeline_and_more_by_later_commands() -> None:
