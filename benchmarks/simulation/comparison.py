@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_runtime.policy import ChoicePolicy, MostAccurate, VariantLookUp
-from adaptive_runtime.policy.dominance import replacements
 from benchmarks.simulation.outcomes import RequestEnds, SimulatedOutcome
 from benchmarks.simulation.published import FixedChoice
 from benchmarks.simulation.server import Simulation
@@ -67,8 +66,8 @@ def best_static(simulation: Simulation, attainment: float) -> tuple[int, Simulat
     candidates = []
     for load_class in np.unique(table.load_class_V):
         of_class = order_V[table.load_class_V[order_V] == load_class]
-        replaced_by = replacements(simulation.requests.latency_ms_V[of_class, None])
-        candidates += of_class[replaced_by == np.arange(len(of_class))].tolist()
+        latency_ms = simulation.requests.latency_ms_V[of_class]
+        candidates += of_class[latency_ms < np.minimum.accumulate([np.inf, *latency_ms[:-1]])].tolist()
     allowed = [variant for variant in candidates if look_up.keeps_extras(variant, simulation.limits)]
     once = replace(simulation, every_s=inf)
     outcomes = {variant: once.run(FixedChoice(objective, variant)) for variant in allowed or candidates}
