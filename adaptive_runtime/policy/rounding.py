@@ -25,7 +25,7 @@ def rounded_errors(error_V: Values) -> Values:
     return _least_raised(levels, np.bincount(at_V, minlength=len(levels)))[at_V]
 
 
-def _least_raised(levels_L: Values, count_L: Values) -> Values:
+def _least_raised(levels_L: Values, count_L: NDArray[np.intp]) -> Values:
     """Levels (L,) rounded up to `MOST_ERRORS` of them, so that the total increase over all values is smallest."""
     count, whole = np.append(0, np.cumsum(count_L)), np.append(0.0, np.cumsum(count_L * levels_L))
     # raised_LL[first, last]: total increase of the values of levels first … last
