@@ -97,7 +97,7 @@ class VariantLookUp:
     def within(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> Iterator[int]:
         """Variants that keep the budget with the limits' probability, energy and memory, the best first; none of `without`.
 
-        AdaptiveError if `without` has all variants, or if the table lacks a limited column, load class or variant.
+        AdaptiveError if the table lacks a limited column or a named variant, or the factors lack a load class.
         """
         energy_mj, memory_mib = self._checked(limits, factors, without)
         budget_ms, above, own = limits.budget_ms, deviations(limits.quantile), factors.own
@@ -114,8 +114,10 @@ class VariantLookUp:
 
         If no variant keeps all limits, return the surest one within energy and memory, else the surest of all: the variant that
         most probably keeps the budget. Among equally sure ones, and if none keeps the budget on average, it is the fastest at
-        the limits' quantile. AdaptiveError as of `within`.
+        the limits' quantile. AdaptiveError as of `within`, and if `without` has all variants.
         """
+        if len(without) >= len(self.table) and without >= set(range(len(self.table))):
+            raise AdaptiveError("choice", "no variant is left")
         for variant in self.within(limits, factors, without):
             return FoundVariant(variant, self.effective_ms(variant, limits, factors), True)
         return self._surest(limits, factors, without)
@@ -163,11 +165,8 @@ class VariantLookUp:
         self._fastest_first = [sorted(each, key=self.table.latency_ms.__getitem__) for each in self._of_kinds]
 
     def _checked(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> tuple[float, float]:
-        """The limits of energy and memory; AdaptiveError if there is no answer."""
-        size = len(self.table)
-        if len(without) >= size and without >= set(range(size)):
-            raise AdaptiveError("choice", "no variant is left")
-        extras = self.extra_limits(limits)
+        """The limits of energy and memory; AdaptiveError if the table does not fit to them or to the factors."""
+        size, extras = len(self.table), self.extra_limits(limits)
         if len(factors.mean) < self.load_classes:
             got = f"factors of {len(factors.mean)} load classes"
             raise AdaptiveError("slow-down", got, allowed=f"{self.load_classes}, as in the table")
