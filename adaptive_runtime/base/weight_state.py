@@ -1,4 +1,4 @@
-"""What is told of weights that adapt on a device: the state of each SubNet's weights, and events."""
+"""Reports of weights that adapt on a device: the state of each SubNet's weights, and events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What is done beside a run: deployments, nights, and whether services are well."""
+"""Work beside a run: deployments and nights."""

@@ -44,7 +44,7 @@ CODE = (
     "tasks.placement.partition.planning",
     "tasks.placement.partition.tables",
 )
-"""What makes a report, with the plans that it is given."""
+"""Modules that make a report, with the plans that it gets."""
 
 
 class CompleteRun(Stored):

@@ -1,1 +1,1 @@
-"""What all rooms of `tasks` use: artifacts, errors, schemas of files between stages, progress, pages, places, processes."""
+"""Parts of all rooms of `tasks`: artifacts, errors, schemas of files between stages, progress, pages, places, processes."""

@@ -26,9 +26,8 @@ Values = NDArray[np.float64]
 class LoadEstimate:
     """`SlowDown` of a table's variants as `LoadFactors`, renewed after noticeable changes.
 
-    Variants that have served have their own factors; the index of a look-up therefore changes only with a variant's first
-    request. ratio: mean of measured over predicted latency of the last requests of the variant that served last; None if none
-    has served.
+    Variants that have served have their own factors. ratio: mean of measured over predicted latency of the last requests of the
+    variant that served last; None if none has served.
     """
 
     def __init__(self, table: VariantTable) -> None:

@@ -1,4 +1,4 @@
-"""What a model asks of SubNets over several devices; `adaptive_runtime.offload.placed` has them."""
+"""Interfaces of SubNets over several devices, as a model uses them; `adaptive_runtime.offload.placed` has the classes."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What a model asks of weights that follow its images; `adaptive_runtime.weights` has them.
+"""The interface of weights that follow a model's images; `adaptive_runtime.weights` has the class.
 
 Legend: N samples, C channels, H height, W width.
 """

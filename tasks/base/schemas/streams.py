@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from adaptive_runtime.weights import GuardEventKind
+from adaptive_runtime.base.weight_state import GuardEventKind
 from tasks.base.schemas.results import Result
 from tasks.base.schemas.stored import Config, Record
 

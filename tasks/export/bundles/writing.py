@@ -72,7 +72,7 @@ ON_CPU = ("cpu", "CPUExecutionProvider")
 
 
 class PlacementWriter(Protocol):
-    """What splits SubNets of a bundle over devices (`tasks.placement.bundled`)."""
+    """Splits SubNets of a bundle over devices (`tasks.placement.bundled`)."""
 
     def write(
         self,

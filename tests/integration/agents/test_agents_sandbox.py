@@ -60,7 +60,7 @@ class Place:
         lacking: tuple[int, ...] = (),
         accelerator: bool = False,
     ) -> dict[str, Any]:
-        """What the attempts in the sandbox gave."""
+        """Results of the attempts in the sandbox."""
         owner = user or start_as
         if owner:
             for path in (self.folder, self.folder / "model"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.docs.documents import ROOT, blocks
 
 BEGIN = "mkdir --parents"
-"""Of the block that names the folder of the backup: its lines up to this one come before every other block."""
+"""The last line that every block needs from the block that names the folder of the backup."""
 
 
 def shown(mark: str) -> str:
